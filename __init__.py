@@ -1,0 +1,1 @@
+"""Tidewal: a streaming runtime in which the log is the system."""

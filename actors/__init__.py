@@ -1,0 +1,1 @@
+"""The roles: Proxy, DataNode, QueryNode and MixCoord, and their standalone composition."""

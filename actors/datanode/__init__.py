@@ -1,0 +1,1 @@
+"""The DataNode: consumes vchannels and flushes them to Delta Lake."""

@@ -1,0 +1,1 @@
+"""MixCoord: owns the catalog, assigns channels and collects watermarks into cuts."""

@@ -1,0 +1,1 @@
+"""The QueryNode: serves search and query from what it has consumed."""

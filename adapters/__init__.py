@@ -1,0 +1,1 @@
+"""One WAL backend each, found through the entry-point group `tidewal.wal`."""

@@ -1,0 +1,1 @@
+"""RocksMQ, the embedded default: a journal of recycled segments indexed by RocksDB."""

@@ -1,0 +1,1 @@
+"""Spark finds the data source `tidewal` through this module's name."""

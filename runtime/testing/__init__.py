@@ -1,0 +1,1 @@
+"""The testing kit: memory WAL, virtual clock, seeded scheduler and fault plan."""
