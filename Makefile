@@ -1,0 +1,59 @@
+# Everything a person or CI runs here; `make` alone lists it. Needs Python 3.11 or newer, and a JDK 17 or newer for Spark.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# A virtual environment that happens to be active must not receive this project's packages.
+unexport VIRTUAL_ENV
+unexport PYTHONPATH
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.tidewal-setup
+UV := $(BIN)/python -m uv
+
+.PHONY: help setup demo test check format bench lock
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+setup: $(STAMP) ## Create .venv and install the locked dependencies and the project (done once)
+
+$(STAMP): requirements.lock pyproject.toml Makefile
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m uv --version 2>/dev/null | grep -qF "uv $(UV_VERSION)" \
+		|| $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
+	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
+	@$(BIN)/tidewal demo $(ARGS)
+
+test: setup ## Run all tests, those with Spark included; options go into ARGS
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## Check format, lint, types and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: setup ## Format the code and fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=journal ARGS="--seconds 5"
+	@test -n "$(NAME)" || { echo "make bench NAME=...; there are:"; ls benchmarks/*.py | xargs -n1 basename -s .py; exit 2; }
+	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+lock: ## Choose the versions anew and write requirements.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
+	$(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra all --group dev \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+		--upgrade --output-file requirements.lock
