@@ -1,1 +1,3 @@
-"""The testing kit: memory WAL, virtual clock, seeded scheduler and fault plan."""
+"""The testing kit: a memory WAL, virtual time, a disk that forgets and a seeded fault plan. Public: test your own
+actors with it.
+"""

@@ -1,0 +1,205 @@
+"""Every error Tidewal raises on purpose, named by what the caller can do about it.
+
+`TidewalError.retryable` answers the first question of every caller: may the same call succeed later, unchanged?
+Errors cross processes and channels by class name and fields (`to_wire`, `from_wire`), so the one that reaches a client
+is the one the server raised. Messages say what happened and what to do; fields carry what a program needs (channel,
+position, limit), and are attributes of the error too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, TypeAlias
+
+FieldValue: TypeAlias = str | int | float | bytes | bool | None
+
+_by_code: dict[str, type[TidewalError]] = {}
+
+
+class TidewalError(Exception):
+    """The base of all. `fields` holds what is known about the case; each field reads as an attribute."""
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **fields: FieldValue) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields: dict[str, FieldValue] = fields
+
+    def __init_subclass__(cls) -> None:
+        _by_code[cls.__name__] = cls
+
+    def __getattr__(self, name: str) -> FieldValue:
+        try:
+            return self.__dict__["fields"][name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}") from None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self).__name__, self.message, self.fields)
+
+
+# ---- try again, perhaps after a pause -------------------------------------------------------------------------------
+
+
+class Overloaded(TidewalError):
+    """A named limit (`limit`) is reached; nothing of the request was kept. Retry after a pause."""
+
+    retryable = True
+
+
+class DiskPressure(Overloaded):
+    """Free space is below the watermark: writes are refused, reads go on. Free space, or lower the retention."""
+
+
+class Unavailable(TidewalError):
+    """The peer or backend does not answer now; the request had no effect. Retry."""
+
+    retryable = True
+
+
+class DeadlineExceeded(TidewalError):
+    """No answer within the deadline; a write may or may not have happened. Retry with the same producer identity."""
+
+    retryable = True
+
+
+class Lagging(TidewalError):
+    """The reader is too far behind the log to answer at the asked freshness (`channel`, `lag_s`)."""
+
+    retryable = True
+
+
+# ---- the log's own answers ------------------------------------------------------------------------------------------
+
+
+class Closed(TidewalError):
+    """The object was closed; open a new one."""
+
+
+class Fenced(TidewalError):
+    """A newer owner holds the channel (`channel`, `term`): nothing this owner writes counts any more. Stop."""
+
+
+class OutcomeUnknown(TidewalError):
+    """Whether the write happened is not known any more (its producer entry expired). Read before writing again."""
+
+
+class PositionLost(TidewalError):
+    """Retention removed the position, or it never existed (`requested`, `first_available`). Choose where to go on."""
+
+
+class PositionMismatch(TidewalError):
+    """The position belongs to another backend or channel (`expected`, `found`)."""
+
+
+class ChannelNotFound(TidewalError):
+    """No such channel (`channel`). Create it first, or check the name."""
+
+
+class ChannelExists(TidewalError):
+    """The channel exists with another policy (`channel`)."""
+
+
+class MessageTooLarge(TidewalError):
+    """One message is over the backend's limit (`size`, `limit`, bytes); nothing was sent."""
+
+
+class JournalFailed(TidewalError):
+    """A write or sync of the journal failed: it takes no more writes. Reopen it; recovery decides what survived."""
+
+
+class DiskFull(JournalFailed):
+    """The device had no space for a write. Free space, then reopen."""
+
+
+class CorruptLog(TidewalError):
+    """Stored data fails its checksum (`path`, `offset`). What lies before it is intact and readable."""
+
+
+class FormatTooNew(TidewalError):
+    """The directory was written by a newer Tidewal (`found`, `supported`). Upgrade this one."""
+
+
+class DirectoryInUse(TidewalError):
+    """Another process owns the directory (`path`, `pid`)."""
+
+
+class DirectoryUnwritable(TidewalError):
+    """The directory cannot be created or written (`path`). Check its permissions and mount."""
+
+
+# ---- what was asked for is wrong ------------------------------------------------------------------------------------
+
+
+class InvalidRequest(TidewalError):
+    """The request cannot be served as it stands; the message says what to change."""
+
+
+class InvalidRows(InvalidRequest):
+    """Rows do not fit the collection: a null or duplicate key, NaN, a wrong type or vector length (`column`, `row`)."""
+
+
+class InvalidFilter(InvalidRequest):
+    """The filter expression does not parse or does not fit the schema (`position`, in characters)."""
+
+
+class InvalidSchema(InvalidRequest):
+    """The schema of a collection cannot be used."""
+
+
+class CollectionNotFound(InvalidRequest):
+    """No such collection (`collection`)."""
+
+
+class CollectionExists(InvalidRequest):
+    """A collection of that name exists with another schema or shard count (`collection`)."""
+
+
+class ConfigError(TidewalError):
+    """A setting is unknown, malformed or contradicts another (`key`)."""
+
+
+class BadRecord(TidewalError):
+    """A record failed its length, checksum, version or content check (`reason`). It is dead-lettered, never fatal."""
+
+
+class MemoryLimitExceeded(TidewalError):
+    """A named memory limit (`limit`) would be passed; raise it or hold less."""
+
+
+class Unsupported(TidewalError):
+    """The backend cannot do this at all (`capability`)."""
+
+
+class NotYetSupported(Unsupported):
+    """Planned, not built yet."""
+
+
+# ---- actors ---------------------------------------------------------------------------------------------------------
+
+
+class ActorStopped(TidewalError):
+    """The actor has stopped (`actor`); nobody will answer."""
+
+
+class HandlerFailed(TidewalError):
+    """The actor's handler raised an error that is not Tidewal's own (`actor`, `error`)."""
+
+
+def to_wire(error: BaseException) -> dict[str, object]:
+    """A msgpack-able picture of `error`; a foreign exception becomes `HandlerFailed`."""
+    if not isinstance(error, TidewalError):
+        error = HandlerFailed(f"{type(error).__name__}: {error}", error=type(error).__name__)
+    return {"code": type(error).__name__, "message": error.message, "fields": error.fields}
+
+
+def from_wire(picture: Mapping[str, object]) -> TidewalError:
+    """The error that `to_wire` pictured; a class this version does not know becomes plain `TidewalError`."""
+    fields = picture.get("fields")
+    known: dict[str, FieldValue] = dict(fields) if isinstance(fields, dict) else {}  # type: ignore[arg-type]
+    return _rebuild(str(picture.get("code")), str(picture.get("message")), known)
+
+
+def _rebuild(code: str, message: str, fields: Mapping[str, FieldValue]) -> TidewalError:
+    return _by_code.get(code, TidewalError)(message, **fields)

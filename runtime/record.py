@@ -1,0 +1,171 @@
+"""A record: what one channel entry holds, and its bytes.
+
+    2 bytes magic "TW", 1 byte version, 1 byte 0, 4 bytes header length, 8 bytes xxh3-64 of header and body,
+    header (a msgpack array, in the order of `Record`'s fields), body
+
+All integers are little-endian. The header is read without touching the body, so dispatch, tag filters and inspection
+never decode rows. Everything that arrives is hostile until length, version and checksum have passed; whatever is
+wrong ends as one typed `BadRecord`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias, cast
+
+import msgpack
+import xxhash
+
+from .errors import BadRecord
+from .wal import Payload
+
+MAGIC = b"TW"
+VERSION = 1
+MAX_HEADER_BYTES = 64 * 1024
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+
+_PREFIX = struct.Struct("<2sBBIQ")
+DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
+
+TagValue: TypeAlias = str | int | float | bytes | bool | None
+Tags: TypeAlias = Mapping[str, TagValue]
+
+
+class RecordType(IntEnum):
+    """What a record says. Below 1000 the numbers are Milvus' (`messagespb.MessageType`)."""
+
+    TIME_TICK = 1
+    ROWS = 2  # rows of one vchannel with an `_op` column: inserts, upserts and deletes alike
+    FLUSH = 4
+    CREATE_COLLECTION = 5
+    DROP_COLLECTION = 6
+    FENCE = 1000
+    HEARTBEAT = 1001
+    PRODUCERS = 1002
+    REQUEST = 1003
+    REPLY = 1004
+    CUT = 1005
+    CATALOG = 1006
+    FLUSHED = 1007
+    QUERY = 1008
+    DEAD_LETTER = 1009
+
+
+class BatchPart(NamedTuple):
+    """This record is part `index` of `count` of one batch in its channel; a batch is seen whole or not at all."""
+
+    batch: int
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record. `ts`, `term` and `cseq` are stamped by the channel's owner; `id` is filled in when it is read."""
+
+    type: RecordType
+    ts: int = 0
+    term: int = 0
+    cseq: int = 0
+    producer: str = ""
+    pseq: int = 0
+    part: BatchPart | None = None
+    vchannel: str = ""
+    key: bytes = b""
+    tags: Tags = field(default_factory=dict[str, TagValue])
+    trace: str = ""
+    schema_version: int = 0
+    body: Payload = b""
+    id: bytes = b""
+
+
+def encode(record: Record) -> bytes:
+    """The bytes of `record`, without its `id`."""
+    return stamp(record, record.ts, record.term, record.cseq)
+
+
+def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
+    """The bytes of `record` with the owner's stamp: what an append costs on the hot path, so no copy of the record."""
+    header = cast(
+        bytes,
+        msgpack.packb(
+            (
+                int(record.type),
+                ts,
+                term,
+                cseq,
+                record.producer,
+                record.pseq,
+                record.part,
+                record.vchannel,
+                record.key,
+                record.tags,
+                record.trace,
+                record.schema_version,
+            )
+        ),
+    )
+    if len(header) > MAX_HEADER_BYTES:
+        raise BadRecord(f"a header of {len(header)} bytes is over the limit of {MAX_HEADER_BYTES}", reason="header")
+    digest = xxhash.xxh3_64(header)
+    digest.update(record.body)
+    return b"".join((_PREFIX.pack(MAGIC, VERSION, 0, len(header), digest.intdigest()), header, record.body))
+
+
+def decode(payload: Payload, id: bytes = b"") -> Record:
+    """The record in `payload`; its body is a view into it. Raises `BadRecord` for anything that is not intact."""
+    view = memoryview(payload)
+    if not _PREFIX.size <= len(view) <= MAX_RECORD_BYTES:
+        raise BadRecord(f"{len(view)} bytes cannot be a record", reason="length")
+    magic, version, _, header_bytes, checksum = _PREFIX.unpack_from(view)
+    body_at = _PREFIX.size + header_bytes
+    if magic != MAGIC or header_bytes > MAX_HEADER_BYTES or body_at > len(view):
+        raise BadRecord("not a Tidewal record", reason="frame")
+    if version > VERSION:
+        raise BadRecord(f"record version {version}, this Tidewal reads up to {VERSION}", reason="version")
+    if xxhash.xxh3_64_intdigest(view[_PREFIX.size :]) != checksum:
+        raise BadRecord("checksum does not match", reason="checksum")
+    try:
+        fields = msgpack.unpackb(view[_PREFIX.size : body_at], use_list=False, strict_map_key=True)
+        return _from_fields(fields, view[body_at:], id)
+    except DECODE_ERRORS as error:
+        raise BadRecord(f"unreadable header: {error}", reason="header") from error
+
+
+def _from_fields(fields: tuple[object, ...], body: memoryview, id: bytes) -> Record:
+    kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = fields
+    numbers = (kind, ts, term, cseq, pseq, schema_version)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a number is missing or negative")
+    if not (isinstance(producer, str) and isinstance(vchannel, str) and isinstance(trace, str)):
+        raise ValueError("a name is not text")
+    if not (isinstance(key, bytes) and isinstance(tags, dict)):
+        raise ValueError("key or tags have the wrong type")
+    return Record(
+        RecordType(cast(int, kind)),
+        cast(int, ts),
+        cast(int, term),
+        cast(int, cseq),
+        producer,
+        cast(int, pseq),
+        _part(part),
+        vchannel,
+        key,
+        cast("dict[str, TagValue]", tags),
+        trace,
+        cast(int, schema_version),
+        body,
+        id,
+    )
+
+
+def _part(part: object) -> BatchPart | None:
+    if part is None:
+        return None
+    batch, index, count = cast("tuple[int, int, int]", part)
+    if not 0 <= index < count:
+        raise ValueError("a batch part outside its batch")
+    return BatchPart(batch, index, count)
