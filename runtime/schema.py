@@ -88,12 +88,14 @@ class CollectionSchema:
     primary_key: str
     version: int = 1
     _arrow: pa.Schema = field(init=False, repr=False, compare=False)
+    _row_arrow: pa.Schema = field(init=False, repr=False, compare=False)
     _by_name: dict[str, Field] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
         arrow = pa.schema([pa.field(each.name, each.arrow_type()) for each in self.fields])
         object.__setattr__(self, "_arrow", arrow)
+        object.__setattr__(self, "_row_arrow", arrow.append(pa.field(OP_COLUMN, pa.int8())))
         object.__setattr__(self, "_by_name", {each.name: each for each in self.fields})
 
     def arrow(self) -> pa.Schema:
@@ -102,7 +104,7 @@ class CollectionSchema:
 
     def row_arrow(self) -> pa.Schema:
         """The Arrow schema of rows in the log: all fields, then `_op`."""
-        return self._arrow.append(pa.field(OP_COLUMN, pa.int8()))
+        return self._row_arrow
 
     def find(self, name: str) -> Field | None:
         """The field of that name, None when there is none."""

@@ -1,0 +1,273 @@
+"""From a user's rows to the validated record batch that goes into the log, and its division by shard and by size.
+
+A batch of the log has every column of the schema, in the schema's types and order, and last `_op` (int8, see
+`runtime.schema.Op`). All checks run on whole columns; only a batch that failed one is searched for the row to name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..runtime.errors import InvalidRows, MessageTooLarge
+from ..runtime.hashing import shard_of
+from ..runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, Op
+
+Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Mapping[str, Sequence[object]]
+
+_OP_NAMES: Final = pa.array(list(OPS))
+_CONVERSION_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
+
+
+def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.RecordBatch:
+    """Validate `rows` against `schema` and return them as one batch of the log.
+
+    `op` is "insert", "upsert" or "delete" for all rows, or None when each row names its own in a column `_op`. A delete
+    needs its key only: with `op="delete"` other columns are ignored, in a mixed batch they may be null. A nullable
+    column may be left out and is null then. Numbers and timestamps are cast where nothing but the precision of floats
+    is lost (int32 to int64); timestamps without a zone are UTC. Columns already of the right type are not copied.
+
+    Raises `InvalidRows` (with `column` and, where one is to blame, `row`, counted from 0): a missing or unknown column,
+    a wrong type, a null where none may be, NaN anywhere (null says "unknown"), an infinite float in a vector, a vector
+    of the wrong length, an unknown `_op`.
+    """
+    columns, count = _columns_of(rows)
+    ops = _ops(columns.pop(OP_COLUMN, None), op, count)
+    for name in columns:
+        if schema.find(name) is None:
+            raise InvalidRows(f"collection {schema.name!r} has no column {name!r}", column=name)
+    if op == "delete":
+        columns = {name: column for name, column in columns.items() if name == schema.primary_key}
+    arrays = [_column(field, columns.get(field.name), ops, field is schema.key) for field in schema.fields]
+    return pa.RecordBatch.from_arrays([*arrays, ops], schema=schema.row_arrow())
+
+
+def split_by_shard(batch: pa.RecordBatch, schema: CollectionSchema, shards: int) -> list[pa.RecordBatch | None]:
+    """The rows of each shard, in their order; None for a shard that gets none."""
+    if shards == 1:
+        return [batch if batch.num_rows else None]
+    shard = shard_of(batch.column(schema.primary_key), shards)
+    parts: list[pa.RecordBatch | None] = []
+    for number in range(shards):
+        rows = np.flatnonzero(shard == number)
+        whole = len(rows) == batch.num_rows
+        parts.append(None if not len(rows) else batch if whole else batch.take(pa.array(rows)))
+    return parts
+
+
+def split_by_bytes(batch: pa.RecordBatch, limit: int) -> list[pa.RecordBatch]:
+    """The batch as consecutive slices of at most `limit` bytes of column data each (framing comes on top).
+
+    Raises `MessageTooLarge(size, limit)` when a single row is larger than that.
+    """
+    size = batch.nbytes
+    if size <= limit:
+        return [batch]
+    if batch.num_rows == 1:
+        raise MessageTooLarge(f"one row has {size} bytes, the limit of a message is {limit}", size=size, limit=limit)
+    parts = min(batch.num_rows, -(-size // limit))
+    step = -(-batch.num_rows // parts)
+    slices = (batch.slice(start, step) for start in range(0, batch.num_rows, step))
+    return [piece for part in slices for piece in split_by_bytes(part, limit)]
+
+
+def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
+    """The columns by name, not yet typed, and the number of rows."""
+    if isinstance(rows, pa.RecordBatch | pa.Table):
+        if len(set(rows.schema.names)) < len(rows.schema.names):
+            raise InvalidRows("two columns have the same name")
+        return dict(zip(rows.schema.names, rows.columns, strict=True)), rows.num_rows
+    if isinstance(rows, Mapping):
+        columns = dict(cast("Mapping[str, Sequence[object]]", rows))
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise InvalidRows(f"columns differ in length: {lengths}")
+        return dict(columns), next(iter(lengths.values()), 0)
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- users are not type-checked
+            raise InvalidRows(f"row {number} is a {type(row).__name__}, not a mapping of columns", row=number)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}, len(rows)
+
+
+def _ops(given: object, op: str | None, count: int) -> pa.Array:
+    """The `_op` column as the log has it."""
+    if op is not None:
+        if given is not None:
+            raise InvalidRows(f"rows of one {op} cannot have a column {OP_COLUMN}; use apply", column=OP_COLUMN)
+        if op not in OPS:
+            raise InvalidRows(f"unknown operation {op!r}; known: {', '.join(OPS)}", column=OP_COLUMN)
+        return pa.array(np.full(count, OPS[op], dtype=np.int8))
+    if given is None:
+        if count:
+            raise InvalidRows(f"each row must name its operation in a column {OP_COLUMN}", column=OP_COLUMN)
+        return pa.array([], pa.int8())
+    names = _typed(Field(OP_COLUMN, "varchar"), given)
+    codes = pc.index_in(names, value_set=_OP_NAMES)
+    if codes.null_count:
+        row = _first(codes.is_null())
+        raise InvalidRows(
+            f"row {row}: {OP_COLUMN} is {names[row].as_py()!r}; known: {', '.join(OPS)}", column=OP_COLUMN, row=row
+        )
+    return codes.cast(pa.int8())
+
+
+def _column(field: Field, given: object, ops: pa.Array, is_key: bool) -> pa.Array:
+    """The column in the type of its field, all checks passed."""
+    if given is None:
+        array = pa.nulls(len(ops), field.arrow_type())
+    else:
+        array = _typed(field, given)
+        if field.type in FLOAT_TYPES:
+            _refuse_nan(field, array)
+        elif field.type == "float_vector":
+            _refuse_bad_floats(field, array)
+    if array.null_count and not field.nullable:
+        nulls = array.is_null()
+        if not is_key:
+            nulls = pc.and_(nulls, pc.not_equal(ops, int(Op.DELETE)))
+        if pc.any(nulls).as_py():
+            if given is None:
+                raise InvalidRows(f"column {field.name!r} is missing", column=field.name)
+            _fail(field, _first(nulls), "is null and cannot be")
+    return array
+
+
+def _typed(field: Field, given: object) -> pa.Array:
+    """The column in the type of its field, cast where that is safe."""
+    target = field.arrow_type()
+    if isinstance(given, pa.ChunkedArray):
+        given = given.combine_chunks()
+    if isinstance(given, np.ndarray):
+        array = _from_numpy(field, cast("np.ndarray[tuple[int, ...], np.dtype[np.generic]]", given))
+    elif isinstance(given, pa.Array):
+        array = given
+    else:
+        values = list(cast("Sequence[object]", given))
+        return _converted(field, len(values), lambda start, end: _from_objects(field, values[start:end]))
+    if array.type == target:
+        return array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not _is_castable(array.type, field):
+        raise InvalidRows(f"column {field.name!r} is {array.type}, not {field.type}", column=field.name)
+    if field.type == "float_vector":
+        _refuse_wrong_length(field, array)
+    return _converted(field, len(array), lambda start, end: _cast(array.slice(start, end - start), target))
+
+
+def _from_objects(field: Field, values: list[object]) -> pa.Array:
+    """Python values as an array. What Arrow would convert without a word, but Milvus' types tell apart, is refused."""
+    if field.type in INTEGER_TYPES or field.type in FLOAT_TYPES:
+        if bool in set(map(type, values)):
+            raise TypeError("a bool is not a number")
+    elif field.type == "timestamp" and int in set(map(type, values)):
+        raise TypeError("an int is not a time; use datetime")
+    return pa.array(values, field.arrow_type(), from_pandas=False)
+
+
+def _from_numpy(field: Field, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> pa.Array:
+    try:
+        if values.ndim == 2:
+            return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+        return pa.array(values)
+    except _CONVERSION_ERRORS as error:
+        raise InvalidRows(f"column {field.name!r} is not {field.type}: {error}", column=field.name) from None
+
+
+def _is_castable(kind: pa.DataType, field: Field) -> bool:
+    """Whether a cast keeps the meaning. Arrow would also turn 7 into "7" and "7" into 7."""
+    types = pa.types
+    if types.is_null(kind):
+        return True
+    if field.type == "varchar":
+        return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    if field.type == "timestamp":
+        return types.is_timestamp(kind) or types.is_date(kind)
+    if field.type == "float_vector":
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        return is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+    return field.type != "bool" and (types.is_integer(kind) or types.is_floating(kind))
+
+
+def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """A safe cast. Narrowing a float may lose precision but not its magnitude."""
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("us"))
+    cast_array = array.cast(target)
+    if target == pa.float32() and pa.types.is_floating(array.type):
+        overflown = pc.and_(pc.is_inf(cast_array), pc.is_finite(array))
+        if pc.any(overflown).as_py():
+            raise ValueError("a value is too large for a float")
+    return cast_array
+
+
+def _converted(field: Field, count: int, convert: Callable[[int, int], pa.Array]) -> pa.Array:
+    """The conversion of all rows; when that fails, the first row that fails is looked for by halving."""
+    try:
+        return convert(0, count)
+    except _CONVERSION_ERRORS:
+        good, bad = 0, count  # rows below `good` convert; somewhere below `bad` one does not
+    reason = "does not convert"
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            convert(good, middle)
+            good = middle
+        except _CONVERSION_ERRORS:
+            bad = middle
+    try:
+        convert(good, bad)
+    except _CONVERSION_ERRORS as error:
+        reason = str(error)
+    raise InvalidRows(
+        f"row {good}: column {field.name!r} is not {_describe(field)}: {reason}", column=field.name, row=good
+    )
+
+
+def _describe(field: Field) -> str:
+    return f"{field.type}({field.dim})" if field.dim else field.type
+
+
+def _refuse_wrong_length(field: Field, array: pa.Array) -> None:
+    if pa.types.is_null(array.type):
+        return
+    wrong = pc.not_equal(pc.list_value_length(array), field.dim)
+    if pc.any(wrong).as_py():
+        row = _first(wrong)
+        _fail(field, row, f"has {len(array[row])} floats, not {field.dim}")
+
+
+def _refuse_nan(field: Field, array: pa.Array) -> None:
+    dtype = np.float32 if field.type == "float" else np.float64
+    values = np.frombuffer(array.buffers()[1] or b"", dtype=dtype)[array.offset : array.offset + len(array)]
+    # Slots under a null may hold anything, NaN too: only a NaN that shows up here is worth the exact look.
+    if len(values) and np.isnan(values.min()):
+        nans = pc.is_nan(array)
+        if pc.any(nans).as_py():
+            _fail(field, _first(nans), "is NaN; use null for a value that is not known")
+
+
+def _refuse_bad_floats(field: Field, array: pa.Array) -> None:
+    floats = array.flatten()  # of the rows that are not null
+    if not floats.null_count:
+        finite = np.isfinite(floats.to_numpy(zero_copy_only=True))
+        if finite.all():
+            return
+    else:
+        finite = pc.is_finite(floats).fill_null(False).to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    row = int(rows[int(np.argmin(finite)) // cast(int, field.dim)])
+    _fail(field, row, "holds a null, NaN or infinite float")
+
+
+def _first(mask: pa.Array) -> int:
+    return int(pc.index(mask, True).as_py())
+
+
+def _fail(field: Field, row: int, what: str) -> None:
+    raise InvalidRows(f"row {row}: column {field.name!r} {what}", column=field.name, row=row)
