@@ -1,0 +1,44 @@
+"""Keys that a milvus.yaml may hold and that mean nothing in Tidewal: shell patterns over whole dotted keys.
+
+With them a milvus.yaml can be given as it is; what is ignored is named in one warning.
+"""
+
+from __future__ import annotations
+
+_PATTERNS = """
+autoIndex.* cdc.* credential.* dataCoord.* etcd.* function.* gpu.* grpc.* indexCoord.* indexNode.* internaltls.*
+knowhere.* localStorage.* log.* metastore.* minio.* mixCoord.* natsmq.* queryCoord.* streaming.* streamingNode.*
+tikv.* tls.* trace.*
+mq.enablePursuitMode mq.pursuitLag mq.pursuitBufferSize mq.pursuitBufferTime mq.ignoreBadPosition
+mq.dispatcher.maxPositionGapInMinutes
+rocksmq.rocksmqPageSize rocksmq.compactionInterval rocksmq.timtickerInterval rocksmq.compressionTypes
+kafka.queuedmaxkbytes
+pulsar.enableClientMetrics pulsar.backlogAutoClearBytes pulsar.producerAccessMode
+woodpecker.client.* woodpecker.logstore.*
+msgChannel.subNamePrefix.* msgChannel.chanNamePrefix.*
+rootCoord.max* rootCoord.min* rootCoord.import* rootCoord.enableActiveStandby rootCoord.ip rootCoord.port
+rootCoord.grpc.*
+proxy.accessLog.* proxy.connection* proxy.ddlConcurrency proxy.dclConcurrency proxy.gin* proxy.graceful*
+proxy.grpc.* proxy.healthCheckTimeout proxy.http.* proxy.internalPort proxy.ip proxy.maxConnectionNum
+proxy.maxDimension proxy.maxFieldNum proxy.maxNameLength proxy.maxRoleNum proxy.maxTaskNum proxy.maxUserNum
+proxy.maxVectorFieldNum proxy.msgStream.* proxy.mustUsePartitionKey proxy.port proxy.queryNodePooling.*
+proxy.slowQuerySpanInSeconds
+queryNode.cache.* queryNode.dataSync.* queryNode.enableDisk queryNode.grouping.* queryNode.grpc.* queryNode.ip
+queryNode.loadMemoryUsageFactor queryNode.maxDiskUsagePercentage queryNode.mmap.* queryNode.port
+queryNode.scheduler.* queryNode.segcore.* queryNode.stats.* queryNode.workerPooling.*
+dataNode.channel.* dataNode.compaction.* dataNode.dataSync.* dataNode.grpc.* dataNode.import.* dataNode.ip
+dataNode.memory.* dataNode.port dataNode.segment.* dataNode.storage.* dataNode.timetick.*
+common.DiskIndex.* common.ImportMaxFileSize common.bloomFilter* common.buildIndexThreadPoolRatio
+common.chanNamePrefix.* common.default* common.enable* common.entityExpiration common.gracefulStopTimeout
+common.indexSliceSize common.locks.* common.maxBloomFalsePositive common.preCreatedTopic.* common.security.*
+common.session.* common.simdType common.storage.* common.storageType common.subNamePrefix.*
+common.threadCoreCoefficient.* common.traceLogMode common.ttMsgEnabled
+quotaAndLimits.enabled quotaAndLimits.limits.* quotaAndLimits.quotaCenterCollectInterval quotaAndLimits.ddl.*
+quotaAndLimits.indexRate.* quotaAndLimits.flushRate.* quotaAndLimits.compactionRate.*
+quotaAndLimits.dml.*.collection.max quotaAndLimits.dml.*.db.max quotaAndLimits.dml.upsertRate.*
+quotaAndLimits.dml.bulkLoadRate.* quotaAndLimits.dql.* quotaAndLimits.limitReading.*
+quotaAndLimits.limitWriting.memProtection.* quotaAndLimits.limitWriting.growingSegmentsSizeProtection.*
+quotaAndLimits.limitWriting.diskProtection.*
+"""
+
+IGNORED_MILVUS_KEYS: tuple[str, ...] = tuple(_PATTERNS.split())

@@ -1,0 +1,279 @@
+"""Every setting of Tidewal, with its default; `runtime/config.py` fills them from file, environment and arguments.
+
+Keys are those of milvus.yaml, in camelCase (`mq.mqBufSize`); the attributes are the same words in snake_case
+(`settings.mq.mq_buf_size`). Defaults are Milvus' unless the description says otherwise. Everything is frozen.
+Secrets are `SecretStr`: they do not print.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+)
+from pydantic.alias_generators import to_camel
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+MqType = Literal["default", "rocksmq", "pulsar", "kafka", "woodpecker"]
+
+
+class Section(BaseModel):
+    """A frozen group of keys; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class Dispatcher(Section):
+    """How the readers of one pchannel share it."""
+
+    merge_check_interval: PositiveFloat = Field(
+        default=0.1, description="s between attempts to merge a split-off reader back"
+    )
+    target_buf_size: PositiveInt = Field(default=16, description="packs buffered per reader before it is split off")
+    max_tolerant_lag: PositiveFloat = Field(default=3.0, description="s that a reader may lag before it is split off")
+
+
+class Mq(Section):
+    """Which log, and how much of it is buffered."""
+
+    type: MqType = Field(default="default", description="the log's backend; `default` takes the first that is enabled")
+    mq_buf_size: PositiveInt = Field(default=16, description="packs buffered by a stream")
+    receive_buf_size: PositiveInt = Field(default=16, description="batches buffered by a reader of the log")
+    dispatcher: Dispatcher = Dispatcher()
+
+
+class RocksMq(Section):
+    """The embedded log."""
+
+    path: str = Field(
+        default="tidewal-data/rocksmq", description="directory of the log; empty disables it (differs from Milvus)"
+    )
+    lrucacheratio: float = Field(default=0.06, gt=0, le=1, description="share of memory for RocksDB's block cache")
+    retention_time_in_minutes: int = Field(
+        default=20160, description="two weeks; negative keeps all (differs from Milvus)"
+    )
+    retention_size_in_mb: int = Field(
+        default=8192, alias="retentionSizeInMB", description="size of the log kept, MiB; negative keeps all"
+    )
+    segment_size_in_mb: PositiveInt = Field(
+        default=32, alias="segmentSizeInMB", description="size of a journal segment, MiB"
+    )
+    free_space_in_mb: NonNegativeInt = Field(
+        default=64, alias="freeSpaceInMB", description="writes are refused below this much free space, MiB"
+    )
+
+
+class KafkaSsl(Section):
+    """TLS towards Kafka."""
+
+    enabled: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca_cert: str = ""
+    tls_key_password: SecretStr = SecretStr("")
+
+
+class Kafka(Section):
+    """Kafka. `consumer.*` and `producer.*` are handed to the client as they are."""
+
+    broker_list: str = Field(default="", description="host:port, comma separated; empty disables Kafka")
+    sasl_username: str = ""
+    sasl_password: SecretStr = SecretStr("")
+    sasl_mechanisms: str = ""
+    security_protocol: str = ""
+    ssl: KafkaSsl = KafkaSsl()
+    read_timeout: PositiveFloat = Field(default=10.0, description="s that a read waits")
+    consumer: dict[str, str] = {}
+    producer: dict[str, str] = {}
+
+
+class Pulsar(Section):
+    """Pulsar."""
+
+    address: str = Field(default="localhost", description="broker's host, or a pulsar:// URL; empty disables Pulsar")
+    port: int = Field(default=6650, ge=1, le=65535)
+    webport: int = Field(default=80, ge=1, le=65535)
+    webaddress: str = ""
+    max_message_size: PositiveInt = Field(default=2 * MIB, description="bytes")
+    tenant: str = "public"
+    namespace: str = "default"
+    auth_plugin: str = ""
+    auth_params: SecretStr = SecretStr("")
+    request_timeout: PositiveFloat = Field(default=60.0, description="s that the client waits for the broker")
+
+
+class WoodpeckerMeta(Section):
+    """Where Woodpecker keeps its metadata."""
+
+    type: str = Field(default="etcd", description="empty disables Woodpecker")
+    prefix: str = "woodpecker"
+
+
+class WoodpeckerStorage(Section):
+    """Where Woodpecker keeps its segments."""
+
+    type: Literal["minio", "local", "service"] = "minio"
+    root_path: str = "default"
+    force_local_storage: bool = Field(default=False, description="permit local storage in a cluster")
+
+
+class Woodpecker(Section):
+    """Woodpecker."""
+
+    meta: WoodpeckerMeta = WoodpeckerMeta()
+    storage: WoodpeckerStorage = WoodpeckerStorage()
+
+
+class ChannelNamePrefix(Section):
+    """The words that physical channels' names are made of."""
+
+    cluster: str = "by-dev"
+    root_coord_dml: str = "rootcoord-dml"
+
+
+class MsgChannel(Section):
+    """Names of channels."""
+
+    chan_name_prefix: ChannelNamePrefix = ChannelNamePrefix()
+
+
+class RootCoord(Section):
+    """The catalog and its channels."""
+
+    dml_channel_num: PositiveInt = Field(default=16, description="physical channels created for data")
+
+
+class Proxy(Section):
+    """The door."""
+
+    time_tick_interval: PositiveInt = Field(
+        default=200, description="ms between two time ticks of a channel that has data"
+    )
+    max_shard_num: PositiveInt = Field(default=16, description="shards a collection may have")
+    max_inflight_bytes: PositiveInt = Field(default=64 * MIB, description="bytes accepted and not yet acknowledged")
+    max_unflushed_bytes: PositiveInt = Field(
+        default=256 * MIB, description="bytes per collection that the table has not yet"
+    )
+
+
+class DataNode(Section):
+    """From the log to the table."""
+
+    flush_bytes: PositiveInt = Field(
+        default=64 * MIB, description="a collection is flushed when it has buffered this many bytes"
+    )
+    flush_interval_s: PositiveFloat = Field(
+        default=10.0, description="s after which buffered rows are flushed at the latest"
+    )
+
+
+class Scheduler(Section):
+    """Which reads are served."""
+
+    max_timestamp_lag: PositiveInt = Field(
+        default=86400, description="s that a reader may lag before reads are refused"
+    )
+
+
+class QueryNode(Section):
+    """Search and query."""
+
+    memory_limit_bytes: PositiveInt = Field(default=4 * GIB, description="bytes of rows and vectors held")
+    scheduler: Scheduler = Scheduler()
+
+
+class Common(Section):
+    """What all roles share."""
+
+    graceful_time: NonNegativeInt = Field(default=5000, description="ms of staleness that `bounded` reads accept")
+
+
+class Rate(Section):
+    """A limit on a rate."""
+
+    max: float = Field(default=-1.0, description="MB/s; negative does not limit")
+
+
+class DmlQuota(Section):
+    """Limits on what clients write."""
+
+    enabled: bool = False
+    insert_rate: Rate = Rate()
+    delete_rate: Rate = Rate()
+
+
+class TtProtection(Section):
+    """Refuse writes while readers lag."""
+
+    enabled: bool = False
+    max_time_tick_delay: PositiveInt = Field(default=1200, description="s of lag at which every write is refused")
+
+
+class LimitWriting(Section):
+    """When writes are refused."""
+
+    force_deny: bool = Field(default=False, description="refuse all writes")
+    tt_protection: TtProtection = TtProtection()
+
+
+class QuotaAndLimits(Section):
+    """Quotas."""
+
+    dml: DmlQuota = DmlQuota()
+    limit_writing: LimitWriting = LimitWriting()
+
+
+class Actor(Section):
+    """Actors. Tidewal's own."""
+
+    mailbox_size: PositiveInt = Field(default=1024, description="messages a mailbox holds before senders wait")
+    blocked_after_ms: PositiveInt = Field(
+        default=100, description="ms after which a handler is reported as blocking the loop"
+    )
+
+
+class MetricsEndpoint(Section):
+    """Where Prometheus scrapes. Tidewal's own."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=0, ge=0, le=65535, description="port of /metrics and /healthz; 0 is off")
+
+
+class Interpreter(Section):
+    """Python itself. Tidewal's own."""
+
+    switch_interval_ms: NonNegativeFloat = Field(
+        default=0.0, description="thread switch interval, ms; 0 leaves Python's own"
+    )
+
+
+class Settings(Section):
+    """All settings, complete and checked. `wal`, where given, overrides `mq.*`."""
+
+    wal: str = Field(default="", description="URL of the log: rocksmq:///path, kafka://host:port, memory://, …")
+    mq: Mq = Mq()
+    rocksmq: RocksMq = RocksMq()
+    kafka: Kafka = Kafka()
+    pulsar: Pulsar = Pulsar()
+    woodpecker: Woodpecker = Woodpecker()
+    msg_channel: MsgChannel = MsgChannel()
+    root_coord: RootCoord = RootCoord()
+    proxy: Proxy = Proxy()
+    data_node: DataNode = DataNode()
+    query_node: QueryNode = QueryNode()
+    common: Common = Common()
+    quota_and_limits: QuotaAndLimits = QuotaAndLimits()
+    actor: Actor = Actor()
+    metrics: MetricsEndpoint = MetricsEndpoint()
+    interpreter: Interpreter = Interpreter()
