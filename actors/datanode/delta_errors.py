@@ -1,0 +1,68 @@
+"""The seam to Delta Lake and the file system: their exceptions become Tidewal's."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
+
+from ...runtime.errors import (
+    CorruptLog,
+    DirectoryUnwritable,
+    DiskFull,
+    FormatTooNew,
+    InvalidSchema,
+    TidewalError,
+    Unavailable,
+)
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
+
+# delta-rs hands on the number of the operating system only inside its messages, in two forms.
+_number = re.compile(r"(?:os error |Os \{ code: )(\d+)")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Generator[None]:
+    """Raise what fails inside, in the table at `path`, as a Tidewal error.
+
+    `DiskFull`: no space, quota or file size left. `DirectoryUnwritable`: permissions, a read-only mount, a path that
+    is no directory. `CorruptLog`: files of the table are missing or cannot be read. `FormatTooNew`: the table asks for
+    a Delta protocol that this version does not speak. `InvalidSchema`: rows or fields that Delta cannot hold.
+    `Unavailable`: every other failure of the operating system; nothing was stored, so it may be tried again.
+    """
+    try:
+        yield
+    except TidewalError:
+        raise
+    except (OSError, DeltaError, pa.ArrowException) as error:
+        raise _translated(error, path) from error
+
+
+def _translated(error: Exception, path: Path) -> TidewalError:
+    number = _number_of(error)
+    if number in _FULL:
+        return DiskFull(f"no space for {path}: {error}", path=str(path))
+    if number in _UNWRITABLE:
+        return DirectoryUnwritable(f"{path} cannot be written: {error}", path=str(path))
+    if isinstance(error, DeltaProtocolError):
+        return FormatTooNew(f"{path} needs a newer Delta protocol: {error}", path=str(path))
+    if isinstance(error, SchemaMismatchError):
+        return InvalidSchema(f"Delta cannot hold these columns: {error}", path=str(path))
+    missing = number == errno.ENOENT or isinstance(error, FileNotFoundError | TableNotFoundError)
+    if missing or isinstance(error, DeltaError | pa.ArrowException):
+        return CorruptLog(f"the table {path} cannot be read: {error}", path=str(path))
+    return Unavailable(f"{path}: {error}", path=str(path))
+
+
+def _number_of(error: Exception) -> int | None:
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    found = _number.search(str(error))
+    return int(found.group(1)) if found else None

@@ -1,0 +1,153 @@
+"""How Tidewal's Delta tables lie on disk: their properties, their Parquet files, and what is synced when.
+
+delta-rs syncs nothing. So Tidewal writes the Parquet files of the log itself and syncs them before the commit, then the
+commit file, which delta-rs makes visible under its name in one step.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
+from ...runtime.errors import CorruptLog, FormatTooNew, InvalidSchema
+from .row_versions import stored_schema
+
+FORMAT: Final = 1
+ROWS_PER_GROUP: Final = 65_536
+LOG_RETENTION: Final = "interval 1 days"
+
+_FORMAT, _SCHEMA, _KEY = "tidewal.format", "tidewal.schema", "tidewal.primaryKey"
+
+# A longer string would have to be cut, and a cut maximum is no maximum.
+_STATISTICS_CHARACTERS = 64
+
+
+def open_table(
+    path: Path,
+    schema: pa.Schema | None,
+    primary_key: str | None,
+    columns: Callable[[pa.Schema], pa.Schema],
+    *,
+    checkpoint_every_commits: int,
+) -> tuple[DeltaTable, pa.Schema, str]:
+    """Open the Delta table at `path`, made with `columns(schema)` when absent; also its user schema and its key."""
+    if not DeltaTable.is_deltatable(str(path)):
+        if schema is None or primary_key is None:
+            raise CorruptLog(f"there is no table at {path}", path=str(path))
+        _create(path, schema, primary_key, columns(schema), checkpoint_every_commits)
+    table = DeltaTable(path)
+    properties = table.metadata().configuration
+    if _FORMAT not in properties:
+        raise InvalidSchema(f"{path} is a Delta table, but none of Tidewal's", path=str(path))
+    if int(properties[_FORMAT]) > FORMAT:
+        raise FormatTooNew(f"{path} was made by a newer Tidewal", found=int(properties[_FORMAT]), supported=FORMAT)
+    found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties[_SCHEMA])))
+    key = properties[_KEY]
+    if schema is not None and not found.equals(schema):
+        raise InvalidSchema(f"{path} holds columns {found.to_string()}, not {schema.to_string()}", path=str(path))
+    if primary_key is not None and key != primary_key:
+        raise InvalidSchema(f"{path} has the key {key!r}, not {primary_key!r}", path=str(path))
+    return table, found, key
+
+
+def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema, checkpoint_every_commits: int) -> None:
+    if primary_key not in schema.names:
+        raise InvalidSchema(f"the primary key {primary_key!r} is not among the columns {schema.names}")
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        DeltaTable.create(
+            path,
+            stored_schema(columns),
+            mode="ignore",
+            configuration={
+                _FORMAT: str(FORMAT),
+                _SCHEMA: base64.b64encode(schema.serialize()).decode(),
+                _KEY: primary_key,
+                "delta.checkpointInterval": str(checkpoint_every_commits),
+                "delta.enableExpiredLogCleanup": "true",
+                "delta.logRetentionDuration": LOG_RETENTION,
+                "delta.dataSkippingStatsColumns": f"_ts,_vchannel,{primary_key}",
+            },
+            raise_if_key_not_exists=False,
+        )
+    except (CommitFailedError, DeltaError):
+        # Another process made it in the same moment.
+        if not DeltaTable.is_deltatable(str(path)):
+            raise
+    sync_commit(path / "_delta_log" / f"{0:020}.json")
+    sync_directory(path)
+    sync_directory(path.parent)
+
+
+def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str]) -> AddAction:
+    """Write `rows` as a new Parquet file of the table and sync it; what Delta needs to know of it.
+
+    The file is no part of the table until a commit names it. `statistics` are the columns whose range is told.
+    """
+    name = f"part-{uuid.uuid4()}.parquet"
+    path = directory / name
+    # Columns of numbers gain nothing from a dictionary, and vectors lose time trying.
+    strings = [column for column in rows.column_names if rows.schema.field(column).type == pa.string()]
+    with path.open("wb") as file:
+        pq.write_table(
+            rows,
+            file,
+            row_group_size=ROWS_PER_GROUP,
+            compression="zstd",
+            use_dictionary=strings,  # pyright: ignore[reportArgumentType] -- the stubs know only of bool
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(directory)
+    return AddAction(
+        path=name,
+        size=path.stat().st_size,
+        partition_values={},
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=True,
+        stats=_statistics(rows, statistics),
+    )
+
+
+def _statistics(rows: pa.Table, columns: Sequence[str]) -> str:
+    least: dict[str, int | str] = {}
+    most: dict[str, int | str] = {}
+    for name in columns:
+        span = cast("dict[str, int | str]", cast(object, pc.min_max(rows[name]).as_py()))
+        low, high = span["min"], span["max"]
+        if max(len(str(low)), len(str(high))) <= _STATISTICS_CHARACTERS:
+            least[name], most[name] = low, high
+    nulls = {name: rows[name].null_count for name in columns}
+    return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
+
+
+def sync_commit(commit_file: Path) -> None:
+    """Make a commit durable: its file and its name."""
+    _sync(commit_file)
+    sync_directory(commit_file.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable."""
+    _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

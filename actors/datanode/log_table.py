@@ -1,0 +1,286 @@
+"""`<collection>/log`: every row version of a collection as a Delta table, the authoritative one.
+
+A flush stores rows and the positions they came up to in one commit, so that both are there or neither is. Delta itself
+does not keep a flush from being stored twice: it accepts an append whose application transaction is older than the
+stored one. So a flush reads the position T of its vchannels from one snapshot, requires it to be the one it starts at,
+and commits as the direct successor of that snapshot; when another commit came first it looks again.
+
+Rows reach the disk (fsync) before the commit that names them, and the commit before `flush` returns: what the log's
+retention forgets once the DataNode has moved on is safe here. A flush that fails leaves at most a Parquet file that no
+commit names; `vacuum` removes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from ...runtime.errors import CorruptLog, Fenced, InvalidRequest, Unavailable
+from .delta_errors import storage_errors
+from .delta_files import open_table, sync_commit, write_parquet
+from .row_versions import stored_schema, to_versions, version_schema
+
+PositionValue: TypeAlias = str | int | float | bytes | bool | None
+Position: TypeAlias = Mapping[str, PositionValue]
+
+CHECKPOINT_EVERY_COMMITS: Final = 32
+COMMIT_ATTEMPTS: Final = 100
+
+_APP = "tidewal/"
+_POSITIONS = "tidewal.positions"
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """What a flush did: `version` of the table behind it, rows and bytes written.
+
+    `replayed`: the table had these rows already, and nothing was written.
+    """
+
+    version: int
+    rows: int
+    size_bytes: int
+    replayed: bool = False
+
+
+class LogTable:
+    """All row versions of one collection. Calls block; one `LogTable` may be used from several threads.
+
+    Any number of processes may flush vchannels of their own into one table at the same time.
+    """
+
+    def __init__(self, table: DeltaTable, path: Path, user_schema: pa.Schema, primary_key: str) -> None:
+        self.path = path
+        self.user_schema = user_schema
+        self.primary_key = primary_key
+        self.schema = version_schema(user_schema)
+        self._stored = stored_schema(self.schema)
+        self._table = table
+        self._checkpoint_every = int(table.metadata().configuration["delta.checkpointInterval"])
+        self._positions: dict[str, dict[str, PositionValue]] = {}
+        self._positions_version = -1
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        schema: pa.Schema | None = None,
+        primary_key: str | None = None,
+        *,
+        checkpoint_every_commits: int = CHECKPOINT_EVERY_COMMITS,
+    ) -> LogTable:
+        """Open the table at `path`; with `schema` (the user's columns) and `primary_key`, create it when absent.
+
+        Raises `InvalidSchema` when the table has another schema or key, `FormatTooNew` when a newer Tidewal made it,
+        `CorruptLog` when it is absent and no schema was given, or damaged, `DirectoryUnwritable`, `DiskFull`.
+        """
+        path = Path(path)
+        with storage_errors(path):
+            table, user_schema, key = open_table(
+                path, schema, primary_key, version_schema, checkpoint_every_commits=checkpoint_every_commits
+            )
+            return cls(table, path, user_schema, key)
+
+    @property
+    def version(self) -> int:
+        """The version of the snapshot that was read last."""
+        return self._table.version()
+
+    def flushed(self, vchannel: str) -> int:
+        """The T up to which the rows of `vchannel` are stored, 0 when none are. Looks for other writers' commits."""
+        with self._lock, storage_errors(self.path):
+            self._refresh()
+            return self._stored_t(vchannel)
+
+    def positions(self) -> dict[str, dict[str, PositionValue]]:
+        """For each vchannel, the position stored with its last flush.
+
+        A vchannel that has a T but no position here (only where a foreign tool removed the commits that hold them)
+        goes on by seeking its T.
+        """
+        with self._lock, storage_errors(self.path):
+            self._refresh()
+            return self._read_positions()
+
+    def flush(
+        self,
+        rows: pa.Table | Sequence[pa.RecordBatch],
+        *,
+        start: Mapping[str, int],
+        end: Mapping[str, int],
+        positions: Mapping[str, Position],
+    ) -> FlushResult:
+        """Store the rows with `start < _ts ≤ end` of each vchannel, and with them its new T (`end`) and position.
+
+        On return they are durable. Rows already stored (a replay after a crash) are not stored again. An empty `rows`
+        moves the positions only. Blocks for the writing of one Parquet file, two syncs of the disk and a commit.
+
+        Raises `Fenced` (`channel`, `stored`): the table is neither at `start` nor at or behind `end`, so another
+        DataNode flushes this vchannel. `InvalidRequest`: rows outside the interval or of another shape. `Unavailable`:
+        other writers won every one of `COMMIT_ATTEMPTS` commits. `DiskFull`, `DirectoryUnwritable`, `CorruptLog`.
+        After any of these the table holds what it held before, or all of the flush; the same call again finds out.
+        """
+        versions = to_versions(rows, self.schema, self.primary_key)
+        _check_interval(versions, start, end, positions)
+        with self._lock, storage_errors(self.path):
+            return self._flush(versions.cast(self._stored), start, end, positions)
+
+    def dataset(self, *, above: int = 0, upto: int | None = None) -> tuple[ds.Dataset, pc.Expression]:
+        """The newest snapshot, and the filter for its rows with `above < _ts ≤ upto`.
+
+        Files whose statistics lie outside the interval are not opened when the filter is applied. The snapshot stays
+        readable until a `vacuum` removes files that a later compaction replaced.
+        """
+        with self._lock, storage_errors(self.path):
+            self._refresh()
+            dataset = cast(ds.Dataset, self._table.to_pyarrow_dataset(schema=self._stored))
+        wanted = pc.field("_ts") > above
+        return dataset, wanted if upto is None else wanted & (pc.field("_ts") <= upto)
+
+    def _flush(
+        self, rows: pa.Table, start: Mapping[str, int], end: Mapping[str, int], positions: Mapping[str, Position]
+    ) -> FlushResult:
+        action = None
+        for _ in range(COMMIT_ATTEMPTS):
+            if self._is_replay(start, end):
+                return FlushResult(self._table.version(), 0, 0, replayed=True)
+            if rows.num_rows and action is None:
+                action = write_parquet(self.path, rows, statistics=("_ts", "_vchannel", self.primary_key))
+            try:
+                self._commit([action] if action else [], end, positions)
+            except CommitFailedError:
+                before = self._table.version()
+                self._refresh()
+                if self._table.version() == before:
+                    raise
+                continue
+            return FlushResult(self._table.version(), rows.num_rows, action.size if action else 0)
+        raise Unavailable(f"{COMMIT_ATTEMPTS} commits to {self.path} lost against others", path=str(self.path))
+
+    def _is_replay(self, start: Mapping[str, int], end: Mapping[str, int]) -> bool:
+        stored = {vchannel: self._stored_t(vchannel) for vchannel in start}
+        if all(stored[vchannel] >= end[vchannel] for vchannel in start):
+            return True
+        for vchannel, t in stored.items():
+            if t != start[vchannel]:
+                raise Fenced(
+                    f"{vchannel} is stored up to {t}, not {start[vchannel]}: another DataNode flushes it",
+                    channel=vchannel,
+                    stored=t,
+                    start=start[vchannel],
+                )
+        return False
+
+    def _commit(
+        self, actions: list[AddAction | RemoveAction], end: Mapping[str, int], positions: Mapping[str, Position]
+    ) -> None:
+        """Commit as the direct successor of the snapshot in hand; `CommitFailedError` when that version is taken."""
+        version = self._table.version()
+        if not self._commit_file(version).exists():
+            raise CorruptLog(f"{self._commit_file(version)} has gone", path=str(self.path))
+        merged = self._read_positions() | {vchannel: dict(position) for vchannel, position in positions.items()}
+        now_ms = time.time_ns() // 1_000_000
+        self._table.create_write_transaction(
+            actions,
+            "append",
+            self._table.schema(),
+            commit_properties=CommitProperties(
+                # 0: never rebase onto a commit whose positions were not looked at.
+                max_commit_retries=0,
+                app_transactions=[Transaction(_APP + vchannel, t, now_ms) for vchannel, t in end.items()],
+                custom_metadata={_POSITIONS: json.dumps(merged, default=_encode_bytes)},
+            ),
+        )
+        sync_commit(self._commit_file(version + 1))
+        self._refresh()
+        if self._table.version() == version + 1:
+            self._positions, self._positions_version = merged, version + 1
+
+    def _stored_t(self, vchannel: str) -> int:
+        return self._table.transaction_version(_APP + vchannel) or 0
+
+    def _refresh(self) -> None:
+        """Move the snapshot to the newest version.
+
+        A snapshot that has been moved over many commits gets slower (5 to 30 ms a commit after 600); one that is read
+        from a checkpoint is fast again.
+        """
+        before = self._table.version()
+        try:
+            self._table.update_incremental()
+        except DeltaError:
+            # The commits in between may have been cleaned up, or the table is damaged: reading it anew tells which.
+            self._table = DeltaTable(self.path)
+            return
+        if self._table.version() // self._checkpoint_every != before // self._checkpoint_every:
+            self._table = DeltaTable(self.path)
+
+    def _read_positions(self) -> dict[str, dict[str, PositionValue]]:
+        """The positions in the newest commit of the snapshot that has them: each flush writes those of all vchannels.
+
+        Commit files are read directly: `history()` numbers them wrongly when the snapshot is not the newest.
+        """
+        version = self._table.version()
+        for candidate in range(version, self._positions_version, -1):
+            found = _positions_in(self._commit_file(candidate))
+            if found is not None:
+                self._positions = found
+                break
+        self._positions_version = version
+        return dict(self._positions)
+
+    def _commit_file(self, version: int) -> Path:
+        return self.path / "_delta_log" / f"{version:020}.json"
+
+
+def _check_interval(
+    rows: pa.Table, start: Mapping[str, int], end: Mapping[str, int], positions: Mapping[str, Position]
+) -> None:
+    if not start or not start.keys() == end.keys() == positions.keys():
+        raise InvalidRequest("start, end and positions of a flush must name the same vchannels, at least one")
+    for vchannel in start:
+        if not 0 <= start[vchannel] < end[vchannel]:
+            raise InvalidRequest(f"{vchannel}: a flush needs 0 <= start < end, not {start[vchannel]}, {end[vchannel]}")
+    spans = rows.group_by("_vchannel").aggregate([("_ts", "min"), ("_ts", "max")]).to_pylist()
+    for span in spans:
+        vchannel, low, high = span["_vchannel"], span["_ts_min"], span["_ts_max"]
+        if vchannel not in start or not (start[vchannel] < low and high <= end[vchannel]):
+            raise InvalidRequest(f"rows of {vchannel!r} with _ts from {low} to {high} are outside the flush")
+
+
+def _positions_in(commit_file: Path) -> dict[str, dict[str, PositionValue]] | None:
+    try:
+        lines = commit_file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in lines:
+        if b'"commitInfo"' in line:
+            text = json.loads(line)["commitInfo"].get(_POSITIONS)
+            return None if text is None else json.loads(text, object_hook=_decode_bytes)
+    return None
+
+
+def _encode_bytes(value: object) -> dict[str, str]:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    raise InvalidRequest(f"a position cannot hold {type(value).__name__}")
+
+
+def _decode_bytes(pairs: dict[str, object]) -> object:
+    if pairs.keys() == {"base64"}:
+        return base64.b64decode(cast(str, pairs["base64"]))
+    return pairs
