@@ -55,11 +55,11 @@ class RecordType(IntEnum):
 
 
 class BatchPart(NamedTuple):
-    """This record is part `index` of `count` of one batch in its channel; a batch is seen whole or not at all."""
+    """This record is part `number` (from 0) of `of` of one batch in its channel, seen whole or not at all."""
 
     batch: int
-    index: int
-    count: int
+    number: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ def decode(payload: Payload, id: bytes = b"") -> Record:
     if xxhash.xxh3_64_intdigest(view[_PREFIX.size :]) != checksum:
         raise BadRecord("checksum does not match", reason="checksum")
     try:
-        fields = msgpack.unpackb(view[_PREFIX.size : body_at], use_list=False, strict_map_key=True)
+        header = msgpack.unpackb(view[_PREFIX.size : body_at], use_list=False, strict_map_key=True)
+        fields = cast("tuple[object, ...]", header)
         return _from_fields(fields, view[body_at:], id)
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable header: {error}", reason="header") from error
@@ -165,7 +166,7 @@ def _from_fields(fields: tuple[object, ...], body: memoryview, id: bytes) -> Rec
 def _part(part: object) -> BatchPart | None:
     if part is None:
         return None
-    batch, index, count = cast("tuple[int, int, int]", part)
-    if not 0 <= index < count:
+    batch, number, of = cast("tuple[int, int, int]", part)
+    if not 0 <= number < of:
         raise ValueError("a batch part outside its batch")
-    return BatchPart(batch, index, count)
+    return BatchPart(batch, number, of)

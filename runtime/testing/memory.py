@@ -49,7 +49,7 @@ class _Channel:
     policy: ChannelPolicy
     entries: list[Entry] = field(default_factory=list[Entry])
     first: int = 1  # sequence of entries[0]
-    bytes: int = 0
+    size: int = 0  # bytes
     waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
     holds: dict[str, bytes] = field(default_factory=dict[str, bytes])
     dropped: bool = False
@@ -61,9 +61,9 @@ class _Channel:
     def add(self, payload: bytes, timestamp: int) -> bytes:
         id = _id(self.end)
         self.entries.append(Entry(id, timestamp, payload))
-        self.bytes += len(payload)
-        while self.policy.ephemeral and self.bytes > self.policy.ephemeral_bytes and len(self.entries) > 1:
-            self.bytes -= len(self.entries.pop(0).payload)
+        self.size += len(payload)
+        while self.policy.ephemeral and self.size > self.policy.ephemeral_bytes and len(self.entries) > 1:
+            self.size -= len(self.entries.pop(0).payload)
             self.first += 1
         return id
 
@@ -139,7 +139,9 @@ class MemoryWal:
                     size=len(entry.payload),
                     limit=limit,
                 )
-        copied = [(channel, bytes(entry.payload), entry.timestamp) for entry, channel in zip(entries, channels, strict=True)]
+        copied = [
+            (channel, bytes(entry.payload), entry.timestamp) for entry, channel in zip(entries, channels, strict=True)
+        ]
         fault = Fault.NONE
         if self.faults is not None and entries:
             fault = self.faults.decide(entries[0].channel, ephemeral=channels[0].policy.ephemeral)
@@ -253,7 +255,7 @@ class MemoryWal:
         found = self._channel(channel)
         keep = min([id, *found.holds.values()])
         count = bisect.bisect_left(found.entries, keep, key=lambda entry: entry.id)
-        found.bytes -= sum(len(entry.payload) for entry in found.entries[:count])
+        found.size -= sum(len(entry.payload) for entry in found.entries[:count])
         del found.entries[:count]
         found.first += count
 

@@ -1,0 +1,70 @@
+"""How channels are called. Physical and virtual channels are named as in Milvus; all carry the cluster's prefix
+(`msgChannel.chanNamePrefix.cluster`), so that several clusters may share one broker.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DEFAULT_PREFIX = "by-dev"
+
+_VIRTUAL_TAIL = re.compile(r"_(\d+)v(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The channel names of one cluster."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    def pchannel(self, number: int) -> str:
+        """The physical channel `number`."""
+        return f"{self.prefix}-rootcoord-dml_{number}"
+
+    def vchannel(self, pchannel: str, collection_id: int, shard: int) -> str:
+        """The channel of one shard of a collection on `pchannel`."""
+        return f"{pchannel}_{collection_id}v{shard}"
+
+    @property
+    def catalog(self) -> str:
+        """Collections, assignments and leases; exempt from retention."""
+        return f"{self.prefix}-collection_schema"
+
+    @property
+    def cuts(self) -> str:
+        """Consistent lines across the channels of a collection."""
+        return f"{self.prefix}-cuts"
+
+    @property
+    def insert_events(self) -> str:
+        """What DataNodes have stored in tables."""
+        return f"{self.prefix}-insert_events"
+
+    @property
+    def query_events(self) -> str:
+        """What QueryNodes have answered."""
+        return f"{self.prefix}-query_events"
+
+    @property
+    def dead_letters(self) -> str:
+        """Records that could not be read, with the reason."""
+        return f"{self.prefix}-dead_letters"
+
+    @property
+    def heartbeats(self) -> str:
+        """Ephemeral: what the owners of channels announce."""
+        return f"{self.prefix}-heartbeats"
+
+    def requests(self, role: str) -> str:
+        """Ephemeral: what is asked of a role."""
+        return f"{self.prefix}-requests-{role}"
+
+    def replies(self, client: str) -> str:
+        """Ephemeral: what is answered to a client."""
+        return f"{self.prefix}-replies-{client}"
+
+
+def physical(channel: str) -> str:
+    """The physical channel of a virtual one; a physical one stays as it is."""
+    return _VIRTUAL_TAIL.sub("", channel)

@@ -1,0 +1,59 @@
+"""The ack manager: which timestamps are still open, and so how far the watermark may go."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class Opened(Generic[Item]):
+    """One timestamp given out, and what was appended under it."""
+
+    ts: int
+    item: Item
+    done: bool = False
+
+
+class AckManager(Generic[Item]):
+    """Timestamps in the order they were given out, released in that order once each is durable or has certainly
+    failed. An append of unknown outcome is never released (guarantee 4). Not thread-safe: the writer's lock guards it.
+    """
+
+    def __init__(self) -> None:
+        self._open: deque[Opened[Item]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, ts: int, item: Item) -> Opened[Item]:
+        """Open `ts`, which must be above all before it. Pass what comes back to `finish`, or to `withdraw` at once."""
+        assert not self._open or ts > self._open[-1].ts, "timestamps must be opened in order"
+        opened = Opened(ts, item)
+        self._open.append(opened)
+        return opened
+
+    def withdraw(self, opened: Opened[Item]) -> None:
+        """Take back the newest: its append was never submitted."""
+        assert self._open[-1] is opened
+        self._open.pop()
+
+    def finish(self, opened: Opened[Item]) -> list[Item]:
+        """The append at `opened` is decided. Returns the items released by that, in order of their timestamps: an
+        acknowledgement never overtakes an earlier append, so whatever was acknowledged is at or below the watermark."""
+        opened.done = True
+        released: list[Item] = []
+        while self._open and self._open[0].done:
+            released.append(self._open.popleft().item)
+        return released
+
+    def watermark(self, now: int) -> int:
+        """The highest time nothing open is at or below: `now` when nothing is open."""
+        return self._open[0].ts - 1 if self._open else now
+
+    def items(self) -> list[Item]:
+        """What is open, in order."""
+        return [opened.item for opened in self._open]
