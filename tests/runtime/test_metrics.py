@@ -1,0 +1,179 @@
+"""The table of metrics, a node's registry, and the HTTP endpoint that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tidewal.runtime import metrics_server
+from tidewal.runtime.errors import InvalidRequest, Unavailable
+from tidewal.runtime.metrics import METRICS, Metrics
+from tidewal.runtime.metrics_server import MAX_REQUEST_BYTES, Health, MetricsServer
+
+
+def test_table_is_well_formed():
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+        assert metric.meaning, metric.name
+        assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
+        assert bool(metric.buckets) == (metric.kind == "histogram"), metric.name
+        assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
+
+
+def test_every_metric_of_the_table_can_be_used_and_is_shown():
+    metrics = Metrics("n1")
+    for metric in METRICS:
+        labels = dict.fromkeys(metric.labels, "x")
+        if metric.kind == "counter":
+            metrics.counter(metric.name, **labels).inc()
+        elif metric.kind == "gauge":
+            metrics.gauge(metric.name, **labels).set(1)
+        else:
+            metrics.histogram(metric.name, **labels).observe(1)
+        assert metrics.value(metric.name, **labels) == 1
+    samples = [s for family in text_string_to_metric_families(metrics.render().decode()) for s in family.samples]
+    shown = {sample.name.removesuffix("_count") for sample in samples}
+    assert {metric.full_name for metric in METRICS} <= shown
+    assert {sample.labels["node_id"] for sample in samples} == {"n1"}
+
+
+def test_nodes_of_one_process_do_not_share_series():
+    one, other = Metrics("n1"), Metrics("n2")
+    one.counter("overloaded_total", limit="proxy.maxInflightBytes").inc(2)
+    assert one.value("overloaded_total", limit="proxy.maxInflightBytes") == 2
+    assert other.value("overloaded_total", limit="proxy.maxInflightBytes") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "labels"),
+    [
+        ("counter", "wal_apend_message_total", {}),
+        ("gauge", "overloaded_total", {"limit": "x"}),
+        ("counter", "overloaded_total", {}),
+        ("counter", "overloaded_total", {"limit": "x", "channel_name": "c"}),
+        ("counter", "overloaded_total", {"limits": "x"}),
+    ],
+)
+def test_what_is_not_in_the_table_is_an_error(kind: str, name: str, labels: dict[str, str]):
+    with pytest.raises(InvalidRequest, match=name):
+        getattr(Metrics(), kind)(name, **labels)
+
+
+def test_a_channel_that_left_leaves_no_series():
+    metrics = Metrics()
+    for channel in ("dml_1", "dml_10"):
+        metrics.gauge("proxy_tt_lag_ms", channel_name=channel).set(7)
+        metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason="checksum").inc()
+    metrics.forget("channel_name", "dml_1")
+    shown = metrics.render().decode()
+    assert 'channel_name="dml_1"' not in shown
+    assert shown.count('channel_name="dml_10"') >= 2
+
+
+async def exchange(server: MetricsServer, request: bytes) -> tuple[str, dict[str, str], bytes]:
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    return status, dict(line.split(": ", 1) for line in lines), body
+
+
+async def test_metrics_page_is_what_the_registry_renders():
+    metrics = Metrics("n1")
+    metrics.counter("overloaded_total", limit="x").inc(3)
+    async with MetricsServer(metrics, lambda: Health(ok=True)) as server:
+        assert server.address[0] == "127.0.0.1"
+        status, headers, body = await exchange(server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert status == "HTTP/1.1 200 OK"
+    assert int(headers["Content-Length"]) == len(body)
+    assert headers["Content-Type"].startswith("text/plain")
+    assert b'tidewal_overloaded_total{limit="x",node_id="n1"} 3.0' in body
+
+
+@pytest.mark.parametrize(("ok", "status"), [(True, "HTTP/1.1 200 OK"), (False, "HTTP/1.1 503 Service Unavailable")])
+async def test_health_says_what_it_saw(ok: bool, status: str):
+    async with MetricsServer(Metrics(), lambda: Health(ok, {"lag_ms": 12, "ok": "not this"})) as server:
+        answer, _, body = await exchange(server, b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert answer == status
+    assert json.loads(body) == {"ok": ok, "lag_ms": 12}
+
+
+async def test_a_health_check_that_raises_is_not_ok():
+    def broken() -> Health:
+        raise ZeroDivisionError("lag")
+
+    async with MetricsServer(Metrics(), broken) as server:
+        status, _, body = await exchange(server, b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert status.startswith("HTTP/1.1 503")
+    assert json.loads(body) == {"ok": False, "error": "ZeroDivisionError: lag"}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "has_body"),
+    [
+        (b"HEAD /metrics HTTP/1.1", "200", False),
+        (b"GET / HTTP/1.1", "404", True),
+        (b"POST /metrics HTTP/1.1", "405", True),
+        (b"\xff\xfe nonsense", "405", True),
+    ],
+)
+async def test_other_requests(request_line: bytes, status: str, has_body: bool):
+    async with MetricsServer(Metrics(), lambda: Health(ok=True)) as server:
+        answer, _, body = await exchange(server, request_line + b"\r\n\r\n")
+    assert answer.split()[1] == status
+    assert bool(body) == has_body
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """What the server sends until it closes; a reset is an end without an answer."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def test_a_request_without_end_is_dropped_and_the_next_one_served():
+    async with MetricsServer(Metrics(), lambda: Health(ok=True)) as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        writer.write(b"GET /" + b"x" * (2 * MAX_REQUEST_BYTES))
+        assert await read_to_end(reader) == b""
+        writer.close()
+        status, _, _ = await exchange(server, b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert status.startswith("HTTP/1.1 200")
+
+
+async def test_a_silent_client_is_dropped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.0)
+    async with MetricsServer(Metrics(), lambda: Health(ok=True)) as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        assert await read_to_end(reader) == b""
+        writer.close()
+
+
+async def test_stop_ends_open_connections_and_frees_the_port():
+    server = MetricsServer(Metrics(), lambda: Health(ok=True))
+    await server.start()
+    host, port = server.address
+    reader, writer = await asyncio.open_connection(host, port)
+    await server.stop()
+    await server.stop()
+    assert await reader.read() == b""
+    writer.close()
+    with pytest.raises(InvalidRequest, match="not started"):
+        _ = server.address
+    async with MetricsServer(Metrics(), lambda: Health(ok=True), port=port) as again:
+        assert again.address == (host, port)
+
+
+async def test_a_taken_port_is_a_clear_error():
+    async with MetricsServer(Metrics(), lambda: Health(ok=True)) as server:
+        with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{server.address[1]}"):
+            await MetricsServer(Metrics(), lambda: Health(ok=True), port=server.address[1]).start()
