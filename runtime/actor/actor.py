@@ -1,0 +1,75 @@
+"""The class to derive actors from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Coroutine, Iterable
+from typing import TYPE_CHECKING
+
+from .asking import Deferred
+from .timers import Timer
+
+if TYPE_CHECKING:
+    from .life import Life
+    from .ref import ActorRef
+    from .system import ActorSystem
+
+
+class Actor:
+    """State that one handler at a time works on.
+
+    The system sets `name`, `system` and `ref` before `on_start`. A handler that raises crashes the actor, and a new
+    instance takes its place; only a `TidewalError` raised in answering an `ask` is an answer like any other. See
+    docs/actors.md for what is promised.
+    """
+
+    name: str
+    system: ActorSystem
+    ref: ActorRef
+    _life: Life  # set with the other three; what the helpers below work on
+
+    async def on_start(self) -> None:
+        """Prepare, before the first message. If it raises it has cleaned up after itself: `on_stop` is not called."""
+
+    async def on_message(self, message: object) -> object:
+        """Handle one message; what is returned answers an `ask`. Return `self.deferred()` to answer it later."""
+        raise TypeError(f"{self.name} takes no messages, but got {type(message).__name__}")
+
+    async def on_pack(self, pack: object) -> None:
+        """Handle one pack of an input."""
+        raise TypeError(f"{self.name} takes no packs, but got {type(pack).__name__}")
+
+    @staticmethod
+    def weigh(message: object) -> int:
+        """The bytes of a message. Override it to bound the mailbox in bytes (`actor.mailboxBytes`) as well."""
+        return 0
+
+    def inputs(self) -> Iterable[AsyncIterable[object]]:
+        """The streams to consume, opened anew in each life, after `on_start`."""
+        return ()
+
+    async def on_stop(self) -> None:
+        """Clean up, after the last message of this life; also after a crash."""
+
+    def spawn_task(self, coroutine: Coroutine[object, object, object], *, name: str) -> None:
+        """Run a child task beside the handlers. It is cancelled when this life ends; its failure crashes the actor."""
+        self._life.spawn_task(coroutine, name)
+
+    def every(self, interval_s: float, message: object) -> Timer:
+        """Handle `message` every `interval_s` seconds; at most one of them waits in the mailbox."""
+        return self._life.every(interval_s, message)
+
+    def after(self, delay_s: float, message: object) -> Timer:
+        """Handle `message` once, in `delay_s` seconds."""
+        return self._life.after(delay_s, message)
+
+    def deferred(self) -> Deferred:
+        """An answer to come: return it from `on_message` and resolve it later."""
+        return self._life.deferred()
+
+    def crash(self, error: Exception) -> None:
+        """Crash before the next message is handled."""
+        self._life.crash(error)
+
+    def stop(self) -> None:
+        """Stop once the mailbox has been drained. Returns at once."""
+        self._life.stop()

@@ -1,0 +1,99 @@
+"""Questions and their answers: what `ask` sends, and `Deferred` for an answer that comes later."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..errors import ActorStopped, DeadlineExceeded, HandlerFailed, TidewalError
+from .mailbox import Envelope
+
+
+class Question(Envelope):
+    """A message whose sender waits for an answer. Hashed by identity: the deadline wheel keeps it in a dict."""
+
+    __slots__ = ("actor", "future", "message")
+
+    def __init__(self, actor: str, message: object, future: asyncio.Future[object]) -> None:
+        self.actor = actor
+        self.message = message
+        self.future = future
+
+    def answer(self, value: object) -> None:
+        """Answer, unless the asker has given up."""
+        if not self.future.done():
+            self.future.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, unless the asker has given up."""
+        if not self.future.done():
+            self.future.set_exception(as_tidewal(self.actor, error))
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        if not self.future.done():
+            self.future.set_exception(DeadlineExceeded(f"{self.actor} did not answer in time", actor=self.actor))
+
+    def abandon(self, error: Exception) -> None:
+        self.fail(error)
+
+
+class Deferred:
+    """An answer to come: a handler returns it and is free for the next message.
+
+    `resolve` or `fail` it once, at any time, also before it is returned; later calls change nothing. The ask's
+    deadline holds. What is still open when the actor's life ends fails with `ActorStopped`.
+    """
+
+    __slots__ = ("_actor", "_error", "_open", "_question", "_value", "done")
+
+    def __init__(self, actor: str, open_: set[Deferred]) -> None:
+        self._actor = actor
+        self._open = open_
+        self._question: Question | None = None
+        self._value: object = None
+        self._error: Exception | None = None
+        self.done = False
+        open_.add(self)
+
+    def resolve(self, value: object) -> None:
+        """Answer with `value`."""
+        self._finish(value, None)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with `error`; one that is not Tidewal's own reaches the asker as `HandlerFailed`."""
+        self._finish(None, error)
+
+    def abandon(self) -> None:
+        """The actor's life has ended: nobody will answer."""
+        self.fail(ActorStopped(f"{self._actor} ended before it answered", actor=self._actor))
+
+    def attach(self, question: Question) -> None:
+        """Answer `question` with this, now or when it is known. The runtime calls it."""
+        self._question = question
+        if self.done:
+            self._deliver(question)
+
+    def _finish(self, value: object, error: Exception | None) -> None:
+        if self.done:
+            return
+        self.done = True
+        self._value, self._error = value, error
+        self._open.discard(self)
+        if self._question is not None:
+            self._deliver(self._question)
+
+    def _deliver(self, question: Question) -> None:
+        if self._error is not None:
+            question.fail(self._error)
+        else:
+            question.answer(self._value)
+
+
+def as_tidewal(actor: str, error: Exception) -> TidewalError:
+    """`error` as an asker may see it: Tidewal's own as they are, any other as `HandlerFailed` with its cause."""
+    if isinstance(error, TidewalError):
+        return error
+    name = type(error).__name__
+    failed = HandlerFailed(f"{actor} failed: {name}: {error}", actor=actor, error=name)
+    failed.__cause__ = error
+    return failed

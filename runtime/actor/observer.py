@@ -1,0 +1,67 @@
+"""What an actor system reports while it runs: the seam to logs and metrics."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+logger = logging.getLogger("tidewal.actor")
+
+
+class Observer(Protocol):
+    """Is told what happens to actors. Methods return quickly and do not raise; `blocked` and `beat_failed` are called
+    on other threads than the loop's."""
+
+    def crashed(self, actor: str, error: BaseException, pause_s: float | None) -> None:
+        """The actor crashed; it is restarted after `pause_s` seconds, or never (None)."""
+        ...
+
+    def cleanup_failed(self, actor: str, error: BaseException) -> None:
+        """Something failed while a life of the actor was ending (`on_stop`, a task or an input being closed)."""
+        ...
+
+    def unanswered(self, actor: str, error: BaseException) -> None:
+        """A `Deferred` failed that nobody was waiting for."""
+        ...
+
+    def refused(self, actor: str, limit: str) -> None:
+        """A message met a full mailbox; `limit` names the setting."""
+        ...
+
+    def dropped(self, actor: str, messages: int) -> None:
+        """The actor ended with `messages` messages that nobody will handle."""
+        ...
+
+    def blocked(self, actor: str, blocked_ms: int, stack: str) -> None:
+        """The loop has stood still for `blocked_ms` in a task of this actor; `stack` is where."""
+        ...
+
+    def beat_failed(self, name: str, error: BaseException) -> None:
+        """A callback of the heart raised; the heart goes on."""
+        ...
+
+
+class LogObserver:
+    """Writes everything to the log `tidewal.actor`. Derive from it to count as well."""
+
+    def crashed(self, actor: str, error: BaseException, pause_s: float | None) -> None:
+        what = "gives up" if pause_s is None else f"restarts in {pause_s:.3f} s"
+        logger.error("%s crashed and %s", actor, what, exc_info=error)
+
+    def cleanup_failed(self, actor: str, error: BaseException) -> None:
+        logger.error("%s failed while it was ending", actor, exc_info=error)
+
+    def unanswered(self, actor: str, error: BaseException) -> None:
+        logger.error("%s failed to do what nobody waits for", actor, exc_info=error)
+
+    def refused(self, actor: str, limit: str) -> None:
+        logger.debug("%s refused a message: %s", actor, limit)
+
+    def dropped(self, actor: str, messages: int) -> None:
+        logger.warning("%s ended with %d messages unhandled", actor, messages)
+
+    def blocked(self, actor: str, blocked_ms: int, stack: str) -> None:
+        logger.error("%s has blocked the loop for %d ms at\n%s", actor, blocked_ms, stack)
+
+    def beat_failed(self, name: str, error: BaseException) -> None:
+        logger.error("heartbeat %s failed", name, exc_info=error)

@@ -1,0 +1,76 @@
+"""The address of an actor: all that others hold of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidRequest, Overloaded
+from .asking import Question
+
+if TYPE_CHECKING:
+    from .cell import Cell
+    from .system import ActorSystem
+
+
+class ActorRef:
+    """Stays valid across restarts; once the actor has stopped every call raises `ActorStopped`.
+
+    For the loop of its system only: from another thread, go through `loop.call_soon_threadsafe`.
+    """
+
+    __slots__ = ("_cell", "_deadlines", "_loop", "_mailbox", "_observer", "name")
+
+    def __init__(self, cell: Cell, system: ActorSystem) -> None:
+        self.name: str = cell.name
+        self._cell = cell
+        self._mailbox = cell.mailbox
+        self._deadlines = system.deadlines
+        self._observer = system.observer
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<ActorRef {self.name}>"
+
+    @property
+    def cell(self) -> Cell:
+        """The actor's place in the system. For the runtime."""
+        return self._cell
+
+    def tell(self, message: object) -> None:
+        """Send without waiting. Raises `Overloaded` when the mailbox is full: the message was not taken."""
+        try:
+            self._mailbox.put(message)
+        except Overloaded as error:
+            self._observer.refused(self.name, str(error.fields["limit"]))
+            raise
+
+    async def send(self, message: object) -> None:
+        """Send, waiting for room in the mailbox. Writers that wait are let in in the order of their arrival."""
+        await self._mailbox.put_when_room(message)
+
+    def signal(self, message: object) -> None:
+        """Send on the lane that is read first and never refuses. For few and small messages."""
+        self._mailbox.put_signal(message)
+
+    async def ask(self, message: object, *, deadline_s: float = 10.0) -> object:
+        """Send and wait for the answer.
+
+        Raises the handler's error (Tidewal's own as is, any other as `HandlerFailed`), `Overloaded` at once when the
+        mailbox is full, `ActorStopped`, and `DeadlineExceeded` after `deadline_s`, when a message not yet begun is
+        dropped. A cancelled ask drops it too.
+        """
+        if asyncio.current_task() is self._cell.task:
+            raise InvalidRequest(f"{self.name} asks itself: it would wait for itself", actor=self.name)
+        future: asyncio.Future[object] = self._loop.create_future()
+        question = Question(self.name, message, future)
+        try:
+            self._mailbox.put(question, message)
+        except Overloaded as error:
+            self._observer.refused(self.name, str(error.fields["limit"]))
+            raise
+        slot = self._deadlines.add(question, deadline_s)
+        try:
+            return await future
+        finally:
+            slot.pop(question, None)
