@@ -1,0 +1,151 @@
+"""The grammar of filter expressions: Milvus' boolean expressions, parsed by LALR(1) without recursion.
+
+    origin == "JFK" and (dep_delay > 15 or air_time is null) and 6 <= hour < 12
+    carrier in ["AA", "B6"] and tailnum like "N1%" and not (distance / 2 % 7 == 3)
+    scheduled >= "2013-07-01T00:00:00Z"
+
+Words are case-insensitive; `&&`, `||` and `!` mean and, or, not. Binding from loose to tight: or, and, not,
+comparisons, `+ -`, `* / %`, sign. Strings stand in single or double quotes and know the escapes `\\n \\r \\t \\\\ \\"
+\\'`; a backslash before anything else stays, so that `like` can tell `\\%` and `\\_` from its wildcards `%` (any text)
+and `_` (one character).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from lark import Lark, Token, Tree
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from ...runtime.errors import InvalidFilter
+
+MAX_FILTER_LENGTH: Final = 64 * 1024  # characters
+
+_GRAMMAR: Final = r"""
+?start: disjunction
+?disjunction: conjunction (_OR conjunction)*
+?conjunction: negation (_AND negation)*
+?negation: NOT negation
+         | predicate
+?predicate: addition (COMPARISON addition)*
+          | addition IN items               -> contained
+          | addition NOT IN items           -> not_contained
+          | addition LIKE STRING            -> like
+          | addition NOT LIKE STRING        -> not_like
+          | addition IS NULL                -> is_null
+          | addition IS NOT NULL            -> is_not_null
+?addition: multiplication (SIGN multiplication)*
+?multiplication: signed (FACTOR signed)*
+?signed: SIGN signed
+       | atom
+?atom: literal
+     | NAME                            -> column
+     | "(" disjunction ")"
+?literal: INTEGER                      -> integer
+        | FLOAT                        -> decimal
+        | STRING                       -> text
+        | BOOL                         -> truth
+items: "[" [element ("," element)* [","]] "]"
+?element: SIGN literal                 -> signed
+        | literal
+
+_OR.2: /or\b/i | "||"
+_AND.2: /and\b/i | "&&"
+NOT.2: /not\b/i | /!(?!=)/
+IN.2: /in\b/i
+LIKE.2: /like\b/i
+IS.2: /is\b/i
+NULL.2: /null\b/i
+BOOL.2: /(true|false)\b/i
+COMPARISON: "==" | "!=" | "<=" | ">=" | "<" | ">"
+SIGN: "+" | "-"
+FACTOR: "*" | "/" | "%"
+NAME: /(?!(?:and|or|not|in|like|is|null|true|false)\b)[a-z_][a-z0-9_]*/i
+FLOAT.2: /(\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+/
+INTEGER: /\d+/
+STRING: /"(\\.|[^"\\])*"|'(\\.|[^'\\])*'/s
+%ignore /\s+/
+"""
+
+_WORDS: Final[dict[str, str]] = {
+    "_OR": "or",
+    "_AND": "and",
+    "NOT": "not",
+    "IN": "in",
+    "LIKE": "like",
+    "IS": "is",
+    "NULL": "null",
+    "BOOL": "true or false",
+    "COMPARISON": "a comparison",
+    "SIGN": "+ or -",
+    "FACTOR": "*, / or %",
+    "NAME": "a column",
+    "FLOAT": "a number",
+    "INTEGER": "a number",
+    "STRING": "a string",
+    "LSQB": "[",
+    "RSQB": "]",
+    "LPAR": "(",
+    "RPAR": ")",
+    "COMMA": ",",
+    "$END": "the end",
+}
+
+_ESCAPES: Final[dict[str, str]] = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
+
+
+def parse(text: str) -> Tree[Token]:
+    """The syntax tree of a filter.
+
+    Raises `InvalidFilter(position)` for text that is too long (`MAX_FILTER_LENGTH`) or does not parse; the message
+    says what was expected there.
+    """
+    if len(text) > MAX_FILTER_LENGTH:
+        raise InvalidFilter(
+            f"the filter has {len(text)} characters, the limit MAX_FILTER_LENGTH is {MAX_FILTER_LENGTH}",
+            position=MAX_FILTER_LENGTH,
+        )
+    try:
+        return _parser().parse(text)
+    except UnexpectedInput as error:
+        raise _explain(text, error) from None
+
+
+def unquote(token: str) -> str:
+    """The value of a string token."""
+    body = token[1:-1]
+    if "\\" not in body:
+        return body
+    pieces: list[str] = []
+    characters = iter(body)
+    for character in characters:
+        if character == "\\":
+            escaped = next(characters)
+            pieces.append(_ESCAPES.get(escaped, "\\" + escaped))
+        else:
+            pieces.append(character)
+    return "".join(pieces)
+
+
+@cache
+def _parser() -> Lark:
+    return Lark(_GRAMMAR, parser="lalr", lexer="contextual", maybe_placeholders=False)
+
+
+def _explain(text: str, error: UnexpectedInput) -> InvalidFilter:
+    position = error.pos_in_stream
+    if position is None or position < 0:
+        position = len(text)
+    expected: set[str] = set()
+    found = repr(text[position : position + 1])
+    if isinstance(error, UnexpectedToken):
+        expected = error.accepts or error.expected or set()
+        if error.token.type == "$END":
+            position, found = len(text), "the end"
+        else:
+            found = repr(str(error.token))
+    elif isinstance(error, UnexpectedCharacters):
+        expected = error.allowed or set()
+    words = ", ".join(sorted({_WORDS.get(name, name) for name in expected}))
+    return InvalidFilter(f"at {position}: found {found}, expected {words}", position=position)
