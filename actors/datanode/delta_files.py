@@ -18,16 +18,18 @@ from typing import Final, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from ...runtime.errors import CorruptLog, FormatTooNew, InvalidSchema
+from ...runtime.errors import CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema
 from .row_versions import stored_schema
 
 FORMAT: Final = 1
 ROWS_PER_GROUP: Final = 65_536
 LOG_RETENTION: Final = "interval 1 days"
+RETENTION_H: Final = 24
+MIN_RETENTION_H: Final = 1
 
 _FORMAT, _SCHEMA, _KEY = "tidewal.format", "tidewal.schema", "tidewal.primaryKey"
 
@@ -66,6 +68,7 @@ def open_table(
 def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema, checkpoint_every_commits: int) -> None:
     if primary_key not in schema.names:
         raise InvalidSchema(f"the primary key {primary_key!r} is not among the columns {schema.names}")
+    statistics = ("_ts", "_vchannel", primary_key)
     path.mkdir(parents=True, exist_ok=True)
     try:
         DeltaTable.create(
@@ -79,7 +82,7 @@ def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema,
                 "delta.checkpointInterval": str(checkpoint_every_commits),
                 "delta.enableExpiredLogCleanup": "true",
                 "delta.logRetentionDuration": LOG_RETENTION,
-                "delta.dataSkippingStatsColumns": f"_ts,_vchannel,{primary_key}",
+                "delta.dataSkippingStatsColumns": ",".join(name for name in statistics if name in columns.names),
             },
             raise_if_key_not_exists=False,
         )
@@ -132,6 +135,25 @@ def _statistics(rows: pa.Table, columns: Sequence[str]) -> str:
             least[name], most[name] = low, high
     nulls = {name: rows[name].null_count for name in columns}
     return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
+
+
+def vacuum_table(table: DeltaTable, retention_h: int, commit: CommitProperties) -> list[str]:
+    """Remove files that the table does not name and has not named for `retention_h` hours; return their names."""
+    if retention_h < MIN_RETENTION_H:
+        raise InvalidRequest(f"a vacuum keeps at least {MIN_RETENTION_H} h, not {retention_h}")
+    return table.vacuum(
+        retention_h, dry_run=False, enforce_retention_duration=False, full=True, commit_properties=commit
+    )
+
+
+def sync_added_files(directory: Path, commit_file: Path) -> None:
+    """Sync the files that a commit of delta-rs added, then the commit."""
+    for line in commit_file.read_bytes().splitlines():
+        added = json.loads(line).get("add")
+        if added:
+            _sync(directory / added["path"])
+    sync_directory(directory)
+    sync_commit(commit_file)
 
 
 def sync_commit(commit_file: Path) -> None:

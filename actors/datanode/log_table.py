@@ -16,10 +16,10 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +30,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from ...runtime.errors import CorruptLog, Fenced, InvalidRequest, Unavailable
 from .delta_errors import storage_errors
-from .delta_files import open_table, sync_commit, write_parquet
+from .delta_files import RETENTION_H, open_table, sync_commit, vacuum_table, write_parquet
 from .row_versions import stored_schema, to_versions, version_schema
+
+R = TypeVar("R")
 
 PositionValue: TypeAlias = str | int | float | bytes | bool | None
 Position: TypeAlias = Mapping[str, PositionValue]
@@ -150,6 +152,34 @@ class LogTable:
             dataset = cast(ds.Dataset, self._table.to_pyarrow_dataset(schema=self._stored))
         wanted = pc.field("_ts") > above
         return dataset, wanted if upto is None else wanted & (pc.field("_ts") <= upto)
+
+    def compact_files(self) -> int:
+        """Join the small files of many flushes into large ones, and return by how many the table has fewer.
+
+        Rows, T and positions stay as they are; the replaced files stay until `vacuum`. Raises as `flush` does.
+        """
+        with self._lock, storage_errors(self.path):
+            metrics = self._commit_kept(lambda kept: self._table.optimize.compact(commit_properties=kept))
+            return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
+
+    def vacuum(self, retention_h: int = RETENTION_H) -> int:
+        """Remove files that no commit names, or none has named for `retention_h` hours; return their number.
+
+        Raises `InvalidRequest` when `retention_h` is below `MIN_RETENTION_H`: a flush may be writing such a file now.
+        """
+        with self._lock, storage_errors(self.path):
+            return len(self._commit_kept(lambda kept: vacuum_table(self._table, retention_h, kept)))
+
+    def _commit_kept(self, commit: Callable[[CommitProperties], R]) -> R:
+        """Run a commit that is no flush; like a flush it writes all positions, as successor of the snapshot in hand."""
+        for _ in range(COMMIT_ATTEMPTS):
+            self._refresh()
+            metadata = {_POSITIONS: json.dumps(self._read_positions(), default=_encode_bytes)}
+            try:
+                return commit(CommitProperties(max_commit_retries=0, custom_metadata=metadata))
+            except CommitFailedError:
+                continue
+        raise Unavailable(f"{COMMIT_ATTEMPTS} commits to {self.path} lost against others", path=str(self.path))
 
     def _flush(
         self, rows: pa.Table, start: Mapping[str, int], end: Mapping[str, int], positions: Mapping[str, Position]

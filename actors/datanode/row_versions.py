@@ -39,9 +39,10 @@ ORDER: Final = ("_ts", "_cseq", "_row")
 _OP_NAMES: Final = pa.array(list(OPS))
 
 
-def version_schema(user_schema: pa.Schema) -> pa.Schema:
+def version_schema(user_schema: pa.Schema, system: Sequence[str] = SYSTEM_SCHEMA.names) -> pa.Schema:
     """The schema of row versions: the user's columns, all nullable (a delete has only its key), then the system's."""
-    return pa.schema([*(field.with_nullable(True) for field in _fields(user_schema)), *_fields(SYSTEM_SCHEMA)])
+    own = [field for field in _fields(SYSTEM_SCHEMA) if field.name in system]
+    return pa.schema([*(field.with_nullable(True) for field in _fields(user_schema)), *own])
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:

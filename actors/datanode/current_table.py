@@ -1,0 +1,157 @@
+"""`<collection>/current`: the newest row of each key as a Delta table, derived from the log by compaction.
+
+Compaction reads the row versions above the table's T, merges the newest of each key, and stores the new T in the same
+commit. So a crash leaves the table at its old T or at the new one, and running again ends at the same rows. T only
+moves forward. The table can be deleted and built again from the log at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+
+from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
+from .delta_errors import storage_errors
+from .delta_files import RETENTION_H, open_table, sync_added_files, vacuum_table
+from .log_reader import NewestVersions, newest_versions
+from .log_table import CHECKPOINT_EVERY_COMMITS, COMMIT_ATTEMPTS, LogTable
+from .row_versions import stored_schema, version_schema
+
+ROWS_PER_STEP: Final = 1_000_000
+
+_APP = "tidewal/current"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactResult:
+    """Where the table stands: it reflects `t` and has `rows` rows; `merged` keys were written or removed."""
+
+    t: int
+    rows: int
+    merged: int
+
+
+class CurrentTable:
+    """The current rows of one collection: the user's columns, and `_ts`, the log time of the row."""
+
+    def __init__(self, table: DeltaTable, path: Path, user_schema: pa.Schema, primary_key: str) -> None:
+        self.path = path
+        self.user_schema = user_schema
+        self.primary_key = primary_key
+        self._table = table
+
+    @classmethod
+    def open(cls, path: str | Path, schema: pa.Schema | None = None, primary_key: str | None = None) -> CurrentTable:
+        """Open the table at `path`; with the user's `schema` and the `primary_key`, create it when absent.
+
+        Raises as `LogTable.open` does.
+        """
+        path = Path(path)
+        with storage_errors(path):
+            table, user_schema, key = open_table(
+                path, schema, primary_key, _columns, checkpoint_every_commits=CHECKPOINT_EVERY_COMMITS
+            )
+            return cls(table, path, user_schema, key)
+
+    @property
+    def t(self) -> int:
+        """The T that the table reflects as of its newest commit; 0 while it is empty."""
+        with storage_errors(self.path):
+            self._table.update_incremental()
+            return self._table.transaction_version(_APP) or 0
+
+    @property
+    def rows(self) -> int:
+        """The number of rows at the T that was read last."""
+        return self._table.count()
+
+    def vacuum(self, retention_h: int = RETENTION_H) -> int:
+        """Remove files that the table has not named for `retention_h` hours, and return their number.
+
+        Each compaction leaves the files it replaced, so that readers of the older snapshot may finish.
+        """
+        with storage_errors(self.path):
+            return len(vacuum_table(self._table, retention_h, CommitProperties()))
+
+    def merge(self, changes: NewestVersions, t: int) -> bool:
+        """Merge `changes`, the newest versions between the table's T and `t`, and move it to `t`, in one commit.
+
+        Returns False, with nothing changed, when another commit came first. `changes` have the user's columns as Delta
+        stores them, `_ts` and `_op`.
+        """
+        with storage_errors(self.path):
+            return self._merge(pa.RecordBatchReader.from_batches(changes.schema, changes.batches), t)
+
+    def _merge(self, changes: pa.RecordBatchReader, t: int) -> bool:
+        values = {name: f"change.`{name}`" for name in [*self.user_schema.names, "_ts"]}
+        version = self._table.version()
+        merger = self._table.merge(
+            changes,
+            f"change.`{self.primary_key}` = row.`{self.primary_key}`",
+            source_alias="change",
+            target_alias="row",
+            commit_properties=CommitProperties(
+                # 0: never rebase onto a commit that moved T.
+                max_commit_retries=0,
+                app_transactions=[Transaction(_APP, t, time.time_ns() // 1_000_000)],
+            ),
+        )
+        merger = merger.when_matched_delete("change._op = 'delete'").when_matched_update(values)
+        try:
+            merger.when_not_matched_insert(values, predicate="change._op <> 'delete'").execute()
+        except CommitFailedError:
+            return False
+        sync_added_files(self.path, self.path / "_delta_log" / f"{version + 1:020}.json")
+        return True
+
+
+def compact(log: LogTable, current: CurrentTable, upto: int, *, rows_per_step: int = ROWS_PER_STEP) -> CompactResult:
+    """Bring `current` forward to `upto`; nothing happens when it is there already.
+
+    Works in steps of about `rows_per_step` versions, each one commit, and so holds no more than the versions of a step
+    in memory, and 16 bytes for each version not yet merged. A step rewrites the files that have keys that changed.
+
+    Raises `InvalidRequest` when `upto` passes what a vchannel has flushed: rows below it may still come. `Unavailable`
+    when other compactions of this table won every one of `COMMIT_ATTEMPTS` commits. `DiskFull`, `CorruptLog`.
+    """
+    if not current.user_schema.equals(log.user_schema) or current.primary_key != log.primary_key:
+        raise InvalidSchema(f"{current.path} and {log.path} have different columns")
+    for vchannel in log.positions():
+        if log.flushed(vchannel) < upto:
+            raise InvalidRequest(f"{vchannel} is flushed up to {log.flushed(vchannel)} only, not {upto}")
+    merged, lost = 0, 0
+    while (t := current.t) < upto:
+        step = _step(log, t, upto, rows_per_step)
+        changes = newest_versions(log, above=t, upto=step, schema=_changes(log.user_schema), deletes=True)
+        if current.merge(changes, step):
+            merged += changes.rows
+            continue
+        lost += 1
+        if lost == COMMIT_ATTEMPTS:
+            raise Unavailable(f"{lost} commits to {current.path} lost against others", path=str(current.path))
+    return CompactResult(t, current.rows, merged)
+
+
+def _step(log: LogTable, above: int, upto: int, rows_per_step: int) -> int:
+    """The T up to which the next `rows_per_step` versions reach; all of one timestamp belong to one step."""
+    dataset, wanted = log.dataset(above=above, upto=upto)
+    with storage_errors(log.path):
+        stamps = dataset.to_table(columns=["_ts"], filter=wanted)["_ts"].to_numpy()
+    if len(stamps) <= rows_per_step:
+        return upto
+    return int(np.partition(stamps, rows_per_step - 1)[rows_per_step - 1])
+
+
+def _columns(user_schema: pa.Schema) -> pa.Schema:
+    return version_schema(user_schema, system=["_ts"])
+
+
+def _changes(user_schema: pa.Schema) -> pa.Schema:
+    return stored_schema(version_schema(user_schema, system=["_ts", "_op"]))

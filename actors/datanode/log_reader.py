@@ -1,0 +1,100 @@
+"""Read from a log table the newest version of each key: what compaction merges, and what a QueryNode starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from ...runtime.schema import OPS
+from .delta_errors import storage_errors
+from .log_table import LogTable
+from .row_versions import ORDER, newest
+
+ROWS_PER_BATCH: Final = 65_536
+READ_AHEAD: Final = 2  # batches
+
+
+@dataclass(frozen=True, slots=True)
+class NewestVersions:
+    """The newest version per key. `batches` may be taken once; together they have `rows` rows.
+
+    `counts` tells how many versions of each `_op` were looked at to find them.
+    """
+
+    schema: pa.Schema
+    rows: int
+    counts: Mapping[str, int]
+    batches: Iterator[pa.RecordBatch]
+
+    def to_table(self) -> pa.Table:
+        """All of them at once."""
+        return pa.Table.from_batches(list(self.batches), self.schema)
+
+
+def read_current_at(log: LogTable, t: int, *, vchannels: Collection[str] | None = None) -> NewestVersions:
+    """The rows that are there at time `t`: per key the newest version with `_ts ≤ t`, unless it is a delete.
+
+    Rows have the user's columns in the user's types, and the columns of their version. With `vchannels`, only rows of
+    those. `t` should not pass the flushed T of any vchannel that is read.
+
+    Reads the log twice: first keys and order alone, which stay in memory until the end (about 70 bytes a version while
+    sorting, 1 after), then rows, a few batches at a time.
+    """
+    return newest_versions(log, upto=t, vchannels=vchannels, schema=log.schema, deletes=False)
+
+
+def newest_versions(
+    log: LogTable,
+    *,
+    above: int = 0,
+    upto: int,
+    vchannels: Collection[str] | None = None,
+    schema: pa.Schema,
+    deletes: bool,
+) -> NewestVersions:
+    """Per key the newest version with `above < _ts ≤ upto`, cast to the columns of `schema`; deletes too if asked."""
+    dataset, wanted = log.dataset(above=above, upto=upto)
+    if vchannels is not None:
+        wanted = wanted & pc.field("_vchannel").isin(list(vchannels))
+    with storage_errors(log.path):
+        keys = _scanner(dataset, wanted, [log.primary_key, "_op", *ORDER]).to_table()
+        marks = newest(keys, log.primary_key)
+        if not deletes:
+            marks &= ~_where(keys, "delete")
+        counts = {op: int(_where(keys, op).sum()) for op in OPS}
+    batches = _marked(log, _scanner(dataset, wanted, schema.names), marks, schema)
+    return NewestVersions(schema, int(marks.sum()), counts, batches)
+
+
+def _where(keys: pa.Table, op: str) -> npt.NDArray[np.bool_]:
+    return cast("npt.NDArray[np.bool_]", pc.equal(keys["_op"], pa.scalar(op)).to_numpy())
+
+
+def _scanner(dataset: ds.Dataset, wanted: pc.Expression, columns: list[str]) -> ds.Scanner:
+    return dataset.scanner(
+        columns=columns,
+        filter=wanted,
+        batch_size=ROWS_PER_BATCH,
+        batch_readahead=READ_AHEAD,
+        fragment_readahead=READ_AHEAD,
+    )
+
+
+def _marked(
+    log: LogTable, scanner: ds.Scanner, marks: npt.NDArray[np.bool_], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The marked rows; a scanner of one snapshot and filter gives the same rows in the same order each time."""
+    offset = 0
+    with storage_errors(log.path):
+        for batch in scanner.to_batches():
+            kept = marks[offset : offset + batch.num_rows]
+            offset += batch.num_rows
+            if kept.any():
+                yield batch.filter(pa.array(kept)).cast(schema)

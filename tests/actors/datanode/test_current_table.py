@@ -1,0 +1,204 @@
+"""The current table: at every T, and after any crash, the rows that applying the versions one by one leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewal.actors.datanode.current_table import CurrentTable, compact
+from tidewal.actors.datanode.log_reader import NewestVersions, read_current_at
+from tidewal.actors.datanode.log_table import LogTable
+from tidewal.actors.datanode.row_versions import ORDER, newest, stored_schema
+from tidewal.runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
+
+sys.path.insert(0, str(Path(__file__).parent))
+from versions import KEY, SCHEMA, V0, V1, position, versions
+
+KEYS = [1, 2, 3, 1, 2, 4, 1, 3, 5, 2]
+OPS = ["insert", "insert", "insert", "upsert", "delete", "insert", "delete", "upsert", "insert", "insert"]
+STAMPS = list(range(1, 11))
+
+
+def expected(t: int) -> dict[int, int]:
+    """Key to `_ts` of the rows that are there at `t`."""
+    rows: dict[int, int] = {}
+    for ts, key, op in zip(STAMPS, KEYS, OPS, strict=True):
+        if ts <= t:
+            rows.pop(key, None)
+            if op != "delete":
+                rows[key] = ts
+    return rows
+
+
+def stored(path: Path) -> dict[int, int]:
+    table = DeltaTable(path).to_pyarrow_table()
+    found = dict(zip(table["id"].to_pylist(), table["_ts"].to_pylist(), strict=True))
+    assert len(found) == table.num_rows
+    return found
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LogTable:
+    log = LogTable.open(tmp_path / "log", SCHEMA, KEY)
+    rows = versions(STAMPS, keys=KEYS, ops=OPS)
+    for start in (0, 3, 6):
+        end = start + 4 if start == 6 else start + 3
+        part = rows.slice(start, end - start)
+        log.flush(part, start={V0: start}, end={V0: end}, positions={V0: position(end)})
+    return log
+
+
+@pytest.fixture
+def current(tmp_path: Path) -> CurrentTable:
+    return CurrentTable.open(tmp_path / "current", SCHEMA, KEY)
+
+
+@pytest.mark.parametrize("stops", [[10], [3, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [5, 4, 7]])
+@pytest.mark.parametrize("rows_per_step", [1, 3, 100])
+def test_compaction_leaves_the_newest_row_of_each_key(
+    log: LogTable, current: CurrentTable, stops: list[int], rows_per_step: int
+) -> None:
+    for upto in stops:
+        result = compact(log, current, upto, rows_per_step=rows_per_step)
+    reached = max(stops)
+    assert stored(current.path) == expected(reached)
+    assert (result.t, result.rows, current.t) == (reached, len(expected(reached)), reached)
+    assert CurrentTable.open(current.path).t == reached
+
+
+def test_rows_keep_their_values(log: LogTable, current: CurrentTable) -> None:
+    compact(log, current, 10)
+    wanted = versions(STAMPS, keys=KEYS, ops=OPS).to_pylist()
+    for row in DeltaTable(current.path).to_pyarrow_table().to_pylist():
+        assert row == {name: wanted[row["_ts"] - 1][name] for name in [*SCHEMA.names, "_ts"]}
+
+
+@pytest.mark.parametrize("t", [0, 2, 5, 7, 10])
+def test_read_current_at_any_time(log: LogTable, t: int) -> None:
+    found = read_current_at(log, t)
+    table = found.to_table()
+    assert dict(zip(table["id"].to_pylist(), table["_ts"].to_pylist(), strict=True)) == expected(t)
+    assert table.num_rows == found.rows
+    assert {op: count for op, count in found.counts.items() if count} == {op: OPS[:t].count(op) for op in set(OPS[:t])}
+    assert table.select(SCHEMA.names).schema.types == SCHEMA.types
+
+
+def test_read_one_vchannel(log: LogTable) -> None:
+    log.flush(versions([5], keys=[77], vchannel=V1), start={V1: 0}, end={V1: 9}, positions={V1: position(9)})
+    assert read_current_at(log, 9, vchannels=[V1]).to_table()["id"].to_pylist() == [77]
+    assert read_current_at(log, 9).rows == len(expected(9)) + 1
+
+
+def test_compaction_stops_at_what_every_vchannel_has_flushed(log: LogTable, current: CurrentTable) -> None:
+    log.flush([], start={V1: 0}, end={V1: 9}, positions={V1: position(9)})
+    with pytest.raises(InvalidRequest, match=V1):
+        compact(log, current, 10)
+    assert compact(log, current, 9).t == 9
+    assert stored(current.path) == expected(9)
+
+
+def test_a_compaction_overtaken_by_another_changes_nothing(log: LogTable, current: CurrentTable) -> None:
+    other = CurrentTable.open(current.path)
+    compact(log, current, 4)
+    rows = read_current_at(log, 2)
+    # `other` still has the empty table in hand, as if it had read the log before `current` committed.
+    assert not other.merge(_as_changes(rows.to_table()), 2)
+    assert stored(current.path) == expected(4)
+    assert compact(log, other, 10).t == 10
+    assert compact(log, current, 7).t == 10
+    assert stored(current.path) == expected(10)
+
+
+def _as_changes(rows: pa.Table) -> NewestVersions:
+    rows = rows.select([*SCHEMA.names, "_ts", "_op"])
+    rows = rows.cast(stored_schema(rows.schema))
+    return NewestVersions(rows.schema, rows.num_rows, {}, iter(rows.to_batches()))
+
+
+CRASH = """
+import os, signal, sys
+from tidewal.actors.datanode import current_table
+from tidewal.actors.datanode.log_table import LogTable
+log = LogTable.open(sys.argv[1])
+current = current_table.CurrentTable.open(sys.argv[2])
+current_table.sync_added_files = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+current_table.compact(log, current, 10, rows_per_step=5)
+"""
+
+
+def test_a_compaction_killed_between_its_steps_goes_on_where_it_was(log: LogTable, current: CurrentTable) -> None:
+    reached = []
+    while current.t < 10:
+        died = subprocess.run([sys.executable, "-c", CRASH, str(log.path), str(current.path)], check=False)
+        assert died.returncode == -signal.SIGKILL
+        reached.append(current.t)
+        assert stored(current.path) == expected(reached[-1])
+    assert reached == [5, 10]
+    assert compact(log, current, 10).merged == 0
+
+
+def test_joining_files_and_vacuum_keep_rows_and_positions(log: LogTable, current: CurrentTable) -> None:
+    assert log.compact_files() == 2
+    assert log.compact_files() == 0
+    orphan, young = log.path / "part-old.parquet", log.path / "part-young.parquet"
+    for file in (orphan, young):
+        file.write_bytes(b"")
+    long_ago = time.time() - 2 * 24 * 3600
+    os.utime(orphan, (long_ago, long_ago))
+    assert log.vacuum() == 1
+    assert (orphan.exists(), young.exists()) == (False, True)
+    with pytest.raises(InvalidRequest):
+        log.vacuum(0)
+    assert LogTable.open(log.path).positions() == log.positions() == {V0: position(10)}
+    compact(log, current, 10, rows_per_step=3)
+    assert current.vacuum() == 0
+    assert stored(current.path) == expected(10)
+    log.flush(versions([11]), start={V0: 10}, end={V0: 11}, positions={V0: position(11)})
+    assert read_current_at(log, 11).rows == len(expected(10)) + 1
+
+
+def test_a_flush_from_before_joining_starts_over(log: LogTable) -> None:
+    other = LogTable.open(log.path)
+    log.compact_files()
+    assert not other.flush(versions([11]), start={V0: 10}, end={V0: 11}, positions={V0: position(11)}).replayed
+    assert log.positions() == {V0: position(11)}
+
+
+def test_missing_files_are_told(log: LogTable, current: CurrentTable) -> None:
+    next(log.path.glob("*.parquet")).unlink()
+    with pytest.raises(CorruptLog):
+        compact(log, current, 10)
+    with pytest.raises(CorruptLog):
+        read_current_at(log, 10)
+    assert current.t == 0
+
+
+def test_tables_of_different_columns(log: LogTable, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSchema):
+        compact(log, CurrentTable.open(tmp_path / "other", SCHEMA.remove(1), KEY), 10)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), unique=True),
+    st.booleans(),
+)
+def test_newest_picks_the_highest_order_of_each_key(rows: list[tuple[int, int, int, int]], text: bool) -> None:
+    keys = [f"k{row[0]}" if text else row[0] for row in rows]
+    columns = {name: [row[place + 1] for row in rows] for place, name in enumerate(ORDER)}
+    table = pa.table({"key": pa.array(keys, pa.string() if text else pa.int64()), **columns})
+    picked = {row for row, mark in zip(rows, newest(table, "key"), strict=True) if mark}
+    best: dict[int, tuple[int, int, int, int]] = {}
+    for row in rows:
+        best[row[0]] = max(best.get(row[0], row), row)
+    assert picked == set(best.values())
