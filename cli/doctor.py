@@ -1,0 +1,154 @@
+"""`tidewal doctor`: what is installed, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .java import MINIMAL_JAVA, Java, find_java
+
+__all__ = ["Check", "Java", "doctor", "examine", "find_java"]
+
+MINIMAL_PYTHON = (3, 11)
+MINIMAL_FREE_BYTES = 512 * 1024 * 1024  # a fresh log with its spare segments, and room to write
+
+# These load compiled code, which can be installed and still not fit the machine.
+COMPILED = ("deltalake", "pyarrow", "rocksdict", "uvloop")
+
+Status = Literal["ok", "missing", "optional"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at. `optional` is absent too, and only needed for what `advice` names."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+def doctor(
+    path: Annotated[Path, typer.Option(help="Where the log is to live; its disk is checked.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show what is installed, what is missing, and what to do about it.
+
+    The exit status is 1 where something is missing that Tidewal cannot run without.
+    """
+    checks = examine(path)
+    if as_json:
+        typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        _print_table(checks)
+    if any(check.status == "missing" for check in checks):
+        raise typer.Exit(1)
+
+
+def examine(path: Path = Path()) -> list[Check]:
+    """Look at everything; nothing found is an error here."""
+    return [_python(), *_distributions(), _java(find_java()), _disk(path), _unix_sockets()]
+
+
+def _print_table(checks: list[Check]) -> None:
+    table = Table("", "what", "found", "what to do", box=None)
+    marks = {"ok": "[green]ok[/]", "missing": "[red]missing[/]", "optional": "[yellow]optional[/]"}
+    for check in checks:
+        table.add_row(marks[check.status], check.name, check.found, check.advice)
+    Console().print(table)
+
+
+def _python() -> Check:
+    found = f"{platform.python_implementation()} {platform.python_version()}"
+    if sys.version_info[:2] >= MINIMAL_PYTHON:
+        return Check("Python", "ok", found)
+    wanted = ".".join(str(part) for part in MINIMAL_PYTHON)
+    return Check("Python", "missing", found, f"install Python {wanted} or newer")
+
+
+def _distributions() -> Iterator[Check]:
+    """Check what the installed package itself says that it needs, the extras' requirements as optional."""
+    try:
+        requirements = metadata.requires("tidewal") or []
+    except metadata.PackageNotFoundError:
+        yield Check("tidewal", "missing", "", "install the package: pip install tidewal")
+        return
+    yield Check("tidewal", "ok", metadata.version("tidewal"))
+    extras: dict[str, str] = {}
+    for requirement in requirements:
+        name, extra = _parse(requirement)
+        if name == "tidewal" or extra == "all":
+            continue
+        if extra is None:
+            yield _distribution(name, None)
+        else:
+            extras.setdefault(name, extra)
+    for name, extra in extras.items():
+        yield _distribution(name, extra)
+
+
+def _parse(requirement: str) -> tuple[str, str | None]:
+    """Split `aiokafka<1,>=0.14; extra == "kafka"` into the name and the extra."""
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    extra = re.search(r"""extra\s*==\s*["']([^"']+)""", requirement)
+    assert name is not None
+    return name[0], extra[1] if extra else None
+
+
+def _distribution(name: str, extra: str | None) -> Check:
+    try:
+        version = metadata.version(name)
+        if name in COMPILED:
+            importlib.import_module(name)
+    except metadata.PackageNotFoundError:
+        if extra is None:
+            return Check(name, "missing", "", f"pip install {name}")
+        return Check(name, "optional", "", f"for {extra}: pip install 'tidewal[{extra}]'")
+    except ImportError as error:
+        return Check(name, "missing", f"does not load: {error}", f"pip install --force-reinstall {name}")
+    return Check(name, "ok", version)
+
+
+def _java(java: Java | None) -> Check:
+    advice = f"for Spark and the demo: install a JDK {MINIMAL_JAVA} or newer and set JAVA_HOME"
+    if java is None:
+        return Check("Java", "optional", "", advice)
+    found = f"{java.version} in {java.home}"
+    return Check("Java", "ok", found) if java.suffices else Check("Java", "optional", found, advice)
+
+
+def _disk(path: Path) -> Check:
+    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    found = f"{free_bytes / 2**30:.1f} GiB in {existing}"
+    if free_bytes >= MINIMAL_FREE_BYTES:
+        return Check("free disk", "ok", found)
+    return Check("free disk", "missing", found, f"free {MINIMAL_FREE_BYTES >> 20} MiB, or set rocksmq.path elsewhere")
+
+
+def _unix_sockets() -> Check:
+    """Bind one where a log would have it: the owner of a RocksMQ directory serves other processes through it."""
+    name = "Unix sockets"
+    if not hasattr(socket, "AF_UNIX"):
+        return Check(name, "missing", "not on this platform", "run on Linux or macOS")
+    try:
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(Path(folder) / "probe.sock"))
+    except OSError as error:
+        return Check(name, "missing", str(error), "set TMPDIR to a short path on a local disk")
+    return Check(name, "ok", "can be bound")

@@ -1,0 +1,41 @@
+"""The command `tidewal`. Each command lives in a module of its own and is registered here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ..runtime.errors import TidewalError
+from .doctor import doctor
+
+FAILED = 2  # exit status for an error that Tidewal raised on purpose
+
+app = typer.Typer(
+    name="tidewal",
+    help="A streaming runtime in which the log is the system.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it: one command alone would lose its name
+    pass
+
+
+app.command()(doctor)
+
+
+def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:
+    """Run a command and exit: 0 when it worked, 2 with one line for an error that Tidewal raised on purpose.
+
+    Any other exception is a defect and keeps its traceback.
+    """
+    try:
+        application(args=arguments, prog_name="tidewal")
+    except TidewalError as error:
+        line = " ".join(error.message.split())
+        print(f"tidewal: {type(error).__name__}: {line}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
