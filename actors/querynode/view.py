@@ -1,0 +1,146 @@
+"""What the rows of a shard look like at one moment: chunks of columns, and which of their rows are current.
+
+A view answers questions chunk by chunk, reading only the columns a question needs. A live view (`RowStore.view`) is
+valid until the next change; a snapshot (`RowStore.snapshot`) never changes, so a worker thread may take its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...runtime.errors import InvalidRequest
+from ...runtime.schema import CollectionSchema
+from .filter import Filter
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+class OrderBy(NamedTuple):
+    """One column to sort by; nulls come last either way."""
+
+    column: str
+    ascending: bool = True
+
+
+class Chunk(NamedTuple):
+    """Some rows and which of them are current."""
+
+    rows: pa.RecordBatch
+    alive: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The rows of one shard."""
+
+    schema: CollectionSchema
+    chunks: tuple[Chunk, ...]
+
+    def selected(self, where: Filter | None) -> Iterator[tuple[pa.RecordBatch, Mask]]:
+        """Each chunk with the mask of its current rows for which the filter holds."""
+        for rows, alive in self.chunks:
+            yield rows, alive if where is None else alive & where.mask(rows)
+
+    def count(self, where: Filter | None = None) -> int:
+        """How many rows the filter holds for."""
+        return sum(int(np.count_nonzero(mask)) for _, mask in self.selected(where))
+
+    def query(
+        self,
+        where: Filter | None = None,
+        columns: Sequence[str] | None = None,
+        order_by: Sequence[OrderBy] = (),
+        limit: int | None = None,
+    ) -> pa.Table:
+        """The rows the filter holds for, with `columns` (all by default), sorted, at most `limit` of them.
+
+        Rows that sort as equal are in the order of their keys; without `order_by` the order is not defined.
+        Raises `InvalidRequest` for unknown columns, a vector to sort by, or a negative limit.
+        """
+        names = checked_columns(self.schema, columns)
+        check_order(self.schema, order_by)
+        check_limit(limit)
+        keys = sort_keys(self.schema, order_by)
+        fetched = list(dict.fromkeys([*names, *(name for name, _ in keys)]))
+        parts: list[pa.RecordBatch] = []
+        found = 0
+        for rows, mask in self.selected(where):
+            if limit is not None and not keys and found >= limit:
+                break
+            positions = np.flatnonzero(mask)
+            if limit is not None:
+                positions = _foremost(rows, positions, keys, limit)
+            if len(positions):
+                parts.append(_gather(rows.select(fetched), positions))
+                found += len(positions)
+        arrow = self.schema.arrow()
+        table = pa.Table.from_batches(parts, pa.schema([arrow.field(name) for name in fetched]))
+        return ordered(table, keys, limit).select(names)
+
+
+def checked_columns(schema: CollectionSchema, columns: Sequence[str] | None) -> list[str]:
+    """The names of the columns asked for, all fields by default. Raises `InvalidRequest` for an unknown one."""
+    if columns is None:
+        return [field.name for field in schema.fields]
+    for name in columns:
+        if schema.find(name) is None:
+            raise InvalidRequest(f"collection {schema.name!r} has no column {name!r}")
+    return list(dict.fromkeys(columns))
+
+
+def check_order(schema: CollectionSchema, order_by: Sequence[OrderBy]) -> None:
+    """Raise `InvalidRequest` for a column that is unknown or has no order."""
+    checked_columns(schema, [name for name, _ in order_by])
+    for name, _ in order_by:
+        field = schema.find(name)
+        if field is not None and field.type == "float_vector":
+            raise InvalidRequest(f"rows cannot be sorted by the vector {name!r}")
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise `InvalidRequest` for a negative limit."""
+    if limit is not None and limit < 0:
+        raise InvalidRequest(f"a limit cannot be negative: {limit}")
+
+
+def sort_keys(schema: CollectionSchema, order_by: Sequence[OrderBy]) -> list[tuple[str, str]]:
+    """Arrow's sort keys, the primary key last, so that ties have one order."""
+    if not order_by:
+        return []
+    keys = {name: "ascending" if ascending else "descending" for name, ascending in reversed(order_by)}
+    keys = dict(reversed(keys.items()))
+    keys.setdefault(schema.primary_key, "ascending")
+    return list(keys.items())
+
+
+def ordered(table: pa.Table, keys: list[tuple[str, str]], limit: int | None) -> pa.Table:
+    """The table sorted by `keys` (as it is without any), cut at `limit`."""
+    if keys and table.num_rows > 1:
+        table = table.take(pc.sort_indices(table, sort_keys=keys))
+    return table if limit is None else table.slice(0, limit)
+
+
+def _foremost(
+    rows: pa.RecordBatch, positions: npt.NDArray[np.intp], keys: list[tuple[str, str]], limit: int
+) -> npt.NDArray[np.intp]:
+    """At most `limit` of the positions, those that sort first."""
+    if not keys or len(positions) <= limit:
+        return positions[:limit]
+    sortable = _gather(rows.select([name for name, _ in keys]), positions)
+    order = pc.sort_indices(sortable, sort_keys=keys)
+    return positions[order.slice(0, limit).to_numpy(zero_copy_only=False)]
+
+
+def _gather(rows: pa.RecordBatch, positions: npt.NDArray[np.intp]) -> pa.RecordBatch:
+    return rows if len(positions) == rows.num_rows and _in_order(positions) else rows.take(pa.array(positions))
+
+
+def _in_order(positions: npt.NDArray[np.intp]) -> bool:
+    return bool((positions[1:] > positions[:-1]).all())
