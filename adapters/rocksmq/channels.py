@@ -1,0 +1,154 @@
+"""What the journal says about channels: a table that the writer and recovery change by the same records.
+
+Control records (msgpack lists in channel number 0 of a frame) create and drop channels, truncate, hold, count lives
+("boots") of the directory, and snapshot the whole table. Each segment begins with a snapshot, so no older segment is
+needed to know the channels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import msgpack
+
+from ...runtime.errors import InvalidRequest
+from ...runtime.wal import ChannelPolicy, Durability
+
+ID_BYTES = 8
+LIFE_SHIFT = 40  # ids of a life that may have forgotten some begin at `boot << LIFE_SHIFT`
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
+
+
+def check_name(channel: str) -> None:
+    """Raise `InvalidRequest` unless it can name a channel."""
+    if not _NAME.fullmatch(channel):
+        raise InvalidRequest(f"channel name {channel!r}: 1-250 characters of A-Z a-z 0-9 . _ - are allowed")
+
+
+def encode_id(number: int) -> bytes:
+    return number.to_bytes(ID_BYTES, "big")
+
+
+def decode_id(id: bytes) -> int:
+    """Raise `InvalidRequest` for what no RocksMQ gave out."""
+    if len(id) != ID_BYTES:
+        raise InvalidRequest(f"{id!r} is no message id of rocksmq: {ID_BYTES} bytes are expected")
+    return int.from_bytes(id, "big")
+
+
+def encode_policy(policy: ChannelPolicy) -> dict[str, object]:
+    return asdict(policy) | {"acks": policy.acks.value}
+
+
+def decode_policy(picture: dict[str, Any]) -> ChannelPolicy:
+    return ChannelPolicy(**picture | {"acks": Durability(picture["acks"])})
+
+
+@dataclass(slots=True)
+class ChannelState:
+    """The journalled facts of one channel. Ids are numbers; `floor` lies below the first id it ever gave out."""
+
+    number: int
+    name: str
+    policy: ChannelPolicy
+    floor: int = 0
+    last_id: int = 0
+    max_timestamp: int = 0
+    truncated_to: int = 0  # ids below may go
+    holds: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def kept_from(self) -> int:
+        """Retention may not pass this id for a holder's sake."""
+        return min(self.holds.values(), default=1 << 63)
+
+
+def create(state: ChannelState) -> bytes:
+    return _pack("create", state.number, state.name, encode_policy(state.policy), state.floor)
+
+
+def drop(number: int) -> bytes:
+    return _pack("drop", number)
+
+
+def truncate(number: int, id: int) -> bytes:
+    return _pack("truncate", number, id)
+
+
+def hold(number: int, holder: str, id: int | None) -> bytes:
+    return _pack("hold", number, holder, id)
+
+
+def boot(number: int) -> bytes:
+    return _pack("boot", number)
+
+
+def _pack(*record: object) -> bytes:
+    return cast(bytes, msgpack.packb(record))
+
+
+class ChannelTable:
+    """All channels as of one point in the journal."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, ChannelState] = {}
+        self.next_number = 1
+        self.boot = 0
+        self.floor = 0  # no dropped channel ever gave out a higher id
+        self.wall_ms = 0  # when the last snapshot was taken
+
+    def apply(self, body: bytes | memoryview) -> None:
+        """Let one control record take effect."""
+        record: list[Any] = msgpack.unpackb(body)
+        match record:
+            case ["create", number, name, policy, floor]:
+                state = ChannelState(number, name, decode_policy(policy), floor, last_id=floor)
+                self.by_number[number] = state
+                self.next_number = max(self.next_number, number + 1)
+            case ["drop", number]:
+                gone = self.by_number.pop(number, None)
+                self.floor = max(self.floor, gone.last_id if gone and not gone.policy.ephemeral else 0)
+            case ["truncate", number, id]:
+                state = self.by_number[number]
+                state.truncated_to = max(state.truncated_to, id)
+            case ["hold", number, holder, id]:
+                holds = self.by_number[number].holds
+                holds.pop(holder, None) if id is None else holds.update({holder: id})
+            case ["boot", number]:
+                self.boot = max(self.boot, number)
+            case ["snapshot", picture]:
+                self._restore(picture)
+            case _:
+                raise ValueError(f"unknown control record {record[:1]!r}")
+
+    def advance(self, number: int, last_id: int, max_timestamp: int) -> None:
+        """Note that the channel's entries up to `last_id` are in the journal."""
+        state = self.by_number.get(number)
+        if state is not None:
+            state.last_id = max(state.last_id, last_id)
+            state.max_timestamp = max(state.max_timestamp, max_timestamp)
+
+    def snapshot(self, wall_ms: int) -> bytes:
+        """The record that begins a segment; `wall_ms` bounds the age of all that lies before it."""
+        channels = [
+            [s.number, s.name, encode_policy(s.policy), s.floor, s.last_id, s.max_timestamp, s.truncated_to, s.holds]
+            for s in self.by_number.values()
+        ]
+        picture = {
+            "next_number": self.next_number,
+            "boot": self.boot,
+            "floor": self.floor,
+            "wall_ms": wall_ms,
+            "channels": channels,
+        }
+        return _pack("snapshot", picture)
+
+    def _restore(self, picture: dict[str, Any]) -> None:
+        self.next_number, self.boot = picture["next_number"], picture["boot"]
+        self.floor, self.wall_ms = picture["floor"], picture["wall_ms"]
+        self.by_number = {
+            number: ChannelState(number, name, decode_policy(policy), *rest)
+            for number, name, policy, *rest in picture["channels"]
+        }

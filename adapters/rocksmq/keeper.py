@@ -1,0 +1,76 @@
+"""The keeper: a thread that makes segments ready ahead of need, applies retention and watches free space."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+SPARE_TIMEOUT_S = 30.0
+
+
+class Keeper:
+    """Runs `prepare` whenever a spare is wanted, and `tick` twice a second."""
+
+    def __init__(self, wants_spare: Callable[[], bool], prepare: Callable[[], None], tick: Callable[[], None]) -> None:
+        self._wants_spare, self._prepare, self._tick = wants_spare, prepare, tick
+        self._wake = threading.Event()
+        self._attempted = threading.Condition()
+        self._attempts = 0
+        self._error: OSError | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="tidewal-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look now whether a spare is wanted."""
+        self._wake.set()
+
+    def need_spare(self) -> OSError | None:
+        """Wait until a spare is ready or an attempt to make one failed; return that error."""
+        with self._attempted:
+            attempts = self._attempts
+            self._wake.set()
+            done = self._attempted.wait_for(
+                lambda: not self._wants_spare() or self._attempts > attempts or self._stopping, SPARE_TIMEOUT_S
+            )
+            if not done:
+                return TimeoutError(f"not ready within {SPARE_TIMEOUT_S} s")
+            return self._error
+
+    def stop(self) -> None:
+        with self._attempted:
+            self._stopping = True
+            self._attempted.notify_all()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            if self._wants_spare():
+                self._attempt()
+            try:
+                self._tick()
+            except Exception:
+                _log.exception("the journal's upkeep failed; it is tried again")
+            if not self._stopping:
+                self._wake.wait(TICK_S)
+
+    def _attempt(self) -> None:
+        error: OSError | None = None
+        try:
+            self._prepare()
+        except OSError as failed:
+            error = failed
+            _log.warning("no segment could be made ready: %s", failed)
+        with self._attempted:
+            self._attempts += 1
+            self._error = error
+            self._attempted.notify_all()

@@ -1,0 +1,158 @@
+"""A reader of one channel: from the shared tail while it keeps up, from the journal's files while it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from ...runtime.errors import ChannelNotFound, InvalidRequest, PositionLost, TidewalError
+from ...runtime.wal import Entry, From, FromId, FromTime, Start
+from .channels import decode_id, encode_id
+from .history import Cursor, Gone, History
+from .live import Channel
+from .wakeup import Hub
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """What a reader needs of the store."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def history(self) -> History: ...
+
+    def find(self, channel: str) -> Channel: ...
+
+    def first_visible(self, channel: Channel) -> int: ...
+
+    def find_timestamp(self, channel: Channel, timestamp: int) -> int | None:
+        """Blocks."""
+        ...
+
+    async def blocking(self, call: Callable[[], T]) -> T:
+        """Run a blocking read on a thread for it."""
+        ...
+
+    def hub(self) -> Hub: ...
+
+
+class Reader:
+    """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
+
+    def __init__(self, source: Source, channel: str, start: Start) -> None:
+        self._source = source
+        self._name = channel
+        self._start = start
+        self._channel: Channel | None = None
+        self._next_id = 0
+        self._cursor: Cursor | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def __aiter__(self) -> Reader:
+        return self
+
+    async def __anext__(self) -> Sequence[Entry]:
+        channel = self._channel
+        if channel is None:
+            if self._closed:
+                raise StopAsyncIteration
+            channel = await self._open()
+        while True:
+            if self._closed or self._source.closed:
+                raise StopAsyncIteration
+            if channel.dropped:
+                raise ChannelNotFound(f"channel {self._name} was dropped", channel=self._name)
+            entries = channel.tail.take(self._next_id)
+            if entries is None:
+                entries = await self._from_history(channel)
+            if entries:
+                self._next_id = decode_id(entries[-1].id) + 1
+                return entries
+            if self._next_id > channel.visible_to:
+                await self._wait(channel)
+
+    async def aclose(self) -> None:
+        """End the iteration, also for a task that is waiting in it."""
+        self._closed = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _open(self) -> Channel:
+        channel = self._source.find(self._name)
+        match self._start:
+            case From.EARLIEST:
+                self._next_id = self._source.first_visible(channel)
+            case From.LATEST:
+                self._next_id = channel.visible_to + 1
+            case FromId(id, inclusive):
+                self._next_id = first_wanted(channel, id, inclusive=inclusive)
+            case FromTime(timestamp):
+                end = channel.visible_to + 1
+                found = await self._source.blocking(lambda: self._source.find_timestamp(channel, timestamp))
+                self._next_id = end if found is None else found
+        self._channel = channel
+        return channel
+
+    async def _from_history(self, channel: Channel) -> Sequence[Entry]:
+        if channel.policy.ephemeral:
+            self._next_id = channel.tail.forgotten_to + 1
+            return ()
+        if self._next_id <= channel.removed_to:
+            raise lost(channel, encode_id(self._next_id))
+        next_id, cursor, upto_id = self._next_id, self._cursor, channel.tail.forgotten_to
+        try:
+            entries, self._cursor = await self._source.blocking(
+                lambda: self._source.history.read(channel.number, next_id, upto_id, cursor)
+            )
+        except Gone:
+            self._cursor = None
+            return ()
+        except TidewalError:
+            if self._closed or self._source.closed:
+                raise StopAsyncIteration from None
+            raise
+        if not entries and self._cursor is None and next_id > channel.removed_to:
+            self._next_id = upto_id + 1  # ids may have holes where a life ended
+        return entries
+
+    async def _wait(self, channel: Channel) -> None:
+        hub = self._source.hub()
+        waiter = self._waiter = hub.loop.create_future()
+        place = (hub, waiter)
+        channel.waiters.add(place)
+        try:
+            if channel.visible_to >= self._next_id or channel.dropped or self._source.closed or self._closed:
+                return
+            await waiter
+        finally:
+            self._waiter = None
+            channel.waiters.discard(place)
+
+
+def first_wanted(channel: Channel, id: bytes, *, inclusive: bool) -> int:
+    """The first id to deliver for a start at `id`. Raises `PositionLost`."""
+    try:
+        number = decode_id(id)
+    except InvalidRequest:
+        raise lost(channel, id) from None
+    wanted = number if inclusive else number + 1
+    if channel.policy.ephemeral:
+        return min(max(wanted, channel.tail.forgotten_to + 1), channel.visible_to + 1)
+    if wanted <= channel.removed_to or number > channel.visible_to:
+        raise lost(channel, id)
+    return wanted
+
+
+def lost(channel: Channel, requested: bytes) -> PositionLost:
+    first = encode_id(max(channel.first_id, channel.removed_to + 1))
+    return PositionLost(
+        f"position {requested.hex()} is not in channel {channel.name}, whose first is {first.hex()}",
+        requested=requested,
+        first_available=first,
+        channel=channel.name,
+    )

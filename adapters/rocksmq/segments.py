@@ -1,0 +1,276 @@
+"""Segment files: where frames lie, made ready ahead of need and used again after retention.
+
+A segment is a 4 KiB header (version, epoch, salt, size, checksum) and room for frames, filled with zeros before its
+first use: a sync of a file that grows, or of blocks never written, costs a metadata commit each time. Epochs count up
+over the whole life of the directory and are part of the file's name; a recycled file gets a new epoch and a new salt.
+A segment takes its final name only when all this is durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+
+import xxhash
+
+from ...runtime.disk import Disk, write_all
+from ...runtime.errors import CorruptLog, FormatTooNew
+from .frame import Scanner
+
+VERSION = 1
+HEADER_BYTES = 4096
+SUFFIX = ".segment"
+PREPARING = "preparing"
+RECYCLABLE = "recyclable-"
+ZERO_BYTES = 1024 * 1024
+ZERO_SYNC_BYTES = 8 * ZERO_BYTES  # so that one huge sync of zeros never stands before a commit's small one
+
+_HEADER = Struct("<8sIIQQQ")
+_CHECKSUM = Struct("<Q")
+_MAGIC = b"TIDEWAL\n"
+
+
+@dataclass(slots=True)
+class Segment:
+    """One open segment file. `end` is where its known frames end; readers go no further."""
+
+    epoch: int
+    salt: int
+    size: int
+    path: str
+    file: int
+    end: int = HEADER_BYTES
+    readers: int = 0
+    closing: bool = False
+
+    @property
+    def room(self) -> int:
+        return self.size - self.end
+
+
+class Segments:
+    """The segments of one journal directory. Thread-safe.
+
+    Segments in use are a run of epochs without gaps; `take_spare` adds the next, `recycle_first` ends the oldest.
+    """
+
+    def __init__(self, disk: Disk, directory: str, segment_bytes: int, spares: int) -> None:
+        self.directory = directory
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._spare_limit = spares
+        self._live: dict[int, Segment] = {}
+        self._spare: Segment | None = None
+        self._recyclable: list[str] = []
+        self._lock = threading.Lock()
+
+    @property
+    def capacity(self) -> int:
+        """The largest frame there is room for, with a reserve for the snapshot that begins each segment."""
+        return self._segment_bytes - HEADER_BYTES - self._segment_bytes // 8
+
+    # ---- opening -----------------------------------------------------------------------------------------------------
+
+    def load(self) -> list[Segment]:
+        """Open what is there, oldest first; the last ones may hold no frames yet. Raises `CorruptLog` for a damaged
+        header or a missing segment, `FormatTooNew`."""
+        found: list[Segment] = []
+        for name in sorted(self._disk.names(self.directory)):
+            path = os.path.join(self.directory, name)
+            if name.endswith(SUFFIX):
+                found.append(self._open(path))
+            elif name.startswith(PREPARING):
+                self._disk.remove(path)
+            elif name.startswith(RECYCLABLE):
+                self._adopt_recyclable(path)
+        for before, after in zip(found, found[1:], strict=False):
+            if after.epoch != before.epoch + 1:
+                raise CorruptLog(
+                    f"segment {before.epoch + 1} is missing before {after.path}", path=after.path, offset=0
+                )
+        self._live = {segment.epoch: segment for segment in found}
+        return found
+
+    def _open(self, path: str) -> Segment:
+        file = self._disk.open(path)
+        try:
+            head = self._disk.read(file, HEADER_BYTES, 0)
+            if len(head) < HEADER_BYTES:
+                raise CorruptLog(f"{path} is shorter than its header", path=path, offset=0)
+            magic, version, _, epoch, salt, size = _HEADER.unpack_from(head)
+            if (
+                magic == _MAGIC
+                and version > VERSION
+                and _checksum(head) == _CHECKSUM.unpack_from(head, _HEADER.size)[0]
+            ):
+                raise FormatTooNew(
+                    f"{path} has format {version}, this Tidewal reads up to {VERSION}", found=version, supported=VERSION
+                )
+            good = magic == _MAGIC and _checksum(head) == _CHECKSUM.unpack_from(head, _HEADER.size)[0]
+            if not good or os.path.basename(path) != _name(epoch) or self._disk.size(file) < size:
+                raise CorruptLog(f"the header of {path} is damaged", path=path, offset=0)
+        except BaseException:
+            self._disk.close(file)
+            raise
+        return Segment(epoch, salt, size, path, file)
+
+    def _adopt_recyclable(self, path: str) -> None:
+        file = self._disk.open(path)
+        size = self._disk.size(file)
+        self._disk.close(file)
+        if size == self._segment_bytes and len(self._recyclable) < self._spare_limit:
+            self._recyclable.append(path)
+        else:
+            self._disk.remove(path)
+
+    def set_spare(self, segment: Segment) -> None:
+        """Declare the newest loaded segment, which holds no frames, to be the spare."""
+        with self._lock:
+            del self._live[segment.epoch]
+            self._spare = segment
+
+    # ---- ahead of need -----------------------------------------------------------------------------------------------
+
+    @property
+    def wants_spare(self) -> bool:
+        return self._spare is None
+
+    def prepare_spare(self) -> None:
+        """Make the next segment ready. Slow. Raises `OSError`, having changed nothing that counts."""
+        epoch = max(self._live, default=0) + 1
+        preparing = os.path.join(self.directory, PREPARING)
+        recycled = self._claim_recyclable(preparing)
+        file = self._disk.open(preparing, create=not recycled)
+        try:
+            if not recycled:
+                self._fill(file)
+            salt = int.from_bytes(os.urandom(8), "little")
+            write_all(self._disk, file, [_encode_header(epoch, salt, self._segment_bytes)], 0)
+            self._disk.sync(file)
+            path = os.path.join(self.directory, _name(epoch))
+            self._disk.rename(preparing, path)
+            self._disk.sync_directory(self.directory)
+        except BaseException:
+            self._disk.close(file)
+            with contextlib.suppress(OSError):
+                self._disk.remove(preparing)
+            raise
+        with self._lock:
+            self._spare = Segment(epoch, salt, self._segment_bytes, path, file)
+
+    def _claim_recyclable(self, target: str) -> bool:
+        with self._lock:
+            path = self._recyclable.pop() if self._recyclable else None
+        if path is None:
+            return False
+        self._disk.rename(path, target)
+        return True
+
+    def _fill(self, file: int) -> None:
+        zeros = bytes(ZERO_BYTES)
+        for offset in range(0, self._segment_bytes, ZERO_BYTES):
+            size = min(ZERO_BYTES, self._segment_bytes - offset)
+            write_all(self._disk, file, [memoryview(zeros)[:size]], offset)
+            if (offset + size) % ZERO_SYNC_BYTES == 0:
+                self._disk.sync(file)
+        self._disk.sync(file)
+
+    def take_spare(self) -> Segment | None:
+        """The next segment, in use from now on; None while it is not ready."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                self._live[spare.epoch] = spare
+            return spare
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def first_epoch(self) -> int:
+        """The oldest epoch in use, or the next when there is none."""
+        with self._lock:
+            return next(iter(self._live), 1)
+
+    @property
+    def epochs(self) -> list[int]:
+        with self._lock:
+            return list(self._live)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk, spares included."""
+        with self._lock:
+            known = [*self._live.values(), *([self._spare] if self._spare else [])]
+            return sum(segment.size for segment in known) + len(self._recyclable) * self._segment_bytes
+
+    @property
+    def spares(self) -> int:
+        return (self._spare is not None) + len(self._recyclable)
+
+    def holds(self, epoch: int) -> bool:
+        return epoch in self._live
+
+    @contextlib.contextmanager
+    def reading(self, epoch: int, offset: int) -> Iterator[tuple[Segment, Scanner] | None]:
+        """A scanner over the known frames of a segment, or None when retention has taken it."""
+        with self._lock:
+            segment = self._live.get(epoch)
+            if segment is not None:
+                segment.readers += 1
+        if segment is None:
+            yield None
+            return
+        try:
+            yield segment, Scanner(self._disk, segment.file, epoch, segment.salt, offset, segment.end)
+        finally:
+            with self._lock:
+                segment.readers -= 1
+                if segment.closing and not segment.readers:
+                    self._disk.close(segment.file)
+
+    # ---- after retention ---------------------------------------------------------------------------------------------
+
+    def recycle_first(self) -> None:
+        """Take the oldest segment out of use; keep its file for the next spare, or remove it. Readers inside it finish
+        what they are reading: what they get either passes its checksum or counts as gone."""
+        with self._lock:
+            epoch = next(iter(self._live))
+            segment = self._live.pop(epoch)
+            segment.closing = True
+            if not segment.readers:
+                self._disk.close(segment.file)
+            keep = segment.size == self._segment_bytes and len(self._recyclable) < self._spare_limit
+        if keep:
+            path = os.path.join(self.directory, f"{RECYCLABLE}{epoch:016d}")
+            self._disk.rename(segment.path, path)
+            with self._lock:
+                self._recyclable.append(path)
+        else:
+            self._disk.remove(segment.path)
+        self._disk.sync_directory(self.directory)
+
+    def close(self) -> None:
+        with self._lock:
+            segments = [*self._live.values(), *([self._spare] if self._spare else [])]
+            self._live, self._spare = {}, None
+            for segment in segments:
+                segment.closing = True
+                if not segment.readers:
+                    self._disk.close(segment.file)
+
+
+def _name(epoch: int) -> str:
+    return f"{epoch:016d}{SUFFIX}"
+
+
+def _encode_header(epoch: int, salt: int, size: int) -> bytes:
+    fields = _HEADER.pack(_MAGIC, VERSION, 0, epoch, salt, size)
+    return (fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))).ljust(HEADER_BYTES, b"\0")
+
+
+def _checksum(head: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(head[: _HEADER.size])

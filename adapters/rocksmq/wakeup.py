@@ -1,0 +1,65 @@
+"""Wake event loops from other threads: one `call_soon_threadsafe` for all that one commit has to say to a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from typing import TypeVar
+
+from ...runtime.errors import TidewalError
+
+T = TypeVar("T")
+
+
+class Hub:
+    """Settles futures of one event loop, from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._thread = threading.get_ident()
+        self._queue: deque[tuple[asyncio.Future[object], object]] = deque()
+        self._scheduled = False
+
+    def settle(self, future: asyncio.Future[T], result: T | TidewalError) -> None:
+        """Give the future its result or error; at once when called on the loop's own thread."""
+        if threading.get_ident() == self._thread:
+            _set(future, result)
+            return
+        self._queue.append((future, result))  # type: ignore[arg-type]
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self.loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed, and with it went everybody who waited
+                self._queue.clear()
+
+    def _drain(self) -> None:
+        self._scheduled = False  # before taking: whoever adds from now on schedules again
+        while self._queue:
+            _set(*self._queue.popleft())
+
+
+def _set(future: asyncio.Future[T], result: T | TidewalError) -> None:
+    if future.done():
+        return
+    if isinstance(result, TidewalError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+class Hubs:
+    """The hub of each running loop."""
+
+    def __init__(self) -> None:
+        self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
+
+    def current(self) -> Hub:
+        """The hub of the running loop."""
+        loop = asyncio.get_running_loop()
+        hub = self._hubs.get(loop)
+        if hub is None:
+            self._hubs = {known: other for known, other in self._hubs.items() if not known.is_closed()}
+            hub = self._hubs[loop] = Hub(loop)
+        return hub

@@ -1,0 +1,118 @@
+"""The file layer under a journal: the few calls it needs, so that a test can stand in for a failing disk.
+
+Every call blocks and raises `OSError` as the system does; the journal decides what that means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from .wal import Payload
+
+IOVEC_LIMIT = 1024  # buffers that one pwritev takes on Linux
+
+
+class Disk(Protocol):
+    """Files by descriptor. A name or a write is durable only after its `sync` or `sync_directory` returned."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """Open for reading and writing; with `create` the file must not exist."""
+        ...
+
+    def close(self, file: int) -> None: ...
+
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        ...
+
+    def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
+        """Write buffers one after another at `offset` and return how many bytes were taken, perhaps too few."""
+        ...
+
+    def sync(self, file: int) -> None:
+        """Make what was written durable. After an error nothing is known about it: never call it again."""
+        ...
+
+    def size(self, file: int) -> int: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def names(self, directory: str) -> list[str]: ...
+
+    def sync_directory(self, directory: str) -> None: ...
+
+    def free_bytes(self, directory: str) -> int:
+        """Space that this process may still use on the directory's file system."""
+        ...
+
+
+class RealDisk:
+    """The operating system's files."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        return os.open(path, flags, 0o600)
+
+    def close(self, file: int) -> None:
+        os.close(file)
+
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        data = os.pread(file, size, offset)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        have = len(data)
+        while have < size and (data := os.pread(file, size - have, offset + have)):
+            pieces.append(data)
+            have += len(data)
+        return b"".join(pieces)
+
+    def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
+        return os.pwritev(file, buffers[:IOVEC_LIMIT], offset)
+
+    def sync(self, file: int) -> None:
+        os.fdatasync(file)
+
+    def size(self, file: int) -> int:
+        return os.fstat(file).st_size
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def names(self, directory: str) -> list[str]:
+        return os.listdir(directory)
+
+    def sync_directory(self, directory: str) -> None:
+        file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def free_bytes(self, directory: str) -> int:
+        info = os.statvfs(directory)
+        return info.f_bavail * info.f_frsize
+
+
+def write_all(disk: Disk, file: int, buffers: Sequence[Payload], offset: int) -> None:
+    """Write every byte, going on after short writes. Raises `OSError`; a write that takes nothing is one."""
+    pending = list(buffers)
+    while pending:
+        taken = disk.write(file, pending[:IOVEC_LIMIT], offset)
+        if taken <= 0:
+            raise OSError(f"a write at offset {offset} took no bytes")
+        offset += taken
+        first = 0
+        while first < len(pending) and taken >= (size := memoryview(pending[first]).nbytes):
+            taken -= size
+            first += 1
+        del pending[:first]
+        if taken:
+            pending[0] = memoryview(pending[0])[taken:]
