@@ -88,7 +88,7 @@ def test_order_and_limit(values: list[tuple[int | None, str | None]], up: bool, 
     expected = sorted(rows, key=lambda row: row["id"] or 0)
     for name, ascending in (("text", down), ("n", up)):
         known = [row for row in expected if row[name] is not None]
-        known.sort(key=lambda row: row[name], reverse=not ascending)  # noqa: B023 -- used at once
+        known.sort(key=lambda row: row[name], reverse=not ascending)
         expected = known + [row for row in expected if row[name] is None]
     assert found.column("id").to_pylist() == [row["id"] for row in expected[:limit]]
 
