@@ -1,0 +1,100 @@
+"""The columns of a DataFrame: the collection's, then what the log knows of each row.
+
+| column | Spark type | meaning |
+|---|---|---|
+| `_ts` | bigint | log time of the row, a hybrid timestamp |
+| `_op` | string | `insert`, `upsert` or `delete`; a delete has nothing but its key |
+| `_channel` | string | the vchannel; all versions of a key come through one |
+| `_watermark` | bigint | T of the cut the row was read up to: everything with `_ts` ≤ T has been read with it |
+| `_cseq` | bigint | the record's number in its channel |
+| `_row` | int | the row's place in its record |
+
+Of two versions of a key the one with the higher `(_ts, _cseq, _row)` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from ..runtime.errors import InvalidSchema
+from ..runtime.schema import CollectionSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+ORDER: Final = ("_ts", "_cseq", "_row")
+KEY_METADATA: Final = "tidewal.primaryKey"
+
+SYSTEM_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "_ts": pa.int64(),
+    "_op": pa.string(),
+    "_channel": pa.string(),
+    "_watermark": pa.int64(),
+    "_cseq": pa.int64(),
+    "_row": pa.int32(),
+}
+
+
+def arrow_columns(schema: CollectionSchema) -> dict[str, pa.DataType]:
+    """All columns of a collection's DataFrame, in the Arrow types that Spark takes: it knows no fixed-size lists."""
+    own = {each.name: _plain(each.arrow_type()) for each in schema.fields}
+    return {**own, **SYSTEM_COLUMNS}
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
+
+
+def spark_schema(schema: CollectionSchema) -> StructType:
+    """The same columns as Spark's schema. The primary key is marked in its metadata, where `latest` finds it."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType(
+        [
+            StructField(name, _spark_type(kind), True, {KEY_METADATA: True} if name == schema.primary_key else None)
+            for name, kind in arrow_columns(schema).items()
+        ]
+    )
+
+
+def _spark_type(kind: pa.DataType) -> DataType:
+    from pyspark.sql import types
+
+    if pa.types.is_list(kind):
+        return types.ArrayType(_spark_type(kind.value_type))
+    known: dict[pa.DataType, DataType] = {
+        pa.bool_(): types.BooleanType(),
+        pa.int8(): types.ByteType(),
+        pa.int16(): types.ShortType(),
+        pa.int32(): types.IntegerType(),
+        pa.int64(): types.LongType(),
+        pa.float32(): types.FloatType(),
+        pa.float64(): types.DoubleType(),
+        pa.string(): types.StringType(),
+        pa.timestamp("us", tz="UTC"): types.TimestampType(),
+    }
+    return known[kind]
+
+
+def chosen_columns(asked: StructType, schema: CollectionSchema) -> tuple[str, ...]:
+    """The names of the columns to read for `asked`, the schema that Spark works with: all, or those that the user
+    named with `.schema(...)`. Raises `InvalidSchema` when it names another column or type."""
+    own = {field.name: field.dataType for field in spark_schema(schema).fields}
+    for field in asked.fields:
+        if field.name not in own:
+            raise InvalidSchema(f"collection {schema.name!r} has no column {field.name!r}; it has {', '.join(own)}")
+        if field.dataType != own[field.name]:
+            raise InvalidSchema(
+                f"column {field.name!r} is {own[field.name].simpleString()}, not {field.dataType.simpleString()}: "
+                "leave .schema(...) out, or correct it"
+            )
+    return tuple(field.name for field in asked.fields)
+
+
+def arrow_schema(schema: CollectionSchema, columns: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of `columns`."""
+    known = arrow_columns(schema)
+    return pa.schema([(name, known[name]) for name in columns])

@@ -1,0 +1,75 @@
+"""Offsets are cuts. As Spark stores and compares them:
+
+    {"v": 1, "collection_id": 7, "t": T, "ends": {pchannel: [message id in hex, term, cseq]}}
+
+An offset says that everything with ts ≤ T has been read. Spark compares offsets as text, so the order of the keys is
+fixed: as above, channels sorted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ..runtime.catalog import Collection
+from ..runtime.cuts import Cut, CutEnd
+from ..runtime.errors import InvalidRequest
+from ..runtime.names import physical
+
+VERSION = 1
+
+
+def pchannels_of(collection: Collection) -> list[str]:
+    """The physical channels of a collection, sorted."""
+    return sorted({physical(vchannel) for vchannel in collection.vchannels})
+
+
+def beginning(collection: Collection) -> Cut:
+    """The cut before everything."""
+    return Cut(collection.id, collection.name, 0, dict.fromkeys(pchannels_of(collection), CutEnd(0, 0, b"")))
+
+
+def to_offset(cut: Cut) -> dict[str, Any]:
+    """The offset of a cut."""
+    ends = {channel: [end.id.hex(), end.term, end.cseq] for channel, end in sorted(cut.ends.items())}
+    return {"v": VERSION, "collection_id": cut.collection_id, "t": cut.time, "ends": ends}
+
+
+def to_json(cut: Cut) -> str:
+    """The offset of a cut, as text for the options `startingOffsets` and `endingOffsets`."""
+    return json.dumps(to_offset(cut))
+
+
+def from_offset(offset: Mapping[str, Any], collection: Collection) -> Cut:
+    """The cut that `to_offset` wrote, which must be one of `collection`. Raises `InvalidRequest`."""
+    try:
+        if offset["v"] != VERSION:
+            raise InvalidRequest(f"offset version {offset['v']}, this Tidewal reads {VERSION}: upgrade it")
+        ends = {
+            str(channel): CutEnd(int(term), int(cseq), bytes.fromhex(id))
+            for channel, (id, term, cseq) in offset["ends"].items()
+        }
+        cut = Cut(int(offset["collection_id"]), collection.name, int(offset["t"]), ends)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"not an offset of Tidewal: {offset!r} ({error})") from error
+    if cut.collection_id != collection.id:
+        raise InvalidRequest(
+            f"the offset is of a collection {collection.name!r} that was dropped (id {cut.collection_id}); the one of "
+            f"that name has id {collection.id} now: start with a new checkpoint",
+            collection=collection.name,
+        )
+    if sorted(ends) != pchannels_of(collection):
+        raise InvalidRequest(f"the offset is of channels {sorted(ends)}, the collection's: {pchannels_of(collection)}")
+    return cut
+
+
+def from_json(text: str, collection: Collection) -> Cut:
+    """The cut of an offset given as text. Raises `InvalidRequest`."""
+    try:
+        offset = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"an offset is earliest, latest or JSON, not {text!r}") from error
+    if not isinstance(offset, dict):
+        raise InvalidRequest(f"an offset is earliest, latest or a JSON object, not {text!r}")
+    return from_offset(cast("dict[str, Any]", offset), collection)

@@ -1,0 +1,171 @@
+"""The tasks' side: from a range of one pchannel to Arrow batches in Spark's types. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..runtime.arrow import decode_rows
+from ..runtime.channel_reader import ChannelReader
+from ..runtime.cuts import CutEnd
+from ..runtime.errors import BadRecord, CorruptLog, InvalidRequest, PositionLost
+from ..runtime.record import Record, RecordType
+from ..runtime.schema import OP_COLUMN, OPS, CollectionSchema
+from ..runtime.wal import Entry
+from .columns import arrow_schema
+from .log import Log
+
+BATCH_ROWS = 64 * 1024
+BATCH_BYTES = 16 * 1024 * 1024
+
+Array: TypeAlias = "pa.Array[Any]"
+
+_OP_NAMES = pa.array(list(OPS))
+_logger = logging.getLogger("tidewal.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRange:
+    """What one task reads: the entries behind `begin` up to and including `end` of one pchannel, and of their rows
+    those of one collection with `begin_ts < ts <= end_ts`. Complete in itself, for it travels to another process."""
+
+    wal: str
+    channel: str
+    vchannels: tuple[str, ...]
+    begin: CutEnd
+    end: CutEnd
+    begin_ts: int
+    end_ts: int
+    fences: Mapping[int, bytes]
+    schema: CollectionSchema
+    fail_on_data_loss: bool
+
+
+class Rows(NamedTuple):
+    """The rows of one record."""
+
+    record: Record
+    batch: pa.RecordBatch
+
+
+def read_rows(log: Log, wanted: ChannelRange) -> Iterator[Rows]:
+    """The records of `wanted`, decoded, in log order.
+
+    A record that cannot be read is skipped with a warning; the DataNode keeps it in the dead-letter channel. Raises
+    `PositionLost` unless data loss is allowed, `CorruptLog` when the cut lies about what is behind it.
+    """
+    vchannels = frozenset(wanted.vchannels)
+    reader = ChannelReader(
+        wanted.channel, fences=wanted.fences, after=(wanted.begin.term, wanted.begin.cseq), on_bad=_warn
+    )
+    for entries in _entries(log, wanted):
+        for record in reader.accept(entries):
+            if record.type is not RecordType.ROWS or record.vchannel not in vchannels:
+                continue
+            if record.ts > wanted.end_ts:
+                raise CorruptLog(
+                    f"{wanted.channel} has a record of {record.ts} before the end of the cut at {wanted.end_ts}: going "
+                    "on would lose it; this is a fault of Tidewal, please report it",
+                    channel=wanted.channel,
+                )
+            if record.ts > wanted.begin_ts:
+                rows = _decoded(wanted, record)
+                if rows is not None:
+                    yield rows
+
+
+def _entries(log: Log, wanted: ChannelRange) -> Iterator[list[Entry]]:
+    try:
+        yield from log.read(wanted.channel, wanted.begin.id or None, wanted.end.id)
+    except PositionLost as error:
+        if wanted.fail_on_data_loss:
+            raise PositionLost(
+                f"retention has removed rows of {wanted.channel} that were not read yet ({error.message}). Start with "
+                "a new checkpoint and startingOffsets=earliest, or set failOnDataLoss=false to go on without them",
+                **error.fields,
+            ) from error
+        _logger.warning("%s: rows are lost, going on with what there is: %s", wanted.channel, error.message)
+        yield from log.read(wanted.channel, None, wanted.end.id)
+
+
+def _decoded(wanted: ChannelRange, record: Record) -> Rows | None:
+    if record.schema_version > wanted.schema.version:
+        raise InvalidRequest(
+            f"the schema of {wanted.schema.name!r} has changed (version {record.schema_version}, read as "
+            f"{wanted.schema.version}): restart the query"
+        )
+    try:
+        return Rows(record, decode_rows(record.body, wanted.schema.row_arrow()))
+    except BadRecord as error:
+        _warn(wanted.channel, Entry(record.id, record.ts, b""), error)
+        return None
+
+
+def _warn(channel: str, entry: Entry, error: BadRecord) -> None:
+    _logger.warning("%s: record %s is skipped: %s", channel, entry.id.hex(), error.message)
+
+
+def row_counts(log: Log, wanted: ChannelRange) -> Iterator[tuple[int, int]]:
+    """The timestamp and number of rows of each record of `wanted`."""
+    return ((rows.record.ts, rows.batch.num_rows) for rows in read_rows(log, wanted))
+
+
+def arrow_batches(log: Log, wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of `wanted` in batches of about 64 k rows or 16 MiB, since each batch costs Spark a round trip."""
+    held: list[Rows] = []
+    count = size = 0
+    for rows in read_rows(log, wanted):
+        held.append(rows)
+        count += rows.batch.num_rows
+        size += len(rows.record.body)
+        if count >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield from _joined(held, wanted, columns)
+            held, count, size = [], 0, 0
+    if count:
+        yield from _joined(held, wanted, columns)
+
+
+def _joined(held: Sequence[Rows], wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    table = pa.Table.from_batches([rows.batch for rows in held])
+    arrays = {name: _spark_array(table[name]) for name in table.column_names}
+    arrays |= _system_columns(held, arrays[OP_COLUMN], wanted)
+    schema = arrow_schema(wanted.schema, columns)
+    batch = pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+    for start in range(0, batch.num_rows, BATCH_ROWS):
+        yield batch.slice(start, BATCH_ROWS)
+
+
+def _spark_array(column: pa.ChunkedArray[Any]) -> Array:
+    array: Array = column.combine_chunks()
+    if pa.types.is_fixed_size_list(array.type):
+        return cast(Array, array.cast(pa.list_(array.type.value_type)))
+    return array
+
+
+def _system_columns(held: Sequence[Rows], ops: Array, wanted: ChannelRange) -> dict[str, Array]:
+    counts = [rows.batch.num_rows for rows in held]
+    places = {vchannel: place for place, vchannel in enumerate(wanted.vchannels)}
+
+    def repeated(values: Iterable[int]) -> Array:
+        return pa.array(np.repeat(np.fromiter(values, np.int64, len(held)), counts))
+
+    return {
+        "_ts": repeated(rows.record.ts for rows in held),
+        "_op": cast(Array, _OP_NAMES.take(ops)),
+        "_channel": pa.array(wanted.vchannels).take(repeated(places[rows.record.vchannel] for rows in held)),
+        "_watermark": pa.array(np.full(sum(counts), wanted.end_ts, np.int64)),
+        "_cseq": repeated(rows.record.cseq for rows in held),
+        "_row": pa.array(_places_in_records(counts)),
+    }
+
+
+def _places_in_records(counts: Sequence[int]) -> npt.NDArray[np.int32]:
+    """0, 1, … for each record anew."""
+    starts = np.cumsum(counts) - counts
+    return (np.arange(sum(counts)) - np.repeat(starts, counts)).astype(np.int32)

@@ -1,0 +1,55 @@
+"""Offsets as Spark stores them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidewal.runtime.cuts import Cut, CutEnd
+from tidewal.runtime.errors import InvalidRequest
+from tidewal.spark_bridge.offsets import beginning, from_json, from_offset, to_json, to_offset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from story import NAMES, ListLog, Story
+
+COLLECTION = Story(ListLog().append).create()
+A, B = NAMES.pchannel(0), NAMES.pchannel(1)
+CUT = Cut(7, "flights", 2**62, {B: CutEnd(2, 5, b"\x00\xff"), A: CutEnd(1, 2, b"\x01")})
+
+
+def test_text_is_stable_whatever_the_order_of_channels() -> None:
+    other = Cut(7, "flights", 2**62, dict(reversed(CUT.ends.items())))
+    assert to_json(CUT) == to_json(other)
+    assert to_json(CUT) == (
+        f'{{"v": 1, "collection_id": 7, "t": {2**62}, "ends": {{"{A}": ["01", 1, 2], "{B}": ["00ff", 2, 5]}}}}'
+    )
+
+
+def test_offset_is_the_cut() -> None:
+    assert from_offset(json.loads(to_json(CUT)), COLLECTION) == CUT
+    assert from_json(to_json(beginning(COLLECTION)), COLLECTION) == beginning(COLLECTION)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "yesterday",
+        "[1]",
+        "{}",
+        to_json(CUT).replace('"v": 1', '"v": 2'),
+        to_json(CUT).replace('"01"', '"xx"'),
+        to_json(CUT).replace(A, "other"),
+        json.dumps({**to_offset(CUT), "ends": 3}),
+    ],
+)
+def test_what_is_no_offset_is_refused(broken: str) -> None:
+    with pytest.raises(InvalidRequest, match="offset"):
+        from_json(broken, COLLECTION)
+
+
+def test_offset_of_a_dropped_collection_says_so() -> None:
+    with pytest.raises(InvalidRequest, match="dropped .*new checkpoint"):
+        from_json(to_json(CUT).replace(": 7", ": 6"), COLLECTION)

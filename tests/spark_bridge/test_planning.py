@@ -1,0 +1,125 @@
+"""Which cut comes next."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidewal.runtime.errors import CollectionNotFound, InvalidRequest
+from tidewal.spark_bridge import planning
+from tidewal.spark_bridge.offsets import beginning
+from tidewal.spark_bridge.planning import Planner
+
+sys.path.insert(0, str(Path(__file__).parent))
+from story import ListLog, Story, random_row
+
+
+def planner(log: ListLog) -> Planner:
+    return Planner(log, "rocksmq:///data", "flights", "by-dev")
+
+
+def test_newest_cut_follows_the_log_and_reads_nothing_twice(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    plan = planner(log)
+    assert plan.newest() is None
+    for _ in range(3):
+        story.play(flights, rng, batches=3)
+        assert plan.newest() == story.cuts[-1]
+    log.reads.clear()
+    assert plan.newest() == story.cuts[-1]
+    assert log.reads == []
+
+
+def test_cuts_of_other_collections_and_of_dropped_ones_do_not_count(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    old = story.create(id=6)
+    story.write(old, 0, [random_row(rng)])
+    story.cut(old)
+    story.event({"kind": "drop", "id": 6})
+    story.event({"kind": "dropped", "id": 6})
+    new = story.create(id=8)
+    assert planner(log).newest() is None
+    with pytest.raises(InvalidRequest, match="new checkpoint"):
+        planner(log).ranges(story.cuts[0], story.cuts[0])
+    cut = story.cut(new)
+    assert planner(log).newest() == cut
+
+
+def test_a_dropped_collection_is_noticed_by_a_running_query() -> None:
+    log = ListLog()
+    story = Story(log.append)
+    story.create()
+    plan = planner(log)
+    plan.newest()
+    story.event({"kind": "drop", "id": 7})
+    with pytest.raises(CollectionNotFound, match=r"no collection 'flights' in rocksmq:///data"):
+        plan.newest()
+
+
+def test_an_empty_log_names_what_to_check() -> None:
+    with pytest.raises(CollectionNotFound, match=r"prefix 'by-dev'; there are: none\. Check options"):
+        planner(ListLog()).collection()
+
+
+@pytest.mark.parametrize("max_rows", [1, 5, 20, 100, 10_000])
+def test_a_limit_holds_whole_cuts_and_at_least_one(rng: random.Random, max_rows: int) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.play(flights, rng, batches=60)
+    plan, start, seen = planner(log), beginning(flights), 0
+    while (cut := plan.next(start, max_rows)) is not None:
+        rows = len(story.between(start.time, cut.time))
+        following = next((each for each in story.cuts if each.time > cut.time), None)
+        first = next(each for each in story.cuts if each.time > start.time)
+        assert rows <= max_rows or cut == first
+        assert following is None or len(story.between(start.time, following.time)) > max_rows
+        start, seen = cut, seen + rows
+    assert start == story.cuts[-1]
+    assert seen == len(story.rows)
+
+
+def test_a_limited_query_holds_few_cuts_and_still_passes_all(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "CUTS_AHEAD_MAX", 4)
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.play(flights, rng, batches=40)
+    plan, start, passed = planner(log), beginning(flights), []
+    while (cut := plan.next(start, 1)) is not None:
+        passed.append(cut)
+        start = cut
+        assert len(plan._ahead) <= 4
+    assert passed[-1] == story.cuts[-1]
+    bounds = [0, *(cut.time for cut in passed)]
+    counts = [len(story.between(begin, end)) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    assert sum(counts) == len(story.rows)
+
+
+def test_a_limit_never_passes_the_target_of_available_now(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.play(flights, rng, batches=10)
+    target = story.cuts[-1]
+    story.play(flights, rng, batches=10)
+    plan = planner(log)
+    assert plan.next(beginning(flights), 10_000, target.time) == target
+    assert plan.next(target, 10_000, target.time) is None
+
+
+def test_an_end_before_the_start_is_refused(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.play(flights, rng, batches=10)
+    with pytest.raises(InvalidRequest, match="before the start"):
+        planner(log).ranges(story.cuts[-1], beginning(flights))
