@@ -6,18 +6,26 @@ import os
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ...runtime.errors import ConfigError
+from ...runtime.errors import ConfigError, DirectoryInUse
 from ...runtime.wal import Wal
 from .recovery import RecoveryReport
+from .remote import RemoteRocksMQ
 from .store import RocksMQ
 
 
-async def open_wal(url: str, **options: Any) -> Wal:
+async def open_wal(url: str, *, own: bool = False, **options: Any) -> Wal:
     """Open `rocksmq:///absolute/path` or `rocksmq://./relative/path`.
 
-    The first process to open a directory owns it. Options are those of `RocksMQ.open`.
+    The first process to open a directory owns it; others get a `RemoteRocksMQ`, which reads only, or with `own` the
+    error `DirectoryInUse`. Options are those of `RocksMQ.open`.
     """
-    return await RocksMQ.open(directory_of(url), **options)
+    directory = directory_of(url)
+    try:
+        return await RocksMQ.open(directory, **options)
+    except DirectoryInUse:
+        if own:
+            raise
+        return await RemoteRocksMQ.connect(directory)
 
 
 def directory_of(url: str) -> str:
@@ -28,4 +36,4 @@ def directory_of(url: str) -> str:
     return os.path.abspath(parts.netloc + unquote(parts.path))
 
 
-__all__ = ["RecoveryReport", "RocksMQ", "directory_of", "open_wal"]
+__all__ = ["RecoveryReport", "RemoteRocksMQ", "RocksMQ", "directory_of", "open_wal"]

@@ -8,13 +8,15 @@ needed to know the channels.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgpack
 
 from ...runtime.errors import InvalidRequest
-from ...runtime.wal import ChannelPolicy, Durability
+from ...runtime.remote import decode_policy, encode_policy
+from ...runtime.wal import ChannelPolicy
 
 ID_BYTES = 8
 LIFE_SHIFT = 40  # ids of a life that may have forgotten some begin at `boot << LIFE_SHIFT`
@@ -36,14 +38,6 @@ def decode_id(id: bytes) -> int:
     if len(id) != ID_BYTES:
         raise InvalidRequest(f"{id!r} is no message id of rocksmq: {ID_BYTES} bytes are expected")
     return int.from_bytes(id, "big")
-
-
-def encode_policy(policy: ChannelPolicy) -> dict[str, object]:
-    return asdict(policy) | {"acks": policy.acks.value}
-
-
-def decode_policy(picture: dict[str, Any]) -> ChannelPolicy:
-    return ChannelPolicy(**picture | {"acks": Durability(picture["acks"])})
 
 
 @dataclass(slots=True)
@@ -101,27 +95,40 @@ class ChannelTable:
 
     def apply(self, body: bytes | memoryview) -> None:
         """Let one control record take effect."""
-        record: list[Any] = msgpack.unpackb(body)
-        match record:
-            case ["create", number, name, policy, floor]:
-                state = ChannelState(number, name, decode_policy(policy), floor, last_id=floor)
-                self.by_number[number] = state
-                self.next_number = max(self.next_number, number + 1)
-            case ["drop", number]:
-                gone = self.by_number.pop(number, None)
-                self.floor = max(self.floor, gone.last_id if gone and not gone.policy.ephemeral else 0)
-            case ["truncate", number, id]:
-                state = self.by_number[number]
-                state.truncated_to = max(state.truncated_to, id)
-            case ["hold", number, holder, id]:
-                holds = self.by_number[number].holds
-                holds.pop(holder, None) if id is None else holds.update({holder: id})
-            case ["boot", number]:
-                self.boot = max(self.boot, number)
-            case ["snapshot", picture]:
-                self._restore(picture)
-            case _:
-                raise ValueError(f"unknown control record {record[:1]!r}")
+        kind, *arguments = cast("list[Any]", msgpack.unpackb(body))
+        effects: dict[str, Callable[..., None]] = {
+            "create": self._create,
+            "drop": self._drop,
+            "truncate": self._truncate,
+            "hold": self._hold,
+            "boot": self._boot,
+            "snapshot": self._restore,
+        }
+        effects[kind](*arguments)
+
+    def _create(self, number: int, name: str, policy: dict[str, Any], floor: int) -> None:
+        self.by_number[number] = ChannelState(number, name, decode_policy(policy), floor, last_id=floor)
+        self.next_number = max(self.next_number, number + 1)
+
+    def _drop(self, number: int) -> None:
+        gone = self.by_number.pop(number, None)
+        if gone is not None and not gone.policy.ephemeral:
+            self.floor = max(self.floor, gone.last_id)
+
+    def _truncate(self, number: int, id: int) -> None:
+        if (state := self.by_number.get(number)) is not None:
+            state.truncated_to = max(state.truncated_to, id)
+
+    def _hold(self, number: int, holder: str, id: int | None) -> None:
+        if (state := self.by_number.get(number)) is None:
+            return
+        if id is None:
+            state.holds.pop(holder, None)
+        else:
+            state.holds[holder] = id
+
+    def _boot(self, number: int) -> None:
+        self.boot = max(self.boot, number)
 
     def advance(self, number: int, last_id: int, max_timestamp: int) -> None:
         """Note that the channel's entries up to `last_id` are in the journal."""

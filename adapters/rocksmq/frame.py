@@ -109,7 +109,8 @@ class Scanner:
     def __init__(self, disk: Disk, file: int, epoch: int, salt: int, offset: int, end: int) -> None:
         self.offset = offset
         self.found = Found.NOTHING
-        self._disk, self._file, self._end = disk, file, end
+        self.end = end
+        self._disk, self._file = disk, file
         self._epoch, self._salt = epoch & 0xFFFFFFFF, salt
         self._buffer = memoryview(b"")
         self._buffer_at = offset
@@ -132,7 +133,7 @@ class Scanner:
         # One flipped bit spoils one of the three; a stale frame of a former life spoils two.
         self.found = Found.DAMAGE if matches >= 2 else Found.NOTHING
         size = frame_bytes(count, body_bytes)
-        if matches < 3 or offset + size > self._end:
+        if matches < 3 or offset + size > self.end:
             return None
         view = self._view(offset, size)
         used = HEADER_BYTES + ROW_BYTES * count + body_bytes
@@ -150,8 +151,8 @@ class Scanner:
         it is corruption, not a torn tail."""
         tag = MAGIC + self._epoch.to_bytes(4, "little")
         at = offset + ALIGNMENT - offset % ALIGNMENT
-        while at < self._end:
-            piece = bytes(self._view(at, min(READ_BYTES, self._end - at)))
+        while at < self.end:
+            piece = bytes(self._view(at, min(READ_BYTES, self.end - at)))
             place = piece.find(tag)
             while place >= 0:
                 frame = self.at(at + place) if (at + place) % ALIGNMENT == 0 else None
@@ -166,7 +167,7 @@ class Scanner:
     def _view(self, offset: int, size: int) -> memoryview:
         start = offset - self._buffer_at
         if start < 0 or start + size > len(self._buffer):
-            wanted = max(min(READ_BYTES, self._end - offset), min(size, self._end - offset), 0)
+            wanted = max(min(READ_BYTES, self.end - offset), min(size, self.end - offset), 0)
             self._buffer = memoryview(self._disk.read(self._file, wanted, offset))
             self._buffer_at, start = offset, 0
         return self._buffer[start : start + size]

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from ...runtime.errors import CorruptLog
 from ...runtime.wal import Entry
 from .channels import encode_id
-from .frame import READ_BYTES
+from .frame import READ_BYTES, Frame, Scanner
 from .index import SPAN_BYTES, Index, Place
-from .segments import Segments
+from .segments import Segment, Segments
 
 
 class Cursor(NamedTuple):
@@ -78,24 +78,30 @@ class History:
                 if reading is None:
                     raise Gone
                 segment, scanner = reading
-                while scanner.offset < min(segment.end, place.offset + SPAN_BYTES):
-                    frame = scanner.next()
-                    if frame is None:
-                        if not self._segments.holds(place.epoch):
-                            raise Gone
-                        raise CorruptLog(
-                            f"{segment.path} is damaged at offset {scanner.offset}",
-                            path=segment.path,
-                            offset=scanner.offset,
-                        )
-                    at = 0
-                    for number, length, id, timestamp in frame.raw_rows():
-                        if number == channel:
-                            yield number, id, timestamp, frame.bodies[at : at + length], None
-                        at += length
-                    yield -1, 0, 0, nothing, Cursor(place, frame.end)
-            place = self._index.after(channel, place.id)
-            cursor = Cursor(place, place.offset) if place is not None else None
+                at_place: Place | None = place
+                while at_place is not None and at_place.epoch == segment.epoch:  # one scanner, and its buffer, for all
+                    place = at_place
+                    while scanner.offset < min(scanner.end, place.offset + SPAN_BYTES):
+                        frame = self._frame(segment, scanner)
+                        at = 0
+                        for number, length, id, timestamp in frame.raw_rows():
+                            if number == channel:
+                                yield number, id, timestamp, frame.bodies[at : at + length], None
+                            at += length
+                        yield -1, 0, 0, nothing, Cursor(place, frame.end)
+                    at_place = self._index.after(channel, place.id)
+                    if at_place is not None:
+                        scanner.offset = at_place.offset
+            cursor = Cursor(at_place, at_place.offset) if at_place is not None else None
+
+    def _frame(self, segment: Segment, scanner: Scanner) -> Frame:
+        frame = scanner.next()
+        if frame is not None:
+            return frame
+        if not self._segments.holds(segment.epoch):
+            raise Gone
+        damaged = f"{segment.path} is damaged at offset {scanner.offset}"
+        raise CorruptLog(damaged, path=segment.path, offset=scanner.offset)
 
     def _first_after(self, channel: int, id: int) -> Place | None:
         place = self._index.after(channel, id)

@@ -18,7 +18,7 @@ import shutil
 import threading
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgpack
 import rocksdict
@@ -135,9 +135,9 @@ class Index:
 
     def seal(self, epoch: int, summary: SegmentSummary) -> None:
         """Store the summary of a segment that takes no more frames."""
-        picture = msgpack.packb(
-            [summary.sealed_ms, summary.last_sequence, summary.end, [[n, *v] for n, v in summary.channels.items()]]
-        )
+        channels = [[number, *values] for number, values in summary.channels.items()]
+        fields = [summary.sealed_ms, summary.last_sequence, summary.end, channels]
+        picture = cast(bytes, msgpack.packb(fields))
         with self._lock:
             self._db.put(_SEGMENT_KEY.pack(b"S", epoch), picture)
 
@@ -146,7 +146,9 @@ class Index:
             picture = self._db.get(_SEGMENT_KEY.pack(b"S", epoch))
         if not isinstance(picture, bytes):
             return None
-        sealed_ms, last_sequence, end, channels = msgpack.unpackb(picture)
+        sealed_ms, last_sequence, end, channels = cast(
+            "tuple[int, int, int, list[list[int]]]", msgpack.unpackb(picture)
+        )
         return SegmentSummary(sealed_ms, last_sequence, end, {number: (last, size) for number, last, size in channels})
 
     def forget(self, epoch: int, channels: list[int]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from ...runtime.errors import ChannelNotFound, InvalidRequest, PositionLost, TidewalError
+from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost
 from ...runtime.wal import Entry, From, FromId, FromTime, Start
 from .channels import decode_id, encode_id
 from .history import Cursor, Gone, History
@@ -43,7 +43,8 @@ class Source(Protocol):
 class Reader:
     """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, source: Source, channel: str, start: Start) -> None:
+    def __init__(self, source: Source, channel: str, start: Start | int) -> None:
+        """`start` as a number is the id to go on with, as `position` told it."""
         self._source = source
         self._name = channel
         self._start = start
@@ -57,16 +58,32 @@ class Reader:
         return self
 
     async def __anext__(self) -> Sequence[Entry]:
-        channel = self._channel
-        if channel is None:
-            if self._closed:
-                raise StopAsyncIteration
-            channel = await self._open()
         while True:
             if self._closed or self._source.closed:
                 raise StopAsyncIteration
-            if channel.dropped:
-                raise ChannelNotFound(f"channel {self._name} was dropped", channel=self._name)
+            try:
+                entries = await self.poll()
+            except Closed:
+                continue
+            if entries:
+                return entries
+            await self.wait()
+
+    async def aclose(self) -> None:
+        """End the iteration, also for a task that is waiting in it."""
+        self._closed = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def position(self) -> int:
+        """The id that comes next, once something was read or waited for."""
+        return self._next_id
+
+    async def poll(self) -> Sequence[Entry]:
+        """What there is, empty at the end of the channel; never waits for appends."""
+        channel = self._channel or await self._open()
+        while not channel.dropped:
             entries = channel.tail.take(self._next_id)
             if entries is None:
                 entries = await self._from_history(channel)
@@ -74,13 +91,24 @@ class Reader:
                 self._next_id = decode_id(entries[-1].id) + 1
                 return entries
             if self._next_id > channel.visible_to:
-                await self._wait(channel)
+                return ()
+        raise ChannelNotFound(f"channel {self._name} was dropped", channel=self._name)
 
-    async def aclose(self) -> None:
-        """End the iteration, also for a task that is waiting in it."""
-        self._closed = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    async def wait(self) -> None:
+        """Return when there may be more to poll, or the channel or the log has ended."""
+        channel, hub = self._channel, self._source.hub()
+        if channel is None:
+            return
+        waiter = self._waiter = hub.loop.create_future()
+        place = (hub, waiter)
+        channel.waiters.add(place)
+        try:
+            # Look again now that writers know of this reader: what became visible before would wake nobody.
+            if not (channel.visible_to >= self._next_id or channel.dropped or self._source.closed or self._closed):
+                await waiter
+        finally:
+            self._waiter = None
+            channel.waiters.discard(place)
 
     async def _open(self) -> Channel:
         channel = self._source.find(self._name)
@@ -95,6 +123,8 @@ class Reader:
                 end = channel.visible_to + 1
                 found = await self._source.blocking(lambda: self._source.find_timestamp(channel, timestamp))
                 self._next_id = end if found is None else found
+            case int(next_id):
+                self._next_id = next_id
         self._channel = channel
         return channel
 
@@ -112,26 +142,9 @@ class Reader:
         except Gone:
             self._cursor = None
             return ()
-        except TidewalError:
-            if self._closed or self._source.closed:
-                raise StopAsyncIteration from None
-            raise
         if not entries and self._cursor is None and next_id > channel.removed_to:
             self._next_id = upto_id + 1  # ids may have holes where a life ended
         return entries
-
-    async def _wait(self, channel: Channel) -> None:
-        hub = self._source.hub()
-        waiter = self._waiter = hub.loop.create_future()
-        place = (hub, waiter)
-        channel.waiters.add(place)
-        try:
-            if channel.visible_to >= self._next_id or channel.dropped or self._source.closed or self._closed:
-                return
-            await waiter
-        finally:
-            self._waiter = None
-            channel.waiters.discard(place)
 
 
 def first_wanted(channel: Channel, id: bytes, *, inclusive: bool) -> int:

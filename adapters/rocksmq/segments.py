@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
 
 import xxhash
@@ -87,7 +88,7 @@ class Segments:
                 self._disk.remove(path)
             elif name.startswith(RECYCLABLE):
                 self._adopt_recyclable(path)
-        for before, after in zip(found, found[1:], strict=False):
+        for before, after in pairwise(found):
             if after.epoch != before.epoch + 1:
                 raise CorruptLog(
                     f"segment {before.epoch + 1} is missing before {after.path}", path=after.path, offset=0
@@ -102,15 +103,11 @@ class Segments:
             if len(head) < HEADER_BYTES:
                 raise CorruptLog(f"{path} is shorter than its header", path=path, offset=0)
             magic, version, _, epoch, salt, size = _HEADER.unpack_from(head)
-            if (
-                magic == _MAGIC
-                and version > VERSION
-                and _checksum(head) == _CHECKSUM.unpack_from(head, _HEADER.size)[0]
-            ):
+            good = magic == _MAGIC and _checksum(head) == _CHECKSUM.unpack_from(head, _HEADER.size)[0]
+            if good and version > VERSION:
                 raise FormatTooNew(
                     f"{path} has format {version}, this Tidewal reads up to {VERSION}", found=version, supported=VERSION
                 )
-            good = magic == _MAGIC and _checksum(head) == _CHECKSUM.unpack_from(head, _HEADER.size)[0]
             if not good or os.path.basename(path) != _name(epoch) or self._disk.size(file) < size:
                 raise CorruptLog(f"the header of {path} is damaged", path=path, offset=0)
         except BaseException:
@@ -215,7 +212,7 @@ class Segments:
         return epoch in self._live
 
     @contextlib.contextmanager
-    def reading(self, epoch: int, offset: int) -> Iterator[tuple[Segment, Scanner] | None]:
+    def reading(self, epoch: int, offset: int) -> Generator[tuple[Segment, Scanner] | None]:
         """A scanner over the known frames of a segment, or None when retention has taken it."""
         with self._lock:
             segment = self._live.get(epoch)

@@ -54,6 +54,7 @@ from .reader import Reader
 from .recovery import Recovered, Recovery, RecoveryReport
 from .retention import expendable
 from .segments import Segments
+from .server import Server
 from .wakeup import Hub, Hubs
 
 T = TypeVar("T")
@@ -85,17 +86,19 @@ class RocksMQ:
         disk: Disk | None = None,
         clock: Clock | None = None,
         metrics: Metrics | None = None,
+        serve: bool = True,
     ) -> RocksMQ:
         """Own `directory`, created if absent, and recover what it holds.
 
         `segment_bytes` may differ from one opening to the next. `spare_segments` recycled files are kept beside the one
         made ready ahead of need. `tail_bytes` of the newest entries stay in memory. Over `pending_bytes` of appends not
-        yet written, `submit` raises `Overloaded`; below `free_space_bytes` of free space, `DiskPressure`.
+        yet written, `submit` raises `Overloaded`; below `free_space_bytes` of free space, `DiskPressure`. With `serve`,
+        other processes may read through a Unix socket in the directory.
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
         store = cls(tail_bytes, pending_bytes, free_space_bytes, disk or RealDisk(), clock or SystemClock(), metrics)
-        return await asyncio.to_thread(store._open, directory, segment_bytes, spare_segments)
+        return await asyncio.to_thread(store._open, directory, segment_bytes, spare_segments, serve)
 
     def __init__(
         self,
@@ -119,10 +122,11 @@ class RocksMQ:
         self._ephemeral_floor = 0
         self._closing = False
         self._closed = threading.Event()
+        self._server: Server | None = None
 
     # ---- opening and closing -----------------------------------------------------------------------------------------
 
-    def _open(self, directory: str, segment_bytes: int, spare_segments: int) -> RocksMQ:
+    def _open(self, directory: str, segment_bytes: int, spare_segments: int, serve: bool) -> RocksMQ:
         self._directory = Directory(directory)
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tidewal-read")
         opened: list[Callable[[], None]] = [self._directory.close]
@@ -139,6 +143,9 @@ class RocksMQ:
             self._keeper.start()
             self._journal.start()
             self._begin_life()
+            if serve:
+                self._server = Server(self, self._directory.path)
+                self._server.start()
         except BaseException as error:
             for undo in reversed(opened):
                 undo()
@@ -196,6 +203,8 @@ class RocksMQ:
         await asyncio.to_thread(self._close if first else self._closed.wait)
 
     def _close(self) -> None:
+        if self._server is not None:
+            self._server.stop()
         self._journal.stop()
         self._keeper.stop()
         for channel in list(self._live.values()):
@@ -263,7 +272,7 @@ class RocksMQ:
 
     async def channels(self) -> list[str]:
         self._check_open()
-        return sorted(list(self._names))
+        return sorted(self._names)
 
     async def describe(self, channel: str) -> ChannelInfo:
         found = self.find(channel)
@@ -500,7 +509,7 @@ class RocksMQ:
     def retain_now(self) -> int:
         """Apply retention; how many segments went. Runs twice a second by itself."""
         with self._retention_lock:
-            sealed = sorted(list(self._journal.sealed.items()))
+            sealed = sorted(self._journal.sealed.copy().items())
             epochs = expendable(sealed, dict(self._journal.extents), dict(self._live), self._clock.wall_ms())
             for epoch in epochs:
                 summary = self._journal.sealed.pop(epoch)
