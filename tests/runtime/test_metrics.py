@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -40,6 +43,31 @@ def test_every_metric_of_the_table_can_be_used_and_is_shown():
     shown = {sample.name.removesuffix("_count") for sample in samples}
     assert {metric.full_name for metric in METRICS} <= shown
     assert {sample.labels["node_id"] for sample in samples} == {"n1"}
+
+
+def uses_in_the_source() -> Iterator[tuple[str, str, str, set[str | None]]]:
+    """Yield (place, kind, name, labels) of each call that takes a handle by a literal name; None stands for `**labels`."""
+    root = Path(__file__).parents[2]
+    for floor in ("runtime", "adapters", "actors", "spark_bridge", "cli"):
+        for path in (root / floor).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                    continue
+                name = node.args[0]
+                if node.func.attr in ("counter", "gauge", "histogram") and isinstance(name, ast.Constant):
+                    place = f"{path.relative_to(root)}:{node.lineno}"
+                    yield place, node.func.attr, name.value, {keyword.arg for keyword in node.keywords}
+
+
+def test_what_the_source_records_is_in_the_table():
+    table = {metric.name: (metric.kind, set(metric.labels)) for metric in METRICS}
+    uses = list(uses_in_the_source())
+    assert uses
+    for place, kind, name, labels in uses:
+        assert name in table, place
+        expected = table[name][1]
+        assert table[name][0] == kind, place
+        assert labels == expected or (None in labels and labels - {None} <= expected), place
 
 
 def test_nodes_of_one_process_do_not_share_series():
