@@ -1,0 +1,173 @@
+"""A disk that fails as disks do: it forgets what was not synced, takes half a write, lies full, or refuses.
+
+`FaultyDisk` keeps real files (what a running process sees is its page cache) and remembers for each sector what the
+device would hold. `cut_power` makes every further call fail; `restore_power` leaves the files as the device has them:
+each unsynced sector kept or lost, by the seed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..disk import RealDisk
+from ..wal import Payload
+
+SECTOR_BYTES = 512
+Operation = Literal["open", "read", "write", "sync", "rename", "remove", "sync_directory"]
+
+
+@dataclass(slots=True)
+class _File:
+    """Sectors whose content the device lacks: what it has instead. `dirty` ones follow at the next sync; those of a
+    failed sync count as clean afterwards and never follow."""
+
+    path: str
+    dirty: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    abandoned: dict[int, bytes] = field(default_factory=dict[int, bytes])
+
+
+@dataclass(slots=True)
+class _Fault:
+    operation: Operation
+    error: int
+    skip: int
+    times: int
+
+
+class FaultyDisk(RealDisk):
+    """A `Disk` for tests. Thread-safe."""
+
+    def __init__(self, seed: int = 0, *, keep_chance: float = 0.5) -> None:
+        """`keep_chance` is how likely an unsynced sector survives a loss of power."""
+        self.free: int | None = None  # pretend this much space
+        self.write_limit: int | None = None  # bytes that one write takes at most
+        self.syncs = 0
+        self._random = random.Random(seed)
+        self._keep_chance = keep_chance
+        self._faults: list[_Fault] = []
+        self._files: dict[int, _File] = {}  # by inode
+        self._renames: dict[str, list[tuple[str, str | None]]] = {}  # directory → (new, old; None: it was created)
+        self._power = True
+        self._lock = threading.RLock()
+
+    def fail(self, operation: Operation, error: int = errno.EIO, *, skip: int = 0, times: int = 1) -> None:
+        """Let the operation fail `times` times after succeeding `skip` times."""
+        self._faults.append(_Fault(operation, error, skip, times))
+
+    def cut_power(self) -> None:
+        """Refuse everything from now on."""
+        with self._lock:
+            self._power = False
+
+    def restore_power(self) -> None:
+        """Leave on the files what the device had. Open the log again with this disk."""
+        with self._lock:
+            for file in self._files.values():
+                self._lose(file)
+            for renames in self._renames.values():
+                for new, old in reversed(renames):
+                    if old is None:
+                        os.unlink(new)
+                    else:
+                        os.rename(new, old)
+            self._files, self._renames, self._faults = {}, {}, []
+            self._power = True
+
+    def _lose(self, file: _File) -> None:
+        lost = dict(file.abandoned)
+        lost.update({at: old for at, old in sorted(file.dirty.items()) if self._random.random() >= self._keep_chance})
+        if not lost:
+            return
+        descriptor = os.open(file.path, os.O_RDWR)
+        try:
+            for at, old in lost.items():
+                os.pwrite(descriptor, old, at)
+        finally:
+            os.close(descriptor)
+
+    def _check(self, operation: Operation) -> None:
+        if not self._power:
+            raise OSError(errno.EIO, "the power is off")
+        for fault in self._faults:
+            if fault.operation == operation:
+                if fault.skip:
+                    fault.skip -= 1
+                elif fault.times:
+                    fault.times -= 1
+                    raise OSError(fault.error, os.strerror(fault.error))
+
+    # ---- the Disk ----------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        with self._lock:
+            self._check("open")
+            file = super().open(path, create=create)
+            self._files.setdefault(os.fstat(file).st_ino, _File(path)).path = path
+            if create:
+                self._renames.setdefault(os.path.dirname(path), []).append((path, None))
+            return file
+
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        self._check("read")
+        return super().read(file, size, offset)
+
+    def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
+        with self._lock:
+            self._check("write")
+            data = b"".join(bytes(buffer) for buffer in buffers)
+            if self.write_limit is not None:
+                data = data[: self.write_limit]
+            self._remember(file, offset, len(data))
+            return os.pwrite(file, data, offset)
+
+    def _remember(self, descriptor: int, offset: int, size: int) -> None:
+        file = self._files[os.fstat(descriptor).st_ino]
+        for at in range(offset - offset % SECTOR_BYTES, offset + size, SECTOR_BYTES):
+            if at in file.dirty:
+                continue
+            old = file.abandoned.pop(at, None)
+            file.dirty[at] = os.pread(descriptor, SECTOR_BYTES, at) if old is None else old
+
+    def sync(self, file: int) -> None:
+        with self._lock:
+            known = self._files[os.fstat(file).st_ino]
+            try:
+                self._check("sync")
+            except OSError:
+                if self._power:
+                    known.abandoned.update(known.dirty)
+                    known.dirty.clear()
+                raise
+            known.dirty.clear()
+            self.syncs += 1
+
+    def rename(self, old: str, new: str) -> None:
+        with self._lock:
+            self._check("rename")
+            inode = os.stat(old).st_ino
+            super().rename(old, new)
+            self._files.setdefault(inode, _File(new)).path = new
+            self._renames.setdefault(os.path.dirname(new), []).append((new, old))
+
+    def remove(self, path: str) -> None:
+        with self._lock:
+            self._check("remove")
+            self._renames.setdefault(os.path.dirname(path), [])
+            self._files.pop(os.stat(path).st_ino, None)
+            super().remove(path)
+            pending = self._renames[os.path.dirname(path)]
+            pending[:] = [(new, old) for new, old in pending if new != path]
+
+    def sync_directory(self, directory: str) -> None:
+        with self._lock:
+            self._check("sync_directory")
+            self._renames.pop(directory, None)
+
+    def free_bytes(self, directory: str) -> int:
+        return super().free_bytes(directory) if self.free is None else self.free

@@ -1,0 +1,140 @@
+"""Any backend: what is appended, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tidewal.runtime.errors import Closed, MessageTooLarge
+from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
+
+PLAIN = ChannelPolicy()
+
+
+async def test_concurrent_appends_are_read_by_all_in_one_order(wal, helpers):
+    channels = ["a", "b", "c"]
+    for channel in channels:
+        await wal.create_channel(channel, PLAIN)
+
+    async def produce(channel, worker):
+        return [(await wal.append(channel, f"{worker}:{i}".encode(), i), f"{worker}:{i}") for i in range(60)]
+
+    async def consume(channel):
+        return await helpers.take(wal, channel, From.EARLIEST, 300)
+
+    for channel in channels:
+        readers = [asyncio.create_task(consume(channel)) for _ in range(2)]
+        written = [pair for pairs in await asyncio.gather(*(produce(channel, w) for w in range(5))) for pair in pairs]
+        first, second = await asyncio.gather(*readers)
+        expected = sorted((id, text.encode()) for id, text in written)
+        assert [(entry.id, bytes(entry.payload)) for entry in first] == expected
+        assert first == second
+        assert len({id for id, _ in written}) == 300
+
+
+async def test_channels_are_isolated(wal, helpers):
+    await wal.create_channel("a", PLAIN)
+    await wal.create_channel("b", PLAIN)
+    for i in range(50):
+        await wal.append("ab"[i % 2], bytes([i]))
+    assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, 25)) == [bytes([i]) for i in range(0, 50, 2)]
+    assert helpers.payloads(await helpers.take(wal, "b", From.EARLIEST, 25)) == [bytes([i]) for i in range(1, 50, 2)]
+
+
+async def test_a_batch_over_channels_answers_with_ids_in_order(wal, helpers):
+    await wal.create_channel("a", PLAIN)
+    await wal.create_channel("b", PLAIN)
+    ids = await wal.append_many([Append("a", b"1", 5), Append("b", b"2", 6), Append("a", b"3", 7)])
+    entries = await helpers.take(wal, "a", From.EARLIEST, 2)
+    assert [(e.id, e.timestamp, bytes(e.payload)) for e in entries] == [(ids[0], 5, b"1"), (ids[2], 7, b"3")]
+    assert (await helpers.take(wal, "b", From.EARLIEST, 1))[0].id == ids[1]
+
+
+async def test_nothing_to_append_is_fine(wal):
+    assert await wal.append_many([]) == []
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+async def test_payloads_come_back_byte_for_byte_and_belong_to_the_log(wal, helpers, kind):
+    await wal.create_channel("a", PLAIN)
+    sent = [b"", b"\0", bytes(range(256)), "äöü🦀".encode(), b"x" * 70_000]
+    buffers = [kind(payload) for payload in sent]
+    await wal.append_many([Append("a", buffer) for buffer in buffers])
+    for buffer in buffers:
+        if kind is bytearray:
+            buffer[:] = b"!" * len(buffer)
+    assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, len(sent))) == sent
+
+
+async def test_the_size_limit_is_exact_and_harmless(wal, helpers):
+    await wal.create_channel("a", ChannelPolicy(max_message_bytes=100))
+    await wal.append("a", bytes(100))
+    with pytest.raises(MessageTooLarge) as caught:
+        await wal.append_many([Append("a", b"small"), Append("a", bytes(101))])
+    assert (caught.value.size, caught.value.limit) == (101, 100)
+    await wal.append("a", b"after")
+    assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, 2)) == [bytes(100), b"after"]
+
+
+@pytest.mark.parametrize("acks", list(Durability))
+async def test_every_durability_acknowledges_with_the_id_that_is_read(wal, helpers, acks):
+    await wal.create_channel("a", ChannelPolicy(acks=acks))
+    ids = [await wal.append("a", bytes([i])) for i in range(5)]
+    assert [entry.id for entry in await helpers.take(wal, "a", From.EARLIEST, 5)] == ids
+
+
+async def test_submit_from_other_threads_calls_back_once_each(backend, wal):
+    if backend.name == "memory":
+        pytest.skip("the memory WAL belongs to one loop")
+    await wal.create_channel("a", PLAIN)
+    loop = asyncio.get_running_loop()
+    answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
+
+    def work():
+        for _ in range(100):
+            wal.submit([Append("a", b"x")], lambda ids: loop.call_soon_threadsafe(answers.put_nowait, ids))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ids = [(await asyncio.wait_for(answers.get(), 20))[0] for _ in range(400)]
+    for thread in threads:
+        thread.join()
+    assert len(set(ids)) == 400
+    assert answers.empty()
+
+
+async def test_a_cancelled_append_is_there_once_or_not_at_all(wal, helpers):
+    await wal.create_channel("a", PLAIN)
+    task = asyncio.create_task(wal.append("a", b"maybe"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await wal.append("a", b"sure")
+    entries = await helpers.take(wal, "a", From.EARLIEST, 1)
+    if bytes(entries[0].payload) == b"maybe":
+        entries = await helpers.take(wal, "a", From.EARLIEST, 2)
+    assert helpers.payloads(entries)[-1] == b"sure"
+
+
+async def test_after_close_everything_says_closed(wal):
+    await wal.create_channel("a", PLAIN)
+    await wal.close()
+    await wal.close()
+    for call in (
+        lambda: wal.append("a", b""),
+        lambda: wal.create_channel("b", PLAIN),
+        lambda: wal.drop_channel("a"),
+        lambda: wal.channels(),
+        lambda: wal.describe("a"),
+        lambda: wal.latest_id("a"),
+        lambda: wal.id_at("a", 0),
+        lambda: wal.truncate("a", bytes(8)),
+        lambda: wal.hold("a", "me", None),
+    ):
+        with pytest.raises(Closed):
+            await call()
+    with pytest.raises(Closed):
+        wal.submit([Append("a", b"")], lambda _: None)

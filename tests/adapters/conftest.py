@@ -1,0 +1,128 @@
+"""Backends under test: each opens the same log again and again, in the directory of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidewal.adapters.memory import MemoryWal
+from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.runtime.testing.clock import VirtualClock
+from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.wal import ChannelPolicy, Entry, Start, Wal
+
+SEGMENT_BYTES = 256 * 1024
+PLAIN = ChannelPolicy()
+
+
+@dataclass
+class Backend:
+    """How to open one log, and how to make its retention act."""
+
+    name: str
+    open: Callable[[], Awaitable[Wal]]
+    remove_before: Callable[[Wal, str, bytes], Awaitable[None]]
+    opened: list[Wal] = field(default_factory=list)
+
+    async def wal(self) -> Wal:
+        wal = await self.open()
+        self.opened.append(wal)
+        return wal
+
+
+async def fill_segment(wal: Wal) -> None:
+    """Append until the segment in use is another one."""
+    await wal.create_channel("filler", ChannelPolicy(retention_s=0))
+    for _ in range(SEGMENT_BYTES // (32 * 1024) + 1):
+        await wal.append("filler", bytes(32 * 1024))
+
+
+async def _truncate_only(wal: Wal, channel: str, id: bytes) -> None:
+    await wal.truncate(channel, id)
+
+
+async def _truncate_and_recycle(wal: Wal, channel: str, id: bytes) -> None:
+    await wal.truncate(channel, id)
+    await fill_segment(wal)
+    assert isinstance(wal, RocksMQ)
+    wal.retain_now()
+
+
+@pytest.fixture(params=["memory", "rocksmq"])
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    if request.param == "memory":
+        log = MemoryLog()
+
+        async def open_memory() -> Wal:
+            return MemoryWal(log)
+
+        found = Backend("memory", open_memory, _truncate_only)
+    else:
+
+        async def open_rocksmq() -> Wal:
+            return await RocksMQ.open(str(tmp_path / "log"), segment_bytes=SEGMENT_BYTES)
+
+        found = Backend("rocksmq", open_rocksmq, _truncate_and_recycle)
+    yield found
+    for wal in found.opened:
+        await wal.close()
+
+
+@pytest.fixture
+async def wal(backend: Backend) -> Wal:
+    return await backend.wal()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+async def open_rocksmq(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[RocksMQ]]]:
+    """Open (again) the RocksMQ of this test; all are closed at its end."""
+    opened: list[RocksMQ] = []
+
+    async def open_store(**options: Any) -> RocksMQ:
+        store = await RocksMQ.open(str(tmp_path / "log"), **{"segment_bytes": SEGMENT_BYTES, "serve": False} | options)
+        opened.append(store)
+        return store
+
+    yield open_store
+    for store in opened:
+        await store.close()
+
+
+async def take(wal: Wal, channel: str, start: Start, count: int) -> list[Entry]:
+    """The first `count` entries from `start`."""
+    entries: list[Entry] = []
+    reader = wal.read(channel, start)
+    try:
+        async with asyncio.timeout(20):
+            while len(entries) < count:
+                entries += await anext(reader)
+    finally:
+        await reader.aclose()  # type: ignore[attr-defined]
+    return entries[:count]
+
+
+def payloads(entries: list[Entry]) -> list[bytes]:
+    return [bytes(entry.payload) for entry in entries]
+
+
+@pytest.fixture
+def helpers() -> Helpers:
+    return Helpers()
+
+
+class Helpers:
+    """Test files cannot import this one (pytest's importlib mode), so they get its functions from a fixture."""
+
+    take = staticmethod(take)
+    payloads = staticmethod(payloads)
+    fill_segment = staticmethod(fill_segment)
