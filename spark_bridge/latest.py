@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..runtime.errors import InvalidRequest
-from .columns import KEY_METADATA, ORDER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,6 +20,8 @@ def latest(versions: DataFrame, key: str | None = None) -> DataFrame:
     Raises `InvalidRequest` when a column is missing.
     """
     from pyspark.sql import functions as F
+
+    from .columns import KEY_METADATA, ORDER
 
     key = key or next((field.name for field in versions.schema.fields if field.metadata.get(KEY_METADATA)), None)
     if key is None:

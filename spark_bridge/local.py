@@ -49,14 +49,14 @@ def session(app_name: str = "tidewal", *, master: str = "local[2]", **conf: str)
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    _make_source_findable()
+    make_source_findable()
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in (SETTINGS | conf).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _make_source_findable() -> None:
+def make_source_findable() -> None:
     """Spark lists the modules on `sys.path`. An editable install is not there, so its folder is added for workers."""
     if any(module.name == "pyspark_tidewal" for module in iter_modules()):
         return

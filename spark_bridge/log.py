@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol, cast
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
+from ..runtime.remote import BlockingClient
 from ..runtime.wal import Entry
 
-SUPPORTED = ("rocksmq:///directory",)
+SUPPORTED = "rocksmq:///absolute/path and rocksmq://./relative/path"
 
 
 class Log(Protocol):
@@ -29,23 +32,47 @@ class Log(Protocol):
         ...
 
 
-def open_log(url: str) -> Log:
-    """Connect to the log at `url`.
+class RocksMQLog:
+    """The RocksMQ in `directory`, through the process that has it open. Says what to do when there is none."""
 
-    Raises `ConfigError` for a URL that the bridge cannot read, `Unavailable` when nobody serves it.
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._client = BlockingClient(directory)
+
+    def latest_id(self, channel: str) -> bytes | None:
+        """See `Log`. Raises `Unavailable`."""
+        with self._advice():
+            return self._client.latest_id(channel)
+
+    def read(self, channel: str, after: bytes | None, upto: bytes | None) -> Iterator[list[Entry]]:
+        """See `Log`. Raises `Unavailable`."""
+        with self._advice():
+            yield from self._client.read(channel, after, upto)
+
+    def close(self) -> None:
+        """See `Log`."""
+        self._client.close()
+
+    @contextmanager
+    def _advice(self) -> Generator[None]:
+        try:
+            yield
+        except Unavailable as error:
+            raise Unavailable(
+                f"{error.message}. Spark reads a RocksMQ through the process that has it open: start one (tidewal run "
+                f"--wal rocksmq://{self._directory}), or check option wal"
+            ) from error
+
+
+def open_log(url: str) -> Log:
+    """The log at `url`, which is connected to when it is first asked something.
+
+    Raises `ConfigError` for a URL that the bridge cannot read.
     """
     parts = urlsplit(url)
-    if parts.scheme != "rocksmq" or not parts.path or parts.netloc:
-        raise ConfigError(f"option wal is {url!r}; the Spark bridge reads {', '.join(SUPPORTED)}", key="wal")
-    from ..runtime.remote import BlockingClient
-
-    try:
-        return cast(Log, BlockingClient(unquote(parts.path)))
-    except Unavailable as error:
-        raise Unavailable(
-            f"the log at {url} cannot be reached: {error.message}. Spark reads it through the process that has it "
-            f"open: start one (tidewal run --wal {url}), or check the path"
-        ) from error
+    if parts.scheme != "rocksmq" or parts.netloc not in ("", ".", "..") or parts.path in ("", "/"):
+        raise ConfigError(f"option wal is {url!r}; the Spark bridge reads {SUPPORTED}", key="wal")
+    return RocksMQLog(os.path.abspath(parts.netloc + unquote(parts.path)))
 
 
 class Follower:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -9,12 +10,14 @@ from itertools import accumulate
 
 from ..runtime.catalog import Catalog, Collection
 from ..runtime.cuts import Cut
-from ..runtime.errors import CollectionNotFound, InvalidRequest
+from ..runtime.errors import BadRecord, CollectionNotFound, InvalidRequest
 from ..runtime.names import Names
 from ..runtime.record import decode
 from .log import Follower, Log
 from .offsets import pchannels_of
 from .rows import ChannelRange, row_counts
+
+_logger = logging.getLogger("tidewal.spark")
 
 CUTS_AHEAD_MAX = 4096  # cuts held to choose from when a trigger is limited
 
@@ -89,11 +92,14 @@ class Planner:
         id = self.collection().id
         key = self._name.encode()
         for entry in entries.new_entries():
-            record = decode(entry.payload, entry.id)
-            if record.key == key:
-                cut = Cut.from_record(record)
-                if cut.collection_id == id:  # else of one of that name that was dropped
-                    yield cut
+            try:
+                record = decode(entry.payload, entry.id)
+                cut = Cut.from_record(record) if record.key == key else None
+            except BadRecord as error:
+                _logger.warning("a cut is skipped, the next one takes its place: %s", error.message)
+                continue
+            if cut is not None and cut.collection_id == id:  # else of one of that name that was dropped
+                yield cut
 
     def _rows_between(self, start: Cut, cuts: Sequence[Cut], enough: int) -> list[int]:
         """The rows up to each of `cuts` behind the one before. Counting a channel ends where it alone has `enough`."""

@@ -51,5 +51,5 @@ def test_what_is_no_offset_is_refused(broken: str) -> None:
 
 
 def test_offset_of_a_dropped_collection_says_so() -> None:
-    with pytest.raises(InvalidRequest, match="dropped .*new checkpoint"):
+    with pytest.raises(InvalidRequest, match=r"dropped .*new checkpoint"):
         from_json(to_json(CUT).replace(": 7", ": 6"), COLLECTION)

@@ -14,6 +14,8 @@ from tidewal.spark_bridge.offsets import beginning
 from tidewal.spark_bridge.planning import Planner
 
 sys.path.insert(0, str(Path(__file__).parent))
+import itertools
+
 from story import ListLog, Story, random_row
 
 
@@ -100,7 +102,7 @@ def test_a_limited_query_holds_few_cuts_and_still_passes_all(
         assert len(plan._ahead) <= 4
     assert passed[-1] == story.cuts[-1]
     bounds = [0, *(cut.time for cut in passed)]
-    counts = [len(story.between(begin, end)) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    counts = [len(story.between(begin, end)) for begin, end in itertools.pairwise(bounds)]
     assert sum(counts) == len(story.rows)
 
 

@@ -21,6 +21,8 @@ from tidewal.spark_bridge.planning import Planner
 from tidewal.spark_bridge.rows import arrow_batches
 
 sys.path.insert(0, str(Path(__file__).parent))
+import itertools
+
 from story import FLIGHTS, NAMES, ListLog, Row, Story, batch_of, random_row, sorted_rows
 
 COLUMNS = tuple(arrow_columns(FLIGHTS))
@@ -46,7 +48,7 @@ def test_every_interval_holds_exactly_its_rows(rng: random.Random) -> None:
     flights = story.create()
     story.play(flights, rng, batches=60)
     cuts = [beginning(flights), *story.cuts]
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         assert read(log, begin, end) == story.between(begin.time, end.time)
     assert read(log, cuts[0], cuts[-1]) == story.between(0, cuts[-1].time)
     begin, end = sorted(rng.sample(cuts, 2), key=lambda cut: cut.time)

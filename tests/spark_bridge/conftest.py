@@ -1,0 +1,127 @@
+"""One Spark session for all tests here, and a RocksMQ owner that Spark's processes read through its socket."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.runtime.wal import ChannelPolicy
+from tidewal.spark_bridge import session
+
+sys.path.insert(0, str(Path(__file__).parent))
+from story import Story
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEGMENT_BYTES = 4 * 1024 * 1024
+
+
+class Owner:
+    """The process that has the directory open, as a thread of this one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = f"rocksmq://{directory}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="owner")
+        self._thread.start()
+        self._channels: set[str] = set()
+        self._wal = self._run(RocksMQ.open(str(directory), segment_bytes=SEGMENT_BYTES))
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+
+    def append(self, channel: str, payload: bytes, timestamp: int) -> bytes:
+        if channel not in self._channels:
+            self._run(self._wal.create_channel(channel, ChannelPolicy()))
+            self._channels.add(channel)
+        return self._run(self._wal.append(channel, payload, timestamp))
+
+    def close(self) -> None:
+        self._run(self._wal.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    """An open RocksMQ in a directory of its own."""
+    made = Owner(tmp_path / "log")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def story(owner: Owner) -> Story:
+    """What the roles would have written into that RocksMQ."""
+    return Story(owner.append)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one session: starting Java takes longer than all that is tested."""
+    pytest.importorskip("pyspark")
+    folder = tmp_path_factory.mktemp("spark")
+    made = session(
+        "tests",
+        **{
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.sql.artifact.isolation.enabled": "false",
+        },
+    )
+    made.sparkContext.setLogLevel("OFF")  # tests of failures would bury the report under Java's traces
+    yield made
+    made.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_query_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Stop what a failed test has left running."""
+    yield
+    if "spark" in request.fixturenames:
+        for query in request.getfixturevalue("spark").streams.active:
+            query.stop()
+
+
+@pytest.fixture
+def options(owner: Owner) -> dict[str, str]:
+    """The options every read here needs."""
+    return {"wal": owner.url, "collection": "flights"}
+
+
+Collected = list[list[dict[str, object]]]
+
+
+@pytest.fixture
+def collect(tmp_path: Path) -> Callable[..., Collected]:
+    """Run a stream to the newest cut and return its micro-batches; the same `checkpoint` goes on where it ended."""
+
+    def run(
+        frame: Any, checkpoint: str = "checkpoint", seen: Collected | None = None, failing_batch: int | None = None
+    ) -> Collected:
+        batches: Collected = [] if seen is None else seen
+
+        def keep(batch: Any, number: int) -> None:
+            batches.append([row.asDict() for row in batch.collect()])
+            if number == failing_batch:
+                raise ValueError("the sink fails")
+
+        query = (
+            frame.writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        return batches
+
+    return run
