@@ -7,17 +7,20 @@ A batch of the log has every column of the schema, in the schema's types and ord
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyarrow import compute
 
 from ..runtime.errors import InvalidRows, MessageTooLarge
 from ..runtime.hashing import shard_of
 from ..runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, Op
 
 Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Mapping[str, Sequence[object]]
+
+# The stubs' overloads do not know of columns whose type shows at run time only.
+pc: Any = compute
 
 _OP_NAMES: Final = pa.array(list(OPS))
 _CONVERSION_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
@@ -26,7 +29,8 @@ _CONVERSION_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.RecordBatch:
     """Validate `rows` against `schema` and return them as one batch of the log.
 
-    `op` is "insert", "upsert" or "delete" for all rows, or None when each row names its own in a column `_op`. A delete
+    `op` is "insert", "upsert" or "delete" for all rows, or None when each row names its own in a column `_op` (or has
+    its code, as the log does). A delete
     needs its key only: with `op="delete"` other columns are ignored, in a mixed batch they may be null. A nullable
     column may be left out and is null then. Numbers and timestamps are cast where nothing but the precision of floats
     is lost (int32 to int64); timestamps without a zone are UTC. Columns already of the right type are not copied.
@@ -55,7 +59,7 @@ def split_by_shard(batch: pa.RecordBatch, schema: CollectionSchema, shards: int)
     for number in range(shards):
         rows = np.flatnonzero(shard == number)
         whole = len(rows) == batch.num_rows
-        parts.append(None if not len(rows) else batch if whole else batch.take(pa.array(rows)))
+        parts.append(None if not len(rows) else batch if whole else batch.take(cast(pa.Int64Array, pa.array(rows))))
     return parts
 
 
@@ -82,11 +86,11 @@ def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
             raise InvalidRows("two columns have the same name")
         return dict(zip(rows.schema.names, rows.columns, strict=True)), rows.num_rows
     if isinstance(rows, Mapping):
-        columns = dict(cast("Mapping[str, Sequence[object]]", rows))
+        columns = dict(rows)
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise InvalidRows(f"columns differ in length: {lengths}")
-        return dict(columns), next(iter(lengths.values()), 0)
+        return {**columns}, next(iter(lengths.values()), 0)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- users are not type-checked
             raise InvalidRows(f"row {number} is a {type(row).__name__}, not a mapping of columns", row=number)
@@ -94,7 +98,7 @@ def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
     return {name: [row.get(name) for row in rows] for name in names}, len(rows)
 
 
-def _ops(given: object, op: str | None, count: int) -> pa.Array:
+def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
     """The `_op` column as the log has it."""
     if op is not None:
         if given is not None:
@@ -106,6 +110,8 @@ def _ops(given: object, op: str | None, count: int) -> pa.Array:
         if count:
             raise InvalidRows(f"each row must name its operation in a column {OP_COLUMN}", column=OP_COLUMN)
         return pa.array([], pa.int8())
+    if isinstance(given, pa.Array) and given.type == pa.int8():
+        return _checked_codes(given)
     names = _typed(Field(OP_COLUMN, "varchar"), given)
     codes = pc.index_in(names, value_set=_OP_NAMES)
     if codes.null_count:
@@ -116,7 +122,16 @@ def _ops(given: object, op: str | None, count: int) -> pa.Array:
     return codes.cast(pa.int8())
 
 
-def _column(field: Field, given: object, ops: pa.Array, is_key: bool) -> pa.Array:
+def _checked_codes(codes: pa.Array[Any]) -> pa.Array[Any]:
+    """Operations that are coded already, as a client sends them."""
+    known = pc.is_in(codes, value_set=pa.array([int(op) for op in Op], pa.int8()))
+    if not pc.all(known, min_count=0).as_py():
+        row = _first(pc.invert(known))
+        raise InvalidRows(f"row {row}: unknown code in {OP_COLUMN}", column=OP_COLUMN, row=row)
+    return codes
+
+
+def _column(field: Field, given: object, ops: pa.Array[Any], is_key: bool) -> pa.Array[Any]:
     """The column in the type of its field, all checks passed."""
     if given is None:
         array = pa.nulls(len(ops), field.arrow_type())
@@ -137,7 +152,7 @@ def _column(field: Field, given: object, ops: pa.Array, is_key: bool) -> pa.Arra
     return array
 
 
-def _typed(field: Field, given: object) -> pa.Array:
+def _typed(field: Field, given: object) -> pa.Array[Any]:
     """The column in the type of its field, cast where that is safe."""
     target = field.arrow_type()
     if isinstance(given, pa.ChunkedArray):
@@ -160,7 +175,7 @@ def _typed(field: Field, given: object) -> pa.Array:
     return _converted(field, len(array), lambda start, end: _cast(array.slice(start, end - start), target))
 
 
-def _from_objects(field: Field, values: list[object]) -> pa.Array:
+def _from_objects(field: Field, values: list[object]) -> pa.Array[Any]:
     """Python values as an array. What Arrow would convert without a word, but Milvus' types tell apart, is refused."""
     if field.type in INTEGER_TYPES or field.type in FLOAT_TYPES:
         if bool in set(map(type, values)):
@@ -170,7 +185,7 @@ def _from_objects(field: Field, values: list[object]) -> pa.Array:
     return pa.array(values, field.arrow_type(), from_pandas=False)
 
 
-def _from_numpy(field: Field, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> pa.Array:
+def _from_numpy(field: Field, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> pa.Array[Any]:
     try:
         if values.ndim == 2:
             return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
@@ -194,7 +209,7 @@ def _is_castable(kind: pa.DataType, field: Field) -> bool:
     return field.type != "bool" and (types.is_integer(kind) or types.is_floating(kind))
 
 
-def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
+def _cast(array: pa.Array[Any], target: pa.DataType) -> pa.Array[Any]:
     """A safe cast. Narrowing a float may lose precision but not its magnitude."""
     if pa.types.is_date(array.type):
         array = array.cast(pa.timestamp("us"))
@@ -206,7 +221,7 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     return cast_array
 
 
-def _converted(field: Field, count: int, convert: Callable[[int, int], pa.Array]) -> pa.Array:
+def _converted(field: Field, count: int, convert: Callable[[int, int], pa.Array[Any]]) -> pa.Array[Any]:
     """The conversion of all rows; when that fails, the first row that fails is looked for by halving."""
     try:
         return convert(0, count)
@@ -233,7 +248,7 @@ def _describe(field: Field) -> str:
     return f"{field.type}({field.dim})" if field.dim else field.type
 
 
-def _refuse_wrong_length(field: Field, array: pa.Array) -> None:
+def _refuse_wrong_length(field: Field, array: pa.Array[Any]) -> None:
     if pa.types.is_null(array.type):
         return
     wrong = pc.not_equal(pc.list_value_length(array), field.dim)
@@ -242,7 +257,7 @@ def _refuse_wrong_length(field: Field, array: pa.Array) -> None:
         _fail(field, row, f"has {len(array[row])} floats, not {field.dim}")
 
 
-def _refuse_nan(field: Field, array: pa.Array) -> None:
+def _refuse_nan(field: Field, array: pa.Array[Any]) -> None:
     dtype = np.float32 if field.type == "float" else np.float64
     values = np.frombuffer(array.buffers()[1] or b"", dtype=dtype)[array.offset : array.offset + len(array)]
     # Slots under a null may hold anything, NaN too: only a NaN that shows up here is worth the exact look.
@@ -252,7 +267,7 @@ def _refuse_nan(field: Field, array: pa.Array) -> None:
             _fail(field, _first(nans), "is NaN; use null for a value that is not known")
 
 
-def _refuse_bad_floats(field: Field, array: pa.Array) -> None:
+def _refuse_bad_floats(field: Field, array: pa.Array[Any]) -> None:
     floats = array.flatten()  # of the rows that are not null
     if not floats.null_count:
         finite = np.isfinite(floats.to_numpy(zero_copy_only=True))
@@ -265,7 +280,7 @@ def _refuse_bad_floats(field: Field, array: pa.Array) -> None:
     _fail(field, row, "holds a null, NaN or infinite float")
 
 
-def _first(mask: pa.Array) -> int:
+def _first(mask: pa.Array[Any]) -> int:
     return int(pc.index(mask, True).as_py())
 
 

@@ -1,1 +1,5 @@
-"""The DataNode: consumes vchannels and flushes them to Delta Lake."""
+"""From the log to Delta tables."""
+
+from .datanode import DataNode
+
+__all__ = ["DataNode"]

@@ -1,1 +1,5 @@
-"""MixCoord: owns the catalog, assigns channels and collects watermarks into cuts."""
+"""The coordinator."""
+
+from .mixcoord import MixCoord
+
+__all__ = ["MixCoord"]

@@ -1,1 +1,5 @@
-"""The Proxy: validates, hashes, stamps and appends rows, and ticks the channels it owns."""
+"""The door: validation, routing and the ownership of channels."""
+
+from .proxy import Proxy
+
+__all__ = ["Proxy"]

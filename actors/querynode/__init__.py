@@ -1,1 +1,5 @@
-"""The QueryNode: serves search and query from what it has consumed."""
+"""Answers to queries and searches."""
+
+from .querynode import QueryNode
+
+__all__ = ["QueryNode"]

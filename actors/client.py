@@ -1,0 +1,265 @@
+"""The public client: collections, writes and questions. It talks to the roles through the log, like everyone else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, cast
+
+import msgpack
+import pyarrow as pa
+
+from ..runtime.arrow import encode_rows
+from ..runtime.catalog import Collection
+from ..runtime.errors import CollectionNotFound
+from ..runtime.names import Names
+from ..runtime.rpc import Caller, Params, Reply
+from ..runtime.schema import CollectionSchema
+from ..runtime.wal import Wal
+from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
+from .querynode.search import Metric
+from .querynode.view import OrderBy
+from .rows import Rows, to_batch
+
+Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
+
+DEADLINE_S = 30.0
+FLUSH_DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A write that is durable: its timestamp in the log, and its rows."""
+
+    ts: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows, and how fresh they are: everything up to `tsafe` is in them; that was `age_ms` before the log's present.
+    `waited_ms` went into waiting for the freshness asked for, `took_ms` into the question itself."""
+
+    table: pa.Table
+    tsafe: int
+    age_ms: float
+    waited_ms: float
+    took_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Row versions ever applied, by operation, and the current number of rows, as of `tsafe`."""
+
+    versions: Mapping[str, int]
+    rows: int
+    tsafe: int
+
+
+class Client:
+    """An async context manager. Many calls may run at once; writes are appended in the order in which they are called.
+
+    Every call raises the typed error of whoever refused it (`runtime/errors.py`): `Overloaded` and other retryable
+    ones may be tried again unchanged. A write that got no answer is repeated under the same number, so it happens
+    once; after `DeadlineExceeded` it may have happened, and read-before-write tells.
+
+    Consistency of a question: `strong` sees every write acknowledged before it began, anywhere; `session` this
+    client's own writes; `bounded` (the default) nothing older than `common.gracefulTime` (5 s); `eventually` does not
+    wait at all.
+    """
+
+    def __init__(self, wal: Wal, *, prefix: str = Names().prefix, name: str = "") -> None:
+        self._caller = Caller(wal, Names(prefix), name=name)
+        self._pseqs = itertools.count(1)
+        self._collections: dict[str, Collection] = {}
+        self._session: dict[str, int] = {}
+
+    async def __aenter__(self) -> Client:
+        await self._caller.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the calls that wait, and leave nothing behind."""
+        await self._caller.close()
+
+    # ---- collections ------------------------------------------------------------------------------------------------
+
+    async def create_collection(
+        self, schema: CollectionSchema, *, shards: int = 2, deadline_s: float = DEADLINE_S
+    ) -> Collection:
+        """Create a collection, or find it there with the same schema and shards; otherwise `CollectionExists`."""
+        params = {"schema": schema.to_wire(), "shards": shards}
+        reply = await self._caller.call("mixcoord", "create_collection", params, deadline_s=deadline_s)
+        return self._know(Collection.from_wire(reply.values["collection"]))
+
+    async def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Remove a collection with its rows, its tables and its hold on the log. `CollectionNotFound`."""
+        await self._caller.call("mixcoord", "drop_collection", {"collection": collection}, deadline_s=deadline_s)
+        self._collections.pop(collection, None)
+        self._session.pop(collection, None)
+
+    async def describe_collection(self, collection: str) -> Collection:
+        """What the catalog says of a collection. `CollectionNotFound`."""
+        reply = await self._caller.call("mixcoord", "describe_collection", {"collection": collection})
+        return self._know(Collection.from_wire(reply.values["collection"]))
+
+    async def list_collections(self) -> list[str]:
+        """The names of all collections, sorted."""
+        return list((await self._caller.call("mixcoord", "list_collections")).values["collections"])
+
+    def _know(self, collection: Collection) -> Collection:
+        self._collections[collection.name] = collection
+        return collection
+
+    # ---- writes -----------------------------------------------------------------------------------------------------
+
+    async def insert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
+        """Add rows. A row whose key exists replaces it, as an upsert does: keys are not looked up before a write."""
+        return await self._write(collection, rows, "insert", deadline_s)
+
+    async def upsert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
+        """Add rows, or replace those of the same key as a whole."""
+        return await self._write(collection, rows, "upsert", deadline_s)
+
+    async def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> Written:
+        """Remove the rows of `keys`; keys that are not there are no error."""
+        key = (await self._collection(collection)).schema.primary_key
+        return await self._write(collection, {key: list(keys)}, "delete", deadline_s)
+
+    async def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
+        """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row; a delete needs only
+        the key. All rows get one timestamp, are seen together, and apply in their order."""
+        return await self._write(collection, rows, None, deadline_s)
+
+    async def _write(self, collection: str, rows: Rows, op: str | None, deadline_s: float) -> Written:
+        schema = (await self._collection(collection)).schema
+        batch = to_batch(rows, schema, op=op)
+        params = {
+            "collection": collection,
+            "schema_version": schema.version,
+            "producer": self._caller.name,
+            "pseq": next(self._pseqs),
+        }
+        try:
+            reply = await self._caller.call("proxy", "write", params, encode_rows(batch), deadline_s=deadline_s)
+        except CollectionNotFound:
+            self._collections.pop(collection, None)
+            raise
+        written = Written(reply.values["ts"], reply.values["rows"])
+        self._session[collection] = max(written.ts, self._session.get(collection, 0))
+        return written
+
+    async def _collection(self, name: str) -> Collection:
+        return self._collections.get(name) or await self.describe_collection(name)
+
+    async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
+        """Wait until everything acknowledged before this call is in the collection's table; returns the time up to
+        which it is."""
+        reply = await self._caller.call("proxy", "flush", {"collection": collection}, deadline_s=deadline_s)
+        return int(reply.values["ts"])
+
+    async def compact(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> Params:
+        """Bring `<collection>/current` forward to what is flushed: its `time`, `rows`, and keys `merged`."""
+        return (
+            await self._caller.call("datanode", "compact", {"collection": collection}, deadline_s=deadline_s)
+        ).values
+
+    async def cut(self, collection: str) -> int:
+        """Store a cut at the present time of the log, which sees every write acknowledged before; returns its time."""
+        return int((await self._caller.call("mixcoord", "cut", {"collection": collection})).values["time"])
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    async def query(
+        self,
+        collection: str,
+        filter: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        order_by: Sequence[tuple[str, bool]] = (),
+        limit: int | None = None,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> Answer:
+        """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending)."""
+        names = None if columns is None else tuple(columns)
+        asked = QueryRequest(filter, names, tuple(OrderBy(*each) for each in order_by), limit)
+        return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+
+    async def count(
+        self,
+        collection: str,
+        filter: str | None = None,
+        *,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> int:
+        """How many rows there are, or for how many `filter` holds."""
+        asked = QueryRequest(filter, count=True)
+        answer = await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+        return cast(int, answer.table.column(COUNT_COLUMN)[0].as_py())
+
+    async def get(
+        self,
+        collection: str,
+        keys: Sequence[object],
+        *,
+        columns: Sequence[str] | None = None,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> Answer:
+        """The rows of `keys`; a key that is not there has no row."""
+        params = {"columns": None if columns is None else list(columns)}
+        body = cast(bytes, msgpack.packb(list(keys)))
+        return await self._ask("get", collection, consistency, deadline_s, params, body)
+
+    async def search(
+        self,
+        collection: str,
+        column: str,
+        vector: Sequence[float],
+        *,
+        metric: Metric = "COSINE",
+        top_k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> Answer:
+        """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
+        of their distances. Exact."""
+        names = None if columns is None else tuple(columns)
+        asked = SearchRequest(column, tuple(float(x) for x in vector), metric, top_k, filter, names)
+        return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+
+    async def stats(self, collection: str, *, consistency: Consistency = "bounded") -> Stats:
+        """How many row versions were applied, and how many rows there are."""
+        reply = await self._call("stats", collection, consistency, DEADLINE_S, {})
+        return Stats(reply.values["versions"], reply.values["rows"], reply.values["tsafe"])
+
+    async def _ask(
+        self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
+    ) -> Answer:
+        reply = await self._call(method, collection, consistency, deadline_s, params, body)
+        with pa.ipc.open_stream(pa.py_buffer(reply.body)) as reader:
+            table = reader.read_all()
+        told: Mapping[str, Any] = reply.values
+        return Answer(table, told["tsafe"], told["age_ms"], told["waited_ms"], told["took_ms"])
+
+    async def _call(
+        self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
+    ) -> Reply:
+        full = {
+            **params,
+            "collection": collection,
+            "consistency": consistency,
+            "session_ts": self._session.get(collection, 0),
+        }
+        return await self._caller.call("querynode", method, full, body, deadline_s=deadline_s)

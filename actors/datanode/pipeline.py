@@ -1,0 +1,226 @@
+"""From the log to the table: one collection's buffer and its flushes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+
+from ...runtime.arrow import decode_rows
+from ...runtime.catalog import Collection
+from ...runtime.clock import physical_ms
+from ...runtime.errors import DiskFull, TidewalError
+from ...runtime.messages import MsgPack, Position
+from ...runtime.names import physical
+from ...runtime.record import Record, RecordType, encode
+from ...runtime.rpc import Params
+from ...runtime.schema import OP_COLUMN, Op
+from ..flushes import Flushed
+from ..following import open_stream, pchannels_of
+from ..role import Role
+from .current_table import CompactResult, CurrentTable, compact
+from .log_table import FlushResult, LogTable
+
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 5.0
+
+_log = logging.getLogger("tidewal.datanode")
+_OPS = pa.array([op.name.lower() for op in Op])
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Records that no flush has taken yet."""
+
+    since: float  # loop time of the first
+    records: list[Record] = field(default_factory=list[Record])
+    bytes: int = 0
+
+
+class FlushPipeline:
+    """Buffers a collection's rows and stores them: on request, every `dataNode.flushIntervalS`, and whenever
+    `dataNode.flushBytes` are buffered. While one flush runs the next buffer fills, then reading pauses.
+
+    The table's T decides where reading begins, so whatever a crash interrupts is read again, and stored once.
+    """
+
+    def __init__(self, role: Role, collection: Collection) -> None:
+        self.collection = collection
+        self.log: LogTable
+        self._role = role
+        self._node = role.node
+        self._directory = role.node.tables / collection.name
+        self._loop = asyncio.get_running_loop()
+        self._buffer = _Buffer(self._loop.time())
+        self._stored = 0  # the T of the table
+        self._told = 0  # the T that `insert_events` says
+        self._asked = 0  # somebody waits until this T is told
+        self._positions: Mapping[str, Position] = {}
+        self._flushing: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()
+        self._stream = open_stream(role, collection, 0)
+
+    def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
+        self._stream.announce(channel, term, cseq, time)
+
+    async def run(self) -> None:
+        """Open the table, hold the log from its T on, and read."""
+        schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
+        self.log = await self._node.blocking(partial(LogTable.open, self._directory / "log", schema, key))
+        self._stored = min([await self._node.blocking(partial(self.log.flushed, v)) for v in self.collection.vchannels])
+        self._stream = open_stream(self._role, self.collection, self._stored)
+        await self._hold_start()
+        if self._stored:
+            await self._tell(self._stored, FlushResult(self.log.version, 0, 0))
+        self._opened.set()
+        try:
+            async for pack in self._stream:
+                self._take(pack)
+                await self._flush_if_due(pack)
+        finally:
+            if self._flushing is not None:
+                await asyncio.gather(self._flushing, return_exceptions=True)
+            await self._stream.close()
+
+    async def _hold_start(self) -> None:
+        """Keep the log from what is not stored yet, before anything else can let go of it."""
+        for channel in pchannels_of(self.collection):
+            first = await self._node.wal.id_at(channel, max(self._stored, self.collection.created_ts))
+            if first is not None:
+                await self._node.wal.hold(channel, self._holder, first)
+
+    @property
+    def _holder(self) -> str:
+        return f"datanode-{self.collection.id}"
+
+    def _take(self, pack: MsgPack) -> None:
+        if not self._buffer.records:
+            self._buffer.since = self._loop.time()
+        for record in pack.messages:
+            if record.type is RecordType.ROWS:
+                self._buffer.records.append(record)
+                self._buffer.bytes += len(record.body)
+            elif record.type is RecordType.FLUSH:
+                self._asked = max(self._asked, record.ts)
+        self._positions = pack.end_positions
+        metrics, name = self._node.metrics, self.collection.name
+        metrics.gauge("datanode_fg_buffer_size", collection_name=name).set(self._buffer.bytes)
+        lag_ms = self._node.clock.clock.wall_ms() - physical_ms(pack.end_ts)
+        for channel in pack.end_positions:
+            metrics.gauge("datanode_consume_tt_lag_ms", channel_name=channel).set(max(0, lag_ms))
+
+    async def _flush_if_due(self, pack: MsgPack) -> None:
+        settings = self._node.settings.data_node
+        full = self._buffer.bytes >= settings.flush_bytes
+        old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
+        asked = self._asked > self._told
+        if not (full or old or asked):
+            return
+        if self._flushing is not None:
+            if not (full or self._flushing.done()):
+                return
+            await self._flushing
+        self._flushing = asyncio.create_task(self._flush(self._buffer.records, pack.end_ts, self._positions))
+        self._buffer = _Buffer(self._loop.time())
+
+    async def _flush(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> None:
+        """Store `records`, which are all between the table's T and `end`; then say so and let go of the log."""
+        started = perf_counter()
+        result = FlushResult(self.log.version, 0, 0)
+        if records:
+            result = await self._store(records, end, positions)
+            self._stored = end
+        await self._tell(end, result)
+        for position in positions.values():
+            await self._node.wal.hold(position.channel, self._holder, position.message_id)
+        metrics, name = self._node.metrics, self.collection.name
+        metrics.counter("datanode_flush_req_total", collection_name=name, status="success").inc()
+        metrics.counter("datanode_flushed_data_rows_total", collection_name=name).inc(result.rows)
+        metrics.counter("datanode_flushed_data_size_total", collection_name=name).inc(result.size_bytes)
+        metrics.histogram("datanode_flush_duration_seconds", collection_name=name).observe(perf_counter() - started)
+
+    async def _store(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
+        """Write to the table, for as long as it takes: while it cannot be written, rows stay in the log, and the
+        proxy's limit on unflushed bytes tells the clients."""
+        call = partial(self._store_blocking, records, end, positions)
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                return await self._node.blocking(call)
+            except TidewalError as error:
+                if not (error.retryable or isinstance(error, DiskFull)):
+                    raise
+                _log.warning("cannot flush %s, trying again in %g s: %s", self.collection.name, pause_s, error)
+                labels = {"collection_name": self.collection.name, "status": "failed"}
+                self._node.metrics.counter("datanode_flush_req_total", **labels).inc()
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    def _store_blocking(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
+        rows = versions_of(records, self.collection)
+        vchannels = self.collection.vchannels
+        stored = {position.channel: position for position in positions.values()}
+        told: dict[str, Params] = {}
+        for vchannel in vchannels:
+            position = stored[physical(vchannel)]
+            told[vchannel] = {
+                "channel": position.channel,
+                "message_id": position.message_id,
+                "term": position.term,
+                "cseq": position.cseq,
+                "timestamp": position.timestamp,
+                "wal": position.wal,
+            }
+        start = dict.fromkeys(vchannels, self._stored)
+        return self.log.flush(rows, start=start, end=dict.fromkeys(vchannels, end), positions=told)
+
+    async def _tell(self, time: int, result: FlushResult) -> None:
+        times = dict.fromkeys(self.collection.vchannels, time)
+        ts = self._node.clock.now()
+        name = self.collection.name
+        event = Flushed(self.collection.id, name, times, result.version, result.rows, result.size_bytes)
+        await self._node.wal.append(self._node.names.insert_events, encode(event.to_record(ts)), ts)
+        self._told = time
+
+    async def compact(self) -> CompactResult:
+        """Bring the table of current rows forward to what is stored."""
+        await self._opened.wait()
+        return await self._node.blocking(self._compact_blocking)
+
+    def _compact_blocking(self) -> CompactResult:
+        schema = self.collection.schema
+        current = CurrentTable.open(self._directory / "current", schema.arrow(), schema.primary_key)
+        return compact(self.log, current, self._stored)
+
+
+def versions_of(records: list[Record], collection: Collection) -> pa.Table:
+    """The rows of `records` as row versions: the user's columns and those of `row_versions.py`."""
+    schema = collection.schema
+    batches = [decode_rows(record.body, schema.row_arrow()) for record in records]
+    counts = [batch.num_rows for batch in batches]
+    table = pa.Table.from_batches(batches, schema.row_arrow())
+
+    def repeated(values: list[int]) -> pa.Array:
+        return pa.array(np.repeat(np.array(values, dtype=np.int64), counts))
+
+    numbers = {name: number for number, name in enumerate(collection.vchannels)}
+    which = repeated([numbers[record.vchannel] for record in records]).cast(pa.int32())
+    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    system = {
+        "_ts": repeated([record.ts for record in records]),
+        "_op": _OPS.take(table.column(OP_COLUMN).combine_chunks()),
+        "_vchannel": pa.DictionaryArray.from_arrays(which, pa.array(collection.vchannels)).cast(pa.string()),
+        "_term": repeated([record.term for record in records]),
+        "_cseq": repeated([record.cseq for record in records]),
+        "_row": pa.array(rows),
+    }
+    table = table.drop_columns([OP_COLUMN])
+    for name, column in system.items():
+        table = table.append_column(name, column)
+    return table

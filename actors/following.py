@@ -1,0 +1,106 @@
+"""What DataNode and QueryNode have in common: for each collection a pipeline that reads its vchannels."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, cast
+
+import msgpack
+
+from ..runtime.catalog import READY, Collection
+from ..runtime.names import physical
+from ..runtime.record import decode
+from ..runtime.rpc import REQUEST_CHANNEL, Request
+from ..runtime.tt_stream import TtMsgStream
+from ..runtime.wal import From, FromTime
+from .node import Node
+from .role import Answer, Handler, Role
+
+
+class Pipeline(Protocol):
+    """One collection's reader. `run` goes on until it is cancelled."""
+
+    collection: Collection
+
+    async def run(self) -> None: ...
+
+    def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
+        """What a channel's owner says about time; for channels of other collections it means nothing."""
+        ...
+
+
+class Follower(Role):
+    """Runs a pipeline for every collection of the catalog that is ready, and passes the owners' heartbeats on."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._pipelines: dict[int, Pipeline] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def pipeline(self, collection: Collection) -> Pipeline:
+        """A new pipeline for `collection`."""
+        raise TypeError(f"{type(self).__name__} says nothing about pipelines")
+
+    async def forget(self, collection: Collection) -> None:
+        """The collection was dropped and its pipeline has ended: let go of what is left of it."""
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"release": self._release}
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.spawn_task(self._watch(), name="collections")
+        self.spawn_task(self._listen(), name="heartbeats")
+
+    async def _watch(self) -> None:
+        while True:
+            for collection in list(self.catalog.catalog.collections.values()):
+                if collection.state == READY and collection.id not in self._pipelines:
+                    self._pipelines[collection.id] = self.pipeline(collection)
+                    self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
+            await self.catalog.changed()
+
+    async def _run(self, id: int) -> None:
+        """Run a pipeline as a task of its own, so that a release can end it without ending the actor."""
+        task = self._tasks[id] = asyncio.create_task(self._pipelines[id].run())
+        try:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _release(self, request: Request) -> Answer:
+        collection = Collection.from_wire(request.params["collection"])
+        await self.catalog.catch_up()  # so that the pipeline is not started again
+        task = self._tasks.pop(collection.id, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._pipelines.pop(collection.id, None)
+        await self.forget(collection)
+        return None
+
+    async def _listen(self) -> None:
+        await self.node.wal.create_channel(self.node.names.heartbeats, REQUEST_CHANNEL)
+        async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
+            for entry in entries:
+                body = msgpack.unpackb(decode(entry.payload).body, use_list=False)
+                for channel, term, cseq, time in cast("list[tuple[str, int, int, int]]", body):
+                    for pipeline in self._pipelines.values():
+                        pipeline.announce(channel, term, cseq, time)
+
+
+def pchannels_of(collection: Collection) -> list[str]:
+    """The physical channels of a collection, sorted."""
+    return sorted({physical(vchannel) for vchannel in collection.vchannels})
+
+
+def open_stream(role: Role, collection: Collection, after: int) -> TtMsgStream:
+    """The messages of `collection` with ts > `after`."""
+    channels = pchannels_of(collection)
+    stream = TtMsgStream(role.node.wal, group=role.role, vchannels=collection.vchannels)
+    start = FromTime(max(after, collection.created_ts - 1))
+    stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
+    return stream

@@ -1,0 +1,227 @@
+"""MixCoord: elected through the log, it owns the catalog, hands out channels and draws cuts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...runtime.catalog import CREATING, DROPPING, READY, Collection
+from ...runtime.clock import add_ms
+from ...runtime.cuts import Cut, CutEnd
+from ...runtime.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    InvalidRequest,
+    TidewalError,
+)
+from ...runtime.names import physical
+from ...runtime.record import encode
+from ...runtime.rpc import Params, Request
+from ...runtime.schema import CollectionSchema
+from ...runtime.wal import ChannelPolicy
+from ..node import Node
+from ..role import Answer, Handler, Role
+
+LEASE_MS = 10_000  # how far ahead of now an owner may stamp; a crash makes its successor start that far ahead
+RENEW_S = 3.0
+CUT_INTERVAL_S = 0.5
+DDL_DEADLINE_S = 30.0
+
+
+class MixCoord(Role):
+    """The coordinator of all roles. One node leads; what it decides is an event of the catalog before it is done, and
+    is finished by the next leader where this one stops half-way."""
+
+    role = "mixcoord"
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._proxy = ""
+        self._ddl = asyncio.Lock()
+        self._cut_ends: dict[int, dict[str, CutEnd]] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "create_collection": self._create,
+            "drop_collection": self._drop,
+            "describe_collection": self._describe,
+            "list_collections": self._list,
+            "register_proxy": self._register,
+            "renew": self._renew,
+            "cut": self._cut,
+        }
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        await self.catalog.claim(self.node.name)
+        await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
+        self.node.metrics.gauge("mixcoord_leader").set(1)
+        self.spawn_task(self._draw_cuts(), name="cuts")
+
+    # ---- collections ------------------------------------------------------------------------------------------------
+
+    async def _create(self, request: Request) -> Answer:
+        schema = CollectionSchema.from_wire(request.params["schema"])
+        shards = request.params["shards"]
+        if not isinstance(shards, int) or not 1 <= shards <= self.node.settings.proxy.max_shard_num:
+            limit = self.node.settings.proxy.max_shard_num
+            raise InvalidRequest(f"a collection has 1 to {limit} shards (proxy.maxShardNum), not {shards!r}")
+        async with self._ddl:
+            existing = self.catalog.catalog.collections.get(schema.name)
+            if existing is not None and existing.state != CREATING:
+                if existing.schema != schema or existing.shards != shards or existing.state == DROPPING:
+                    raise CollectionExists(
+                        f"collection {schema.name} exists, with another schema or number of shards",
+                        collection=schema.name,
+                    )
+                return {"collection": existing.to_wire(), "created": False}
+            collection = existing or await self._add(schema, shards)
+            await self._finish_create(collection)
+        return {"collection": replace(collection, state=READY).to_wire(), "created": True}
+
+    async def _add(self, schema: CollectionSchema, shards: int) -> Collection:
+        id = self.catalog.catalog.next_id
+        names, channel_count = self.node.names, self.node.settings.root_coord.dml_channel_num
+        vchannels: list[str] = []
+        for shard in range(shards):
+            pchannel = names.pchannel((id - 1 + shard) % channel_count)
+            await self.node.wal.create_channel(pchannel, self._policy())
+            vchannels.append(names.vchannel(pchannel, id, shard))
+        collection = Collection(id, schema, tuple(vchannels), self.node.clock.now())
+        await self.catalog.append({"kind": "create", "collection": collection.to_wire()})
+        return collection
+
+    def _policy(self) -> ChannelPolicy:
+        minutes = self.node.settings.rocksmq.retention_time_in_minutes
+        return ChannelPolicy(retention_s=None if minutes < 0 else minutes * 60.0)
+
+    async def _finish_create(self, collection: Collection) -> None:
+        await self._assign(physical(vchannel) for vchannel in collection.vchannels)
+        await self._announce("create", collection)
+        await self.catalog.append({"kind": "ready", "id": collection.id})
+
+    async def _drop(self, request: Request) -> Answer:
+        name = request.params["collection"]
+        async with self._ddl:
+            collection = self.catalog.catalog.collections.get(name)
+            if collection is None:
+                raise CollectionNotFound(f"no collection {name!r} to drop", collection=name)
+            if collection.state != DROPPING:
+                await self.catalog.append({"kind": "drop", "id": collection.id})
+            await self._finish_drop(collection)
+        return None
+
+    async def _finish_drop(self, collection: Collection) -> None:
+        """Readers let go before the name is free again: a new collection of that name starts with empty tables."""
+        await self._announce("drop", collection)
+        for role in ("querynode", "datanode"):
+            await self.caller.call(role, "release", {"collection": collection.to_wire()}, deadline_s=DDL_DEADLINE_S)
+        await self.catalog.append({"kind": "dropped", "id": collection.id})
+        self._cut_ends.pop(collection.id, None)
+
+    async def _announce(self, what: str, collection: Collection) -> None:
+        params = {"what": what, "collection": collection.to_wire()}
+        await self.caller.call("proxy", "announce", params, deadline_s=DDL_DEADLINE_S)
+
+    async def _describe(self, request: Request) -> Answer:
+        return {"collection": self.catalog.catalog.collection(request.params["collection"]).to_wire()}
+
+    async def _list(self, _: Request) -> Answer:
+        return {"collections": sorted(c.name for c in self.catalog.catalog.collections.values() if c.state == READY)}
+
+    # ---- ownership --------------------------------------------------------------------------------------------------
+
+    async def _register(self, request: Request) -> Answer:
+        """A proxy has started, or must find out what became of an append: it gets all channels, under new terms."""
+        async with self._ddl:
+            self._proxy = request.params["node"]
+            catalog = self.catalog.catalog
+            pchannels = {physical(v) for c in catalog.collections.values() for v in c.vchannels}
+            await self._assign(pchannels, again=True)
+        self.spawn_task(self._finish(), name="unfinished collections")
+        return None
+
+    async def _finish(self) -> None:
+        """Finish what an earlier leader began."""
+        async with self._ddl:
+            for collection in list(self.catalog.catalog.collections.values()):
+                if collection.state == CREATING:
+                    await self._finish_create(collection)
+                elif collection.state == DROPPING:
+                    await self._finish_drop(collection)
+
+    async def _assign(self, pchannels: Iterable[str], *, again: bool = False) -> None:
+        """Give channels to the proxy: the grant is in the catalog before the fence is written, and the fence's id
+        before the new owner acknowledges anything (guarantee 3)."""
+        if not self._proxy:
+            raise InvalidRequest("no proxy has registered yet; start one")
+        channels = self.catalog.catalog.channels
+        terms = {
+            name: (channels[name].term if name in channels else 0) + 1
+            for name in sorted(set(pchannels))
+            if again or name not in channels or channels[name].owner != self._proxy
+        }
+        if not terms:
+            return
+        limit = self._limit()
+        await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": terms, "limit": limit})
+        grants = [self._grant(name) for name in terms]
+        reply = await self.caller.call("proxy", "take", {"grants": grants}, deadline_s=DDL_DEADLINE_S)
+        await self.catalog.append({"kind": "fenced", "channels": reply.values["fences"]})
+        await self.caller.call("proxy", "open", {"channels": list(terms)}, deadline_s=DDL_DEADLINE_S)
+        self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))
+
+    def _grant(self, name: str) -> Params:
+        state = self.catalog.catalog.channels[name]
+        return {
+            "channel": name,
+            "term": state.term,
+            "limit": state.limit,
+            "previous_limit": state.previous_limit,
+            "checkpoint": state.checkpoint,
+            "fences": dict(state.fences),
+        }
+
+    def _limit(self) -> int:
+        return add_ms(self.node.clock.now(), LEASE_MS)
+
+    async def _renew(self, request: Request) -> Answer:
+        """An owner goes on, or lets go: then `limit` is the highest timestamp it has used."""
+        params = request.params
+        limit = params.get("limit") or self._limit()
+        node, checkpoints = params["node"], params["checkpoints"]
+        await self.catalog.append({"kind": "lease", "node": node, "limit": limit, "checkpoints": checkpoints})
+        return {"limit": limit}
+
+    # ---- cuts -------------------------------------------------------------------------------------------------------
+
+    async def _cut(self, request: Request) -> Answer:
+        cut = await self._draw(self.catalog.catalog.collection(request.params["collection"]), only_changed=False)
+        assert cut is not None
+        return {"time": cut.time}
+
+    async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
+        """Store a cut at the owner's present time; none when nothing was written since the last one."""
+        pchannels = sorted({physical(vchannel) for vchannel in collection.vchannels})
+        reply = await self.caller.call("proxy", "sync", {"channels": pchannels})
+        ends = {name: CutEnd(*point) for name, point in reply.values["channels"].items()}
+        if only_changed and self._cut_ends.get(collection.id) == ends:
+            return None
+        cut = Cut(collection.id, collection.name, reply.values["time"], ends)
+        record = cut.to_record()
+        await self.node.wal.append(self.node.names.cuts, encode(record), cut.time)
+        self._cut_ends[collection.id] = ends
+        return cut
+
+    async def _draw_cuts(self) -> None:
+        """While data flows, store a cut for each collection now and then: what other processes read up to."""
+        while True:
+            await asyncio.sleep(CUT_INTERVAL_S)
+            for collection in list(self.catalog.catalog.collections.values()):
+                if collection.state == READY:
+                    try:
+                        await self._draw(collection, only_changed=True)
+                    except TidewalError as error:
+                        if not error.retryable:
+                            raise

@@ -1,0 +1,42 @@
+"""What the roles of one process share: the log, the names of its channels, clock, settings and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from ..runtime.clock import HybridClock
+from ..runtime.metrics import Metrics
+from ..runtime.names import Names
+from ..runtime.settings import Settings
+from ..runtime.wal import Wal
+
+Result = TypeVar("Result")
+
+
+class RunBlocking(Protocol):
+    """Runs a blocking call beside the event loop, `asyncio.to_thread` by default. A test that wants one order of
+    events gives one that runs it in place."""
+
+    def __call__(self, call: Callable[[], Result], /) -> Awaitable[Result]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One process' surroundings. `tables` is the directory of the Delta tables, one folder a collection."""
+
+    name: str
+    wal: Wal
+    tables: Path
+    settings: Settings = field(default_factory=Settings)
+    clock: HybridClock = field(default_factory=HybridClock)
+    metrics: Metrics = field(default_factory=Metrics)
+    blocking: RunBlocking = asyncio.to_thread
+
+    @property
+    def names(self) -> Names:
+        """The names of the cluster's channels."""
+        return Names(self.settings.msg_channel.chan_name_prefix.cluster)

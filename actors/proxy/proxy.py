@@ -1,0 +1,259 @@
+"""Proxy: the door. It validates rows, routes them to the shards of their collection, and owns the channels."""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+
+from ...runtime.actor.heart import Beat
+from ...runtime.arrow import decode_rows, encode_rows
+from ...runtime.catalog import Collection
+from ...runtime.catalog_log import CatalogLog
+from ...runtime.errors import CollectionNotFound, InvalidRows, Overloaded, TidewalError
+from ...runtime.names import physical
+from ...runtime.record import BatchPart, Record, RecordType, decode
+from ...runtime.rpc import REQUEST_CHANNEL, Request
+from ...runtime.schema import OP_COLUMN, Op
+from ...runtime.wal import ChannelPolicy, From
+from ...runtime.writer import Appended, Grant, Writer
+from ...runtime.writer.observer import WriterObserver
+from ..flushes import Flushed
+from ..node import Node
+from ..role import Answer, Handler, Role
+from ..rows import split_by_bytes, split_by_shard, to_batch
+from .unflushed import Unflushed
+
+RENEW_S = 3.0
+FLUSH_DEADLINE_S = 120.0
+RECORD_OVERHEAD_BYTES = 64 * 1024  # kept free below the backend's message size for header and framing
+
+
+class Proxy(Role):
+    """Owner of the pchannels that MixCoord grants it.
+
+    A write is one batch: its rows go to their shards under one timestamp, in one commit of the log, and are answered
+    when they are durable. Requests are appended in the order of their arrival.
+    """
+
+    role = "proxy"
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._writer: Writer
+        self._beat: Beat
+        self._batches = 0
+        self._unflushed = Unflushed(node.settings.proxy.max_unflushed_bytes)
+        self._registering = False
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "write": self._write,
+            "flush": self._flush,
+            "sync": self._sync,
+            "take": self._take,
+            "open": self._open,
+            "announce": self._announce,
+        }
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        node = self.node
+        await node.wal.create_channel(node.names.heartbeats, REQUEST_CHANNEL)
+        await node.wal.create_channel(node.names.insert_events, ChannelPolicy())
+        self._writer = Writer(
+            node.wal,
+            node.clock,
+            heartbeat_channel=node.names.heartbeats,
+            inflight_bytes=node.settings.proxy.max_inflight_bytes,
+            observer=_Observer(self),
+        )
+        interval_s = node.settings.proxy.time_tick_interval / 1000
+        self._beat = self.system.heart.every(interval_s, self._writer.beat, f"ticks of {self.name}")
+        self.spawn_task(self._follow_flushes(), name="flushes")
+        self.register()
+        self.spawn_task(self._renew(), name="lease")
+
+    # ---- ownership --------------------------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """Ask for channels: at the start, and for new terms when an append's outcome is unknown."""
+        if not self._registering:
+            self._registering = True
+            self.spawn_task(self._register(), name="register")
+
+    async def _register(self) -> None:
+        try:
+            await self._ask_mixcoord("register_proxy", {"node": self.node.name})
+        finally:
+            self._registering = False
+        if self._writer.stalled:
+            self.register()
+
+    async def _ask_mixcoord(self, method: str, params: dict[str, object]) -> dict[str, object]:
+        while True:
+            try:
+                return dict((await self.caller.call("mixcoord", method, params)).values)
+            except TidewalError as error:
+                if not error.retryable:
+                    raise
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            params: dict[str, object] = {"node": self.node.name, "checkpoints": self._writer.checkpoints()}
+            renewed = await self._ask_mixcoord("renew", params)
+            limit = renewed["limit"]
+            assert isinstance(limit, int)
+            self._writer.extend(limit)
+
+    async def _take(self, request: Request) -> Answer:
+        grants = [Grant(**wire) for wire in request.params["grants"]]
+        return {"fences": await self._writer.take(grants)}
+
+    async def _open(self, request: Request) -> Answer:
+        self._writer.open(request.params["channels"])
+        return None
+
+    async def _announce(self, request: Request) -> Answer:
+        """Tell every vchannel that its collection begins or ends. Writes behind the end find no collection."""
+        collection = Collection.from_wire(request.params["collection"])
+        await self.catalog.catch_up()
+        begins = request.params["what"] == "create"
+        kind = RecordType.CREATE_COLLECTION if begins else RecordType.DROP_COLLECTION
+        await self._writer.append(self._to_all(collection, kind))
+        if not begins:
+            self._unflushed.forget(collection.vchannels)
+        return None
+
+    def _to_all(self, collection: Collection, kind: RecordType) -> list[tuple[str, Record]]:
+        return [(physical(vchannel), Record(kind, vchannel=vchannel)) for vchannel in collection.vchannels]
+
+    # ---- writes -----------------------------------------------------------------------------------------------------
+
+    async def _write(self, request: Request) -> Answer:
+        started = perf_counter()
+        try:
+            appended = await self._append(request)
+        except Overloaded as error:
+            self.node.metrics.counter("overloaded_total", limit=str(error.fields.get("limit"))).inc()
+            raise
+        latency_ms = (perf_counter() - started) * 1000
+        self.node.metrics.histogram("proxy_mutation_latency", msg_type="rows", status="success").observe(latency_ms)
+        return {"ts": appended.ts, "rows": appended.rows}
+
+    async def _append(self, request: Request) -> Appended:
+        collection = await _find(self.catalog, request.params["collection"])
+        schema = collection.schema
+        if request.params["schema_version"] != schema.version:
+            raise InvalidRows(f"the rows are of another schema version of {collection.name}; describe it again")
+        rows = to_batch(decode_rows(request.body, schema.row_arrow()), schema, op=None)
+        self._unflushed.check(collection.name, collection.vchannels, len(request.body))
+        records = self._records(collection, rows)
+        producer, pseq = request.params["producer"], request.params["pseq"]
+        appended = await self._writer.append(records, producer=producer, pseq=pseq, rows=rows.num_rows)
+        if not appended.repeated:
+            for _, record in records:
+                self._unflushed.add(record.vchannel, appended.ts, len(record.body))
+        return appended
+
+    def _records(self, collection: Collection, rows: pa.RecordBatch) -> list[tuple[str, Record]]:
+        """The records of a batch, split by shard and by the log's message size. Parts name their batch and place per
+        pchannel, so that readers see all of a batch or nothing."""
+        limit = ChannelPolicy().max_message_bytes - RECORD_OVERHEAD_BYTES
+        pieces: dict[str, list[tuple[str, pa.RecordBatch]]] = {}
+        shards = split_by_shard(rows, collection.schema, collection.shards)
+        for vchannel, part in zip(collection.vchannels, shards, strict=True):
+            if part is not None:
+                slices = [part] if part.nbytes <= limit else split_by_bytes(part, limit)
+                pieces.setdefault(physical(vchannel), []).extend((vchannel, piece) for piece in slices)
+        self._batches += 1
+        return [
+            (pchannel, self._record(vchannel, piece, number, len(parts), rows.num_rows, collection))
+            for pchannel, parts in pieces.items()
+            for number, (vchannel, piece) in enumerate(parts)
+        ]
+
+    def _record(
+        self, vchannel: str, rows: pa.RecordBatch, number: int, of: int, batch_rows: int, collection: Collection
+    ) -> Record:
+        return Record(
+            RecordType.ROWS,
+            part=BatchPart(self._batches, number, of) if of > 1 else None,
+            vchannel=vchannel,
+            tags={"rows": rows.num_rows, "batch_rows": batch_rows, **_ops(rows)},
+            schema_version=collection.schema.version,
+            body=encode_rows(rows),
+        )
+
+    # ---- freshness --------------------------------------------------------------------------------------------------
+
+    async def _sync(self, request: Request) -> Answer:
+        """The present time of the log, and the last acknowledged record of each channel at or before it."""
+        point = self._writer.sync_point()
+        wanted = request.params["channels"]
+        return {
+            "time": point.time,
+            "channels": {name: point.channels[name] for name in wanted if name in point.channels},
+        }
+
+    async def _flush(self, request: Request) -> Answer:
+        """Ask the DataNode to store all that was acknowledged before this, and wait until it has."""
+        collection = await _find(self.catalog, request.params["collection"])
+        appended = await self._writer.append(self._to_all(collection, RecordType.FLUSH))
+        await self._writer.tick_now()
+        await self._unflushed.stored(collection.vchannels, appended.ts)
+        return {"ts": appended.ts}
+
+    async def _follow_flushes(self) -> None:
+        async for entries in self.node.wal.read(self.node.names.insert_events, From.EARLIEST):
+            for entry in entries:
+                self._unflushed.store(Flushed.from_record(decode(entry.payload)))
+
+    def recovered(self, record: Record) -> None:
+        """A record found in the log when its channel was taken over."""
+        if record.type is RecordType.ROWS:
+            self._unflushed.add(record.vchannel, record.ts, len(record.body))
+
+    async def on_stop(self) -> None:
+        self._beat.cancel()
+        limit = await self._writer.close()
+        params: dict[str, object] = {"node": self.node.name, "checkpoints": self._writer.checkpoints(), "limit": limit}
+        if self._writer.channels:
+            await self.caller.call("mixcoord", "renew", params)
+        await super().on_stop()
+
+
+class _Observer(WriterObserver):
+    """What the writer's progress means to its proxy."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._loop = asyncio.get_running_loop()
+        self._ticks = proxy.node.metrics.counter("wal_sync_time_tick_total", channel_name="all", type="stored")
+
+    def recovered(self, channel: str, record: Record) -> None:
+        self._proxy.recovered(record)
+
+    def stalled(self, error: TidewalError) -> None:
+        self._loop.call_soon_threadsafe(self._proxy.register)
+
+    def ticked(self, channels: int, error: TidewalError | None) -> None:
+        if error is None:
+            self._ticks.inc(channels)
+
+
+async def _find(catalog: CatalogLog, name: str) -> Collection:
+    """A collection, looking once more where the catalog may have moved on."""
+    try:
+        return catalog.catalog.collection(name)
+    except CollectionNotFound:
+        return (await catalog.catch_up()).collection(name)
+
+
+def _ops(rows: pa.RecordBatch) -> dict[str, int]:
+    """Rows per operation, for tags: whoever filters or inspects need not decode the rows."""
+    counts = np.bincount(rows.column(OP_COLUMN).to_numpy(), minlength=len(Op)).tolist()
+    return {op.name.lower(): counts[op] for op in Op if counts[op]}

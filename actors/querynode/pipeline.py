@@ -1,0 +1,179 @@
+"""From the log to answers: one collection's current rows, exactly as of one time."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from functools import partial
+
+import pyarrow as pa
+
+from ...runtime.arrow import decode_rows
+from ...runtime.catalog import Collection
+from ...runtime.clock import physical_ms
+from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
+from ...runtime.messages import MsgPack
+from ...runtime.record import RecordType
+from ...runtime.schema import OP_COLUMN, Op
+from ..datanode.log_reader import NewestVersions, read_current_at
+from ..datanode.log_table import LogTable
+from ..following import open_stream, pchannels_of
+from ..role import Role
+from .segments import RowStore
+from .view import View
+
+ROWS_PER_SLICE = 4096  # applied without letting others on the loop run
+
+
+class RowPipeline:
+    """The rows of a collection as of `tsafe`: every record up to it is applied, deletes included, and none behind it.
+
+    Starts from what the table holds and goes on in the log. Over its memory limit it stops and lets go of the rows:
+    every question then gets `MemoryLimitExceeded`, until the collection is dropped or the node started with more.
+    """
+
+    def __init__(self, role: Role, collection: Collection) -> None:
+        self.collection = collection
+        self.tsafe = 0
+        self._role = role
+        self._node = role.node
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+        self._failure: TidewalError | None = None
+        self._syncing: asyncio.Task[int] | None = None
+        self._sync_again: asyncio.Task[int] | None = None
+        self._stream = open_stream(role, collection, 0)
+        limit = role.node.settings.query_node.memory_limit_bytes // collection.shards
+        self._stores = {vchannel: RowStore(collection.schema, limit) for vchannel in collection.vchannels}
+
+    def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
+        self._stream.announce(channel, term, cseq, time)
+
+    async def run(self) -> None:
+        """Load, then follow the log."""
+        try:
+            loaded = await self._load()
+            self._stream = open_stream(self._role, self.collection, loaded)
+            self._advance(loaded)
+            async for pack in self._stream:
+                await self._apply(pack)
+        except MemoryLimitExceeded as error:
+            self._fail(error)
+        finally:
+            await self._stream.close()
+            self._fail(Lagging(f"{self.collection.name} is being loaded again; retry"))
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+
+    async def _load(self) -> int:
+        """Apply what the table holds, and return its T."""
+        path = self._node.tables / self.collection.name / "log"
+        if not (path / "_delta_log").is_dir():
+            return 0
+        log = await self._node.blocking(partial(LogTable.open, path))
+        time = min([await self._node.blocking(partial(log.flushed, v)) for v in self.collection.vchannels])
+        for vchannel in self.collection.vchannels if time else ():
+            store = self._stores[vchannel]
+            current = await self._node.blocking(partial(read_current_at, log, time, vchannels=[vchannel]))
+            while (batch := await self._node.blocking(partial(next, current.batches, None))) is not None:
+                for slice in _sliced(self._as_upserts(batch)):
+                    store.apply(slice)
+                    await asyncio.sleep(0)
+            _count(store, current)
+        return time
+
+    def _as_upserts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the table as rows of the log."""
+        schema = self.collection.schema.row_arrow()
+        ops = pa.array([int(Op.UPSERT)], pa.int8()).take(pa.array([0] * batch.num_rows, pa.int8()))
+        columns = [ops if name == OP_COLUMN else batch.column(name) for name in schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    async def _apply(self, pack: MsgPack) -> None:
+        schema = self.collection.schema.row_arrow()
+        since_pause = 0
+        for record in pack.messages:
+            if record.type is RecordType.ROWS:
+                rows = decode_rows(record.body, schema)
+                self._stores[record.vchannel].apply(rows)
+                since_pause += rows.num_rows
+                if since_pause >= ROWS_PER_SLICE:
+                    since_pause = 0
+                    await asyncio.sleep(0)
+        self._advance(pack.end_ts)
+
+    def views(self) -> list[View]:
+        """The rows of all shards as of `tsafe`, to be read before anything else runs on the loop."""
+        return [store.view() for store in self._stores.values()]
+
+    def snapshots(self) -> list[View]:
+        """The same for another thread."""
+        return [store.snapshot() for store in self._stores.values()]
+
+    @property
+    def stores(self) -> list[RowStore]:
+        """The rows, by shard."""
+        return list(self._stores.values())
+
+    # ---- freshness --------------------------------------------------------------------------------------------------
+
+    def _advance(self, time: int) -> None:
+        self.tsafe = max(self.tsafe, time)
+        while self._waiters and self._waiters[0][0] <= self.tsafe:
+            waiter = heapq.heappop(self._waiters)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+        metrics = self._node.metrics
+        lag_ms = max(0, self._node.clock.clock.wall_ms() - physical_ms(self.tsafe))
+        for channel in pchannels_of(self.collection):
+            metrics.gauge("querynode_consume_tt_lag_ms", channel_name=channel).set(lag_ms)
+
+    async def wait_for(self, time: int) -> None:
+        """Wait until everything up to `time` is applied."""
+        if self._failure is not None:
+            raise self._failure
+        if time > self.tsafe:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiters, (time, next(self._numbers), waiter))
+            await waiter
+
+    def _fail(self, error: TidewalError) -> None:
+        self._failure = self._failure or error
+        self._stores = {vchannel: RowStore(self.collection.schema, 0) for vchannel in self._stores}
+        for _, _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(self._failure)
+        self._waiters.clear()
+
+    async def present(self) -> int:
+        """The time of the log now, from the channels' owner: everything acknowledged before this call is at or before
+        it (guarantee 8). Questions that come while one is on its way share the next."""
+        running = self._syncing
+        if running is None or running.done():
+            self._syncing = asyncio.create_task(self._sync())
+            return await asyncio.shield(self._syncing)
+        if self._sync_again is None:
+            self._sync_again = asyncio.create_task(self._sync_after(running))
+        return await asyncio.shield(self._sync_again)
+
+    async def _sync_after(self, running: asyncio.Task[int]) -> int:
+        await asyncio.wait([running])
+        self._syncing, self._sync_again = self._sync_again, None
+        return await self._sync()
+
+    async def _sync(self) -> int:
+        reply = await self._role.caller.call("proxy", "sync", {"channels": pchannels_of(self.collection)})
+        time: int = reply.values["time"]
+        for channel, (term, cseq, _) in reply.values["channels"].items():
+            self._stream.announce(channel, term, cseq, time)
+        return time
+
+
+def _sliced(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [batch.slice(start, ROWS_PER_SLICE) for start in range(0, batch.num_rows, ROWS_PER_SLICE)]
+
+
+def _count(store: RowStore, loaded: NewestVersions) -> None:
+    """Versions that the table holds count as applied, though only the newest of each key were loaded."""
+    store.versions.update(loaded.counts)

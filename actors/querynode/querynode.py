@@ -1,0 +1,153 @@
+"""QueryNode: answers search and query at the freshness that was asked for, and says how fresh the answer is."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from time import perf_counter
+from typing import cast
+
+import msgpack
+import pyarrow as pa
+
+from ...runtime.catalog import Collection
+from ...runtime.clock import add_ms, physical_ms
+from ...runtime.errors import InvalidRequest, TidewalError
+from ...runtime.record import Record, RecordType, encode
+from ...runtime.rpc import Params, Request
+from ...runtime.wal import Append, ChannelPolicy
+from ..following import Follower
+from ..node import Node
+from ..role import Answer, Handler
+from .pipeline import RowPipeline
+from .query import from_wire, run
+
+ON_LOOP_ROWS_MAX = 50_000  # larger collections are scanned on a thread, on a snapshot
+EVENTS_INTERVAL_S = 1.0
+EVENTS_PENDING_MAX = 10_000
+
+
+class QueryNode(Follower):
+    """Holds the current rows of every collection in memory."""
+
+    role = "querynode"
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._rows: dict[str, RowPipeline] = {}
+        self._events: list[Params] = []
+
+    def handlers(self) -> dict[str, Handler]:
+        return {**super().handlers(), "query": self._query, "get": self._get, "stats": self._stats}
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        await self.node.wal.create_channel(self.node.names.query_events, ChannelPolicy())
+        self.spawn_task(self._post_events(), name="query events")
+
+    def pipeline(self, collection: Collection) -> RowPipeline:
+        pipeline = self._rows[collection.name] = RowPipeline(self, collection)
+        return pipeline
+
+    async def forget(self, collection: Collection) -> None:
+        self._rows.pop(collection.name, None)
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    async def _query(self, request: Request) -> Answer:
+        asked = from_wire(request.params["request"])
+        pipeline, waited_ms = await self._fresh(request.params)
+        started = perf_counter()
+        tsafe = pipeline.tsafe
+        if sum(store.row_count for store in pipeline.stores) <= ON_LOOP_ROWS_MAX:
+            table = run(pipeline.views(), asked)
+        else:
+            table = await self.node.blocking(partial(run, pipeline.snapshots(), asked))
+        return self._answer_with(request, table, pipeline, tsafe, waited_ms, started)
+
+    async def _get(self, request: Request) -> Answer:
+        keys = msgpack.unpackb(request.body)
+        if not isinstance(keys, list):
+            raise InvalidRequest("get takes a list of keys")
+        pipeline, waited_ms = await self._fresh(request.params)
+        started = perf_counter()
+        columns = request.params.get("columns")
+        table = pa.concat_tables([store.get(cast("list[object]", keys), columns) for store in pipeline.stores])
+        return self._answer_with(request, table, pipeline, pipeline.tsafe, waited_ms, started)
+
+    async def _stats(self, request: Request) -> Answer:
+        """Row versions applied by operation, and current rows."""
+        pipeline, _ = await self._fresh(request.params)
+        versions: dict[str, int] = {}
+        for store in pipeline.stores:
+            for op, count in store.versions.items():
+                versions[op] = versions.get(op, 0) + count
+        rows = sum(store.row_count for store in pipeline.stores)
+        return {"versions": versions, "rows": rows, "tsafe": pipeline.tsafe}
+
+    def _answer_with(
+        self, request: Request, table: pa.Table, pipeline: RowPipeline, tsafe: int, waited_ms: float, started: float
+    ) -> tuple[Params, memoryview]:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        took_ms = (perf_counter() - started) * 1000
+        metrics = self.node.metrics
+        metrics.histogram("querynode_sq_wait_tsafe_latency", query_type=request.method).observe(waited_ms)
+        metrics.histogram("querynode_sq_req_latency", query_type=request.method, status="success").observe(
+            took_ms + waited_ms
+        )
+        age_ms = max(0, physical_ms(self.node.clock.last) - physical_ms(tsafe))
+        told = {"tsafe": tsafe, "age_ms": age_ms, "waited_ms": waited_ms, "took_ms": took_ms}
+        if len(self._events) < EVENTS_PENDING_MAX:
+            about = {"collection": pipeline.collection.name, "kind": request.method, "rows": table.num_rows}
+            self._events.append({**about, **told, "consistency": request.params["consistency"]})
+        return told, memoryview(sink.getvalue())
+
+    # ---- freshness --------------------------------------------------------------------------------------------------
+
+    async def _fresh(self, params: Params) -> tuple[RowPipeline, float]:
+        """The pipeline of the collection, once it is as fresh as asked; and how long that took, in ms."""
+        started = perf_counter()
+        pipeline = await self._pipeline(params["collection"])
+        await pipeline.wait_for(await self._guarantee(pipeline, params))
+        return pipeline, (perf_counter() - started) * 1000
+
+    async def _pipeline(self, name: str) -> RowPipeline:
+        pipeline = self._rows.get(name)
+        if pipeline is None:
+            collection = (await self.catalog.catch_up()).collection(name)
+            while (pipeline := self._rows.get(name)) is None or pipeline.collection.id != collection.id:
+                await self.catalog.changed()
+        return pipeline
+
+    async def _guarantee(self, pipeline: RowPipeline, params: Params) -> int:
+        """The time up to which the answer must reflect the log."""
+        consistency = params["consistency"]
+        if consistency == "strong":
+            return await pipeline.present()
+        if consistency == "session":
+            return int(params["session_ts"])
+        if consistency == "bounded":
+            staleness_ms = params.get("staleness_ms") or self.node.settings.common.graceful_time
+            return add_ms(self.node.clock.now(), -staleness_ms)
+        if consistency == "eventually":
+            return 1  # what the table and the log held when this node started is there at least
+        raise InvalidRequest(f"consistency is strong, session, bounded or eventually, not {consistency!r}")
+
+    async def _post_events(self) -> None:
+        """Tell what was asked, a second's worth at a time."""
+        while True:
+            await asyncio.sleep(EVENTS_INTERVAL_S)
+            if not self._events:
+                continue
+            events, self._events = self._events, []
+            body = cast(bytes, msgpack.packb({"v": 1, "queries": events}))
+            ts = self.node.clock.now()
+            record = Record(RecordType.QUERY, ts=ts, tags={"queries": len(events)}, body=body)
+            entry = Append(self.node.names.query_events, encode(record), ts)
+            try:
+                await self.node.wal.append_many([entry])
+            except TidewalError as error:
+                if not error.retryable:
+                    raise

@@ -1,0 +1,82 @@
+"""What every role is: an actor that follows the catalog and answers requests, both read from the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from typing import ClassVar, TypeAlias
+
+from ..runtime.actor import Actor
+from ..runtime.catalog_log import CatalogLog
+from ..runtime.errors import ActorStopped, InvalidRequest, Overloaded, TidewalError
+from ..runtime.rpc import Caller, Params, Request, RequestInbox, RequestPack
+from ..runtime.wal import Payload
+from .node import Node
+
+REQUESTS_MAX = 1024
+
+Answer: TypeAlias = "Params | tuple[Params, Payload] | None"
+Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+
+
+class Role(Actor):
+    """Derive with a `role` name and `handlers()`.
+
+    Each request is a child task: it runs to its first `await` in the order of arrival, so that a handler that submits
+    to the log before it waits keeps that order. An error of Tidewal's own is the answer; any other is answered too,
+    and crashes the actor, which restarts from what is durable.
+    """
+
+    role: ClassVar[str]
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.catalog = CatalogLog(node.wal, node.names, node.clock)
+        self.caller = Caller(node.wal, node.names, name=f"{node.name}-{self.role}")
+        self._inbox = RequestInbox(node.wal, self.role, node.names)
+        self._handlers: dict[str, Handler] = {}
+        self._running = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        """The methods of this role, by name."""
+        return {}
+
+    async def on_start(self) -> None:
+        await self.caller.open()
+        await self.catalog.open()
+        self._handlers = self.handlers()
+        await self._inbox.open()
+
+    def inputs(self) -> Iterable[AsyncIterable[object]]:
+        return (self._inbox,)
+
+    async def on_pack(self, pack: object) -> None:
+        assert isinstance(pack, RequestPack)
+        for request in pack.requests:
+            handler = self._handlers.get(request.method)
+            if handler is None:
+                request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
+            elif self._running >= REQUESTS_MAX:
+                request.fail(Overloaded(f"{self.role} works on {REQUESTS_MAX} requests; retry", limit="requests"))
+            else:
+                self._running += 1
+                self.spawn_task(self._answer(handler, request), name=f"{self.role} {request.method}")
+
+    async def _answer(self, handler: Handler, request: Request) -> None:
+        try:
+            answer = await handler(request)
+            values, body = answer if isinstance(answer, tuple) else (answer, b"")
+            request.reply(values, body)
+        except TidewalError as error:
+            request.fail(error)
+        except Exception as error:
+            request.fail(error)
+            raise
+        except BaseException:
+            request.fail(ActorStopped(f"{self.name} stopped before it could answer", actor=self.name))
+            raise
+        finally:
+            self._running -= 1
+
+    async def on_stop(self) -> None:
+        await self.caller.close()
+        await self.catalog.close()

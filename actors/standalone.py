@@ -1,0 +1,113 @@
+"""All four roles in one process on one log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+from ..runtime.actor import ActorStatus, ActorSystem
+from ..runtime.clock import Clock, HybridClock
+from ..runtime.errors import Closed
+from ..runtime.metrics import Metrics
+from ..runtime.metrics_server import Health, MetricsServer
+from ..runtime.settings import Settings
+from ..runtime.wal import Wal
+from .client import Client
+from .datanode import DataNode
+from .mixcoord import MixCoord
+from .node import Node, RunBlocking
+from .proxy import Proxy
+from .querynode import QueryNode
+from .role import Role
+
+# Those that others ask come first. They stop in the opposite order, so that the Proxy can give its lease back.
+ROLES: tuple[Callable[[Node], Role], ...] = (MixCoord, Proxy, DataNode, QueryNode)
+
+
+class Standalone:
+    """A node with MixCoord, Proxy, DataNode and QueryNode as supervised actors. An async context manager.
+
+    `wal` must be open and owned; it is not closed here. With `threads=False` and a `blocking` that runs in place a
+    whole node is deterministic on a virtual loop (`runtime/testing`).
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        tables: str | Path,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        blocking: RunBlocking = asyncio.to_thread,
+        threads: bool = True,
+        name: str = "",
+    ) -> None:
+        settings = settings or Settings()
+        name = name or f"{socket.gethostname()}-{os.getpid()}"
+        metrics = Metrics(name)
+        self.node = Node(name, wal, Path(tables), settings, HybridClock(clock), metrics, blocking)
+        self._clock = clock
+        self._threads = threads
+        self._stack = AsyncExitStack()
+        self._system: ActorSystem | None = None
+        self._server: MetricsServer | None = None
+
+    async def __aenter__(self) -> Standalone:
+        actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
+        if interval_ms:
+            sys.setswitchinterval(interval_ms / 1000)
+        async with AsyncExitStack() as stack:
+            system = ActorSystem(
+                clock=self._clock,
+                mailbox_size=actor.mailbox_size,
+                blocked_after_ms=actor.blocked_after_ms,
+                threads=self._threads,
+            )
+            self._system = await stack.enter_async_context(system)
+            for role in ROLES:
+                await system.spawn(lambda role=role: role(self.node), name=role.role)  # pyright: ignore
+            endpoint = self.node.settings.metrics
+            if endpoint.port:
+                server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
+                self._server = await stack.enter_async_context(server)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Drain and stop all roles: what was accepted is durable, and the directory resumes."""
+        await self._stack.aclose()
+
+    def client(self, name: str = "") -> Client:
+        """A client of this node; enter it with `async with`."""
+        prefix = self.node.settings.msg_channel.chan_name_prefix.cluster
+        return Client(self.node.wal, prefix=prefix, name=name)
+
+    @property
+    def system(self) -> ActorSystem:
+        """The actors."""
+        if self._system is None:
+            raise Closed("the node is not running; enter it with `async with`")
+        return self._system
+
+    async def failed(self) -> BaseException:
+        """Wait until a role has given up, and return why."""
+        escalation = await self.system.failed
+        assert escalation.error is not None
+        return escalation.error
+
+    def health(self) -> Health:
+        """Whether the node makes progress: every role runs, and time goes on in the log."""
+        statuses: list[ActorStatus] = self.system.status()
+        details = {status.name: str(status.state) for status in statuses}
+        return Health(not self.system.failed, details)

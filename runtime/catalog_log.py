@@ -1,0 +1,140 @@
+"""The catalog as a living thing: one follows the `collection_schema` channel, the leader also writes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .catalog import Catalog, Event, encode_event
+from .clock import HybridClock
+from .errors import Closed, DeadlineExceeded, Fenced
+from .names import Names
+from .record import decode, stamp
+from .wal import ChannelPolicy, From, Wal
+
+CATALOG_POLICY = ChannelPolicy(retention_s=None)
+SNAPSHOT_EVENTS = 1_000
+CLAIMS_MAX = 10
+
+OnChange = Callable[[Event], None]
+
+
+class CatalogLog:
+    """Follows the catalog; `catalog` is its state as far as it was read.
+
+    `claim` makes this node the leader, after which `append` writes events. Only what the log order accepts counts, so
+    two nodes that both believe themselves leader cannot both be heard.
+    """
+
+    def __init__(self, wal: Wal, names: Names, clock: HybridClock) -> None:
+        self.catalog = Catalog()
+        self._wal = wal
+        self._channel = names.catalog
+        self._clock = clock
+        self._applied = b""
+        self._counted: dict[bytes, bool] = {}
+        self._awaited: set[bytes] = set()
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._term = 0
+        self._cseq = 0
+        self._since_snapshot = 0
+
+    async def open(self) -> None:
+        """Create the channel where it is missing, and read all there is."""
+        await self._wal.create_channel(self._channel, CATALOG_POLICY)
+        self._task = asyncio.create_task(self._follow(), name="catalog")
+        await self.catch_up()
+
+    async def _follow(self) -> None:
+        try:
+            async for entries in self._wal.read(self._channel, From.EARLIEST):
+                async with self._changed:
+                    for entry in entries:
+                        record = decode(entry.payload, entry.id)
+                        self._clock.observe(record.ts)
+                        self._counted[entry.id] = self.catalog.apply(record)
+                        self._applied = entry.id
+                    self._since_snapshot += len(entries)
+                    for id in [id for id in self._counted if id not in self._awaited and id < self._applied]:
+                        del self._counted[id]
+                    self._changed.notify_all()
+            self._failure = Closed("the log was closed")
+        except Exception as error:  # -- whoever waits for the catalog must learn why it does not come
+            self._failure = error
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def catch_up(self) -> Catalog:
+        """The catalog with everything that was in the log when this was called."""
+        latest = await self._wal.latest_id(self._channel)
+        if latest is not None:
+            await self._wait(lambda: self._applied >= latest)
+        return self.catalog
+
+    async def wait_for(self, condition: Callable[[Catalog], bool], *, deadline_s: float) -> Catalog:
+        """Wait until the catalog is as asked. Raises `DeadlineExceeded`."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._wait(lambda: condition(self.catalog))
+        except TimeoutError:
+            raise DeadlineExceeded(f"the catalog did not become as awaited within {deadline_s:g} s") from None
+        return self.catalog
+
+    async def changed(self) -> Catalog:
+        """The catalog after the next change."""
+        before = self._applied
+        await self._wait(lambda: self._applied != before)
+        return self.catalog
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        async with self._changed:
+            while not condition():
+                if self._failure is not None:
+                    raise self._failure
+                await self._changed.wait()
+
+    # ---- the leader's part ------------------------------------------------------------------------------------------
+
+    async def claim(self, node: str) -> None:
+        """Become the leader: name the last winning claim; log order decides between those who name the same one."""
+        for _ in range(CLAIMS_MAX):
+            catalog = await self.catch_up()
+            self._term, self._cseq = catalog.term + 1, 0
+            claim = {"kind": "leader", "node": node, "previous": catalog.leader_id}
+            if await self._write(claim):
+                return
+        raise Fenced(f"{node} lost {CLAIMS_MAX} elections in a row")
+
+    async def append(self, event: Event) -> None:
+        """Write an event; when this returns it is durable and in `catalog`. Raises `Fenced` when another node leads."""
+        if not await self._write(event):
+            raise Fenced(f"{self.catalog.leader} leads now, with term {self.catalog.term}", term=self.catalog.term)
+        if self._since_snapshot >= SNAPSHOT_EVENTS and event["kind"] != "snapshot":
+            await self.snapshot()
+
+    async def _write(self, event: Event) -> bool:
+        self._cseq += 1
+        ts = self._clock.now()
+        payload = stamp(encode_event(self._term, event), ts, self._term, self._cseq)
+        id = await self._wal.append(self._channel, payload, ts)
+        self._awaited.add(id)
+        try:
+            await self._wait(lambda: self._applied >= id)
+            return self._counted.pop(id)
+        finally:
+            self._awaited.discard(id)
+
+    async def snapshot(self) -> None:
+        """Write the whole state and let go of what lies before it."""
+        snapshot = self.catalog.snapshot()
+        if await self._write(snapshot):
+            self._since_snapshot = 0
+            await self._wal.truncate(self._channel, self._applied)
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

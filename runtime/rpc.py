@@ -1,0 +1,249 @@
+"""Requests and replies as messages: roles ask each other through ephemeral channels of the WAL, never directly.
+
+Such a channel may lose, delay or double a message. A `Caller` therefore repeats a request under the same number until
+the answer is there or the deadline has passed; a `RequestInbox` recognises the repetition, does not do the work twice
+while it remembers, and repeats the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgpack
+
+from .errors import BadRecord, ChannelNotFound, Closed, DeadlineExceeded, TidewalError, from_wire, to_wire
+from .names import Names
+from .record import DECODE_ERRORS, Record, RecordType, decode, encode
+from .wal import Append, ChannelPolicy, From, Payload, Wal
+
+DEADLINE_S = 10.0
+FIRST_RETRY_S = 0.25
+RETRY_S_MAX = 2.0
+REMEMBERED_REQUESTS = 16_384
+REMEMBERED_REPLY_BYTES = 16 * 1024  # larger answers come from reads, which may as well be done again
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+
+REQUEST_CHANNEL = ChannelPolicy(ephemeral=True, max_message_bytes=MESSAGE_BYTES_MAX, ephemeral_bytes=MESSAGE_BYTES_MAX)
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer: named values, and bytes where there are many."""
+
+    values: Params
+    body: memoryview
+
+
+@dataclass(slots=True)
+class Request:
+    """What somebody asks. Answer it once, with `reply` or `fail`."""
+
+    client: str
+    number: int
+    method: str
+    params: Params
+    body: memoryview
+    _inbox: RequestInbox = field(repr=False)
+
+    def reply(self, values: Params | None = None, body: Payload = b"") -> None:
+        """Send the answer."""
+        self._inbox.answer(self, {"ok": True, **(values or {})}, body)
+
+    def fail(self, error: BaseException) -> None:
+        """Send the error instead; the caller raises it."""
+        self._inbox.answer(self, {"ok": False, **to_wire(error)}, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPack:
+    """Requests that arrived together."""
+
+    requests: list[Request]
+
+
+class RequestInbox:
+    """An async iterator over what is asked of `role`, in packs."""
+
+    def __init__(self, wal: Wal, role: str, names: Names) -> None:
+        self._wal = wal
+        self._channel = names.requests(role)
+        self._names = names
+        self._answers: OrderedDict[tuple[str, int], bytes | None] = OrderedDict()  # None: being worked on
+
+    async def open(self) -> None:
+        """Create the channel."""
+        await self._wal.create_channel(self._channel, REQUEST_CHANNEL)
+
+    async def __aiter__(self) -> AsyncIterator[RequestPack]:
+        async for entries in self._wal.read(self._channel, From.EARLIEST):
+            requests = [request for entry in entries if (request := self._take(entry.payload)) is not None]
+            if requests:
+                yield RequestPack(requests)
+
+    def _take(self, payload: Payload) -> Request | None:
+        """A request not seen before. One that was answered gets its answer again, one in work is left to be."""
+        try:
+            record = decode(payload)
+            params = _unpack(record.key)
+        except BadRecord:  # nobody to tell: the caller's deadline does
+            return None
+        known = (record.producer, record.pseq)
+        if known in self._answers:
+            answer = self._answers[known]
+            if answer is not None:
+                self._send(record.producer, answer)
+            return None
+        self._answers[known] = None
+        while len(self._answers) > REMEMBERED_REQUESTS:
+            self._answers.popitem(last=False)
+        return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
+
+    def answer(self, request: Request, values: Params, body: Payload) -> None:
+        """Send an answer, and remember it if it is small."""
+        known = (request.client, request.number)
+        payload = encode(Record(RecordType.REPLY, pseq=request.number, key=_pack(values), body=body))
+        if len(payload) <= REMEMBERED_REPLY_BYTES:
+            self._answers[known] = payload
+        else:
+            self._answers.pop(known, None)
+        self._send(request.client, payload)
+
+    def _send(self, client: str, payload: bytes) -> None:
+        try:
+            self._wal.submit([Append(self._names.replies(client), payload)], _ignore)
+        except (ChannelNotFound, Closed):  # the client has gone, or the node is going
+            return
+
+
+class Caller:
+    """Asks roles and waits for their answers. One per client or role; many calls at once are fine."""
+
+    def __init__(self, wal: Wal, names: Names, *, name: str = "", first_retry_s: float = FIRST_RETRY_S) -> None:
+        self.name = name or f"client-{secrets.token_hex(8)}"
+        self._wal = wal
+        self._names = names
+        self._first_retry_s = first_retry_s
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Create the reply channel and listen."""
+        await self._wal.create_channel(self._names.replies(self.name), REQUEST_CHANNEL)
+        self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
+
+    async def call(
+        self,
+        role: str,
+        method: str,
+        params: Params | None = None,
+        body: Payload = b"",
+        *,
+        deadline_s: float = DEADLINE_S,
+    ) -> Reply:
+        """Ask `role` to do `method`. Raises the error it answers with, `DeadlineExceeded` when no answer came in time,
+        `Closed` when this caller was closed."""
+        if self._reader is None:
+            raise Closed(f"{self.name} is not open")
+        number = next(self._numbers)
+        key = _pack({"method": method, **(params or {})})
+        payload = encode(Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body))
+        loop = asyncio.get_running_loop()
+        future = self._waiting[number] = loop.create_future()
+        sending = _Sending(loop, self._wal, Append(self._names.requests(role), payload), self._first_retry_s)
+        sending.send()
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await future
+        except TimeoutError:
+            raise DeadlineExceeded(f"{role} did not answer {method} within {deadline_s:g} s", role=role) from None
+        finally:
+            sending.stop()
+            self._waiting.pop(number, None)
+
+    async def _listen(self) -> None:
+        try:
+            async for entries in self._wal.read(self._names.replies(self.name), From.EARLIEST):
+                for entry in entries:
+                    self._take(entry.payload)
+        except TidewalError as error:
+            self._fail(error)
+        else:
+            self._fail(Closed("the log was closed"))
+
+    def _take(self, payload: Payload) -> None:
+        try:
+            record = decode(payload)
+            values = _unpack(record.key)
+        except BadRecord:  # as good as lost: the request is repeated
+            return
+        future = self._waiting.get(record.pseq)
+        if future is None or future.done():
+            return
+        if values.pop("ok", False):
+            future.set_result(Reply(values, memoryview(record.body)))
+        else:
+            future.set_exception(from_wire(values))
+
+    def _fail(self, error: TidewalError) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    async def close(self) -> None:
+        """End all calls with `Closed` and drop the reply channel. A second call does nothing."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        self._fail(Closed(f"{self.name} was closed"))
+        try:
+            await self._wal.drop_channel(self._names.replies(self.name))
+        except Closed:
+            return
+
+
+class _Sending:
+    """Sends one request again and again, slower each time, until stopped."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wal: Wal, append: Append, interval_s: float) -> None:
+        self._loop = loop
+        self._wal = wal
+        self._append = append
+        self._interval_s = interval_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self) -> None:
+        with contextlib.suppress(ChannelNotFound):  # the role has not started yet: the repetition finds it
+            self._wal.submit([self._append], _ignore)
+        self._timer = self._loop.call_later(self._interval_s, self.send)
+        self._interval_s = min(self._interval_s * 2, RETRY_S_MAX)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _pack(values: Params) -> bytes:
+    return cast(bytes, msgpack.packb(values))
+
+
+def _unpack(data: bytes) -> dict[str, Any]:
+    try:
+        return dict(cast("dict[str, Any]", msgpack.unpackb(data)))
+    except DECODE_ERRORS as error:
+        raise BadRecord(f"unreadable parameters: {error}", reason="key") from error
+
+
+def _ignore(_: list[bytes] | TidewalError) -> None:
+    """What an ephemeral channel does with a message is known from the answer, or its absence."""
