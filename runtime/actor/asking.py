@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ..errors import ActorStopped, DeadlineExceeded, HandlerFailed, TidewalError
 from .mailbox import Envelope
@@ -44,12 +45,13 @@ class Deferred:
     deadline holds. What is still open when the actor's life ends fails with `ActorStopped`.
     """
 
-    __slots__ = ("_actor", "_error", "_open", "_question", "_value", "done")
+    __slots__ = ("_actor", "_error", "_open", "_question", "_report", "_value", "done")
 
     def __init__(self, actor: str, open_: set[Deferred]) -> None:
         self._actor = actor
         self._open = open_
         self._question: Question | None = None
+        self._report: Callable[[Exception], None] | None = None
         self._value: object = None
         self._error: Exception | None = None
         self.done = False
@@ -65,6 +67,7 @@ class Deferred:
 
     def abandon(self) -> None:
         """The actor's life has ended: nobody will answer."""
+        self._report = None
         self.fail(ActorStopped(f"{self._actor} ended before it answered", actor=self._actor))
 
     def attach(self, question: Question) -> None:
@@ -72,6 +75,12 @@ class Deferred:
         self._question = question
         if self.done:
             self._deliver(question)
+
+    def detach(self, report: Callable[[Exception], None]) -> None:
+        """The message was told, not asked: give `report` the error if it fails. The runtime calls it."""
+        if self._error is not None:
+            report(self._error)
+        self._report = report
 
     def _finish(self, value: object, error: Exception | None) -> None:
         if self.done:
@@ -81,6 +90,8 @@ class Deferred:
         self._open.discard(self)
         if self._question is not None:
             self._deliver(self._question)
+        elif error is not None and self._report is not None:
+            self._report(error)
 
     def _deliver(self, question: Question) -> None:
         if self._error is not None:

@@ -70,6 +70,7 @@ class Cell:
         self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.task = loop.create_task(self._run(), name=name)
+        self.task.add_done_callback(self._task_done)
 
     def status(self) -> ActorStatus:
         """A picture of now."""
@@ -124,8 +125,15 @@ class Cell:
         except asyncio.CancelledError:
             if not self._cut:
                 raise
+        except Exception as error:  # not the actor's: these were answered by its supervision
+            self.state, problem = ActorState.FAILED, error
+            self._system.escalate(self.name, error)
         finally:
             self._close(problem)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # at most an exit (KeyboardInterrupt, SystemExit), which has passed through the loop
 
     async def _lives(self) -> BaseException | None:
         """Live until stopped or given up. Returns what kept the stop from being clean: a crash, or an `on_stop`."""

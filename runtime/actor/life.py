@@ -48,16 +48,17 @@ class Intake:
 
     async def run(self, stream: AsyncIterable[object]) -> None:
         """Read `stream` to its end, or until cancelled."""
+        packs = aiter(stream)
         try:
-            async for pack in stream:
+            async for pack in packs:
                 if self._ahead >= PACKS_READ_AHEAD:
                     self._room = self._loop.create_future()
                     await self._room
                 self._ahead += 1
                 self._mailbox.put_unbounded(Pack(pack, self))
         finally:
-            if inspect.isasyncgen(stream):
-                await stream.aclose()
+            if inspect.isasyncgen(packs):
+                await packs.aclose()
 
     def taken(self) -> None:
         """One of its packs left the mailbox."""
@@ -176,7 +177,9 @@ class Life:
                 if isinstance(message, Envelope):
                     await self._open_envelope(message)
                 else:
-                    await on_message(message)
+                    answer = await on_message(message)
+                    if isinstance(answer, Deferred):
+                        answer.detach(self._unanswered)
             except asyncio.CancelledError:
                 if self._host is not None and self._host.cancelling():
                     raise
@@ -223,7 +226,9 @@ class Life:
             await self.actor.on_pack(envelope.pack)
         elif isinstance(envelope, Tick):
             envelope.waiting = False
-            await self.actor.on_message(envelope.message)
+            answer = await self.actor.on_message(envelope.message)
+            if isinstance(answer, Deferred):
+                answer.detach(self._unanswered)
 
     async def _answer(self, question: Question) -> None:
         if question.future.done():  # the asker has given up: nothing of the request is done
@@ -255,6 +260,9 @@ class Life:
                 self._mailbox.put_unbounded(tick)
 
         return put
+
+    def _unanswered(self, error: Exception) -> None:
+        self._observer.unanswered(self.actor.name, error)
 
     def _cancelled_inside(self) -> HandlerFailed:
         name = self.actor.name
