@@ -27,7 +27,7 @@ from .row_versions import stored_schema
 
 FORMAT: Final = 1
 ROWS_PER_GROUP: Final = 65_536
-LOG_RETENTION: Final = "interval 1 days"
+LOG_RETENTION: Final = "interval 1 hours"
 RETENTION_H: Final = 24
 MIN_RETENTION_H: Final = 1
 

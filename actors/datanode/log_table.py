@@ -26,11 +26,12 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
-from ...runtime.errors import CorruptLog, Fenced, InvalidRequest, Unavailable
+from ...runtime.errors import Fenced, InvalidRequest, Unavailable
 from .delta_errors import storage_errors
 from .delta_files import RETENTION_H, open_table, sync_commit, vacuum_table, write_parquet
+from .file_joining import StoredFile, files_of, groups_to_join, join
 from .row_versions import stored_schema, to_versions, version_schema
 
 R = TypeVar("R")
@@ -70,6 +71,7 @@ class LogTable:
         self.primary_key = primary_key
         self.schema = version_schema(user_schema)
         self._stored = stored_schema(self.schema)
+        self._statistics = ("_ts", "_vchannel", primary_key)
         self._table = table
         self._checkpoint_every = int(table.metadata().configuration["delta.checkpointInterval"])
         self._positions: dict[str, dict[str, PositionValue]] = {}
@@ -153,55 +155,77 @@ class LogTable:
         wanted = pc.field("_ts") > above
         return dataset, wanted if upto is None else wanted & (pc.field("_ts") <= upto)
 
-    def compact_files(self) -> int:
-        """Join the small files of many flushes into large ones, and return by how many the table has fewer.
+    def join_files(self) -> int:
+        """Join the small files of many flushes into large ones, and return how many files the table has fewer.
 
-        Rows, T and positions stay as they are; the replaced files stay until `vacuum`. Raises as `flush` does.
+        Rows, T and positions stay as they are; the replaced files stay until `vacuum`. Flushes go on meanwhile.
+        Raises as `flush` does.
         """
         with self._lock, storage_errors(self.path):
-            metrics = self._commit_kept(lambda kept: self._table.optimize.compact(commit_properties=kept))
-            return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
+            self._refresh()
+            groups = groups_to_join(files_of(self._table))
+        return sum(self._join(group) for group in groups)
 
     def vacuum(self, retention_h: int = RETENTION_H) -> int:
         """Remove files that no commit names, or none has named for `retention_h` hours; return their number.
 
         Raises `InvalidRequest` when `retention_h` is below `MIN_RETENTION_H`: a flush may be writing such a file now.
         """
-        with self._lock, storage_errors(self.path):
-            return len(self._commit_kept(lambda kept: vacuum_table(self._table, retention_h, kept)))
 
-    def _commit_kept(self, commit: Callable[[CommitProperties], R]) -> R:
-        """Run a commit that is no flush; like a flush it writes all positions, as successor of the snapshot in hand."""
-        for _ in range(COMMIT_ATTEMPTS):
+        def attempt() -> int:
+            # The commits of a vacuum must carry the positions too, or the log's clean-up could remove the last ones.
+            positions = {_POSITIONS: json.dumps(self._read_positions(), default=_encode_bytes)}
+            commit = CommitProperties(max_commit_retries=0, custom_metadata=positions)
+            return len(vacuum_table(self._table, retention_h, commit))
+
+        with self._lock, storage_errors(self.path):
             self._refresh()
-            metadata = {_POSITIONS: json.dumps(self._read_positions(), default=_encode_bytes)}
-            try:
-                return commit(CommitProperties(max_commit_retries=0, custom_metadata=metadata))
-            except CommitFailedError:
-                continue
-        raise Unavailable(f"{COMMIT_ATTEMPTS} commits to {self.path} lost against others", path=str(self.path))
+            return self._until_committed(attempt)
+
+    def _join(self, group: Sequence[StoredFile]) -> int:
+        def attempt() -> int:
+            if not {file.name for file in group} <= {file.name for file in files_of(self._table)}:
+                return 0  # another process joined them
+            self._commit(actions, {}, {})
+            return len(group) - 1
+
+        with storage_errors(self.path):
+            actions = join(self.path, group, self._stored, statistics=self._statistics)
+            with self._lock:
+                return self._until_committed(attempt)
 
     def _flush(
         self, rows: pa.Table, start: Mapping[str, int], end: Mapping[str, int], positions: Mapping[str, Position]
     ) -> FlushResult:
-        action = None
-        for _ in range(COMMIT_ATTEMPTS):
+        actions: list[AddAction | RemoveAction] = []
+
+        def attempt() -> FlushResult:
             if self._is_replay(start, end):
                 return FlushResult(self._table.version(), 0, 0, replayed=True)
-            if rows.num_rows and action is None:
-                action = write_parquet(self.path, rows, statistics=("_ts", "_vchannel", self.primary_key))
+            if rows.num_rows and not actions:
+                actions.append(write_parquet(self.path, rows, statistics=self._statistics))
+            self._commit(actions, end, positions)
+            return FlushResult(self._table.version(), rows.num_rows, sum(action.size or 0 for action in actions))
+
+        return self._until_committed(attempt)
+
+    def _until_committed(self, attempt: Callable[[], R]) -> R:
+        """Run `attempt` on the snapshot in hand, and again on the next one whenever another commit came first."""
+        if not self._commit_file(self._table.version()).exists():
+            self._table = DeltaTable(self.path)  # a snapshot whose commit was cleaned up is too old to be read
+        for _ in range(COMMIT_ATTEMPTS):
             try:
-                self._commit([action] if action else [], end, positions)
+                return attempt()
             except CommitFailedError:
                 before = self._table.version()
                 self._refresh()
                 if self._table.version() == before:
                     raise
-                continue
-            return FlushResult(self._table.version(), rows.num_rows, action.size if action else 0)
         raise Unavailable(f"{COMMIT_ATTEMPTS} commits to {self.path} lost against others", path=str(self.path))
 
     def _is_replay(self, start: Mapping[str, int], end: Mapping[str, int]) -> bool:
+        if any(self._stored_t(vchannel) != t for vchannel, t in start.items()):
+            self._refresh()  # the vchannel may have been another process's since the snapshot in hand
         stored = {vchannel: self._stored_t(vchannel) for vchannel in start}
         if all(stored[vchannel] >= end[vchannel] for vchannel in start):
             return True
@@ -218,10 +242,8 @@ class LogTable:
     def _commit(
         self, actions: list[AddAction | RemoveAction], end: Mapping[str, int], positions: Mapping[str, Position]
     ) -> None:
-        """Commit as the direct successor of the snapshot in hand; `CommitFailedError` when that version is taken."""
+        """Commit as the direct successor of the snapshot in hand; `CommitFailedError` when another came first."""
         version = self._table.version()
-        if not self._commit_file(version).exists():
-            raise CorruptLog(f"{self._commit_file(version)} has gone", path=str(self.path))
         merged = self._read_positions() | {vchannel: dict(position) for vchannel, position in positions.items()}
         now_ms = time.time_ns() // 1_000_000
         self._table.create_write_transaction(
@@ -234,11 +256,15 @@ class LogTable:
                 app_transactions=[Transaction(_APP + vchannel, t, now_ms) for vchannel, t in end.items()],
                 custom_metadata={_POSITIONS: json.dumps(merged, default=_encode_bytes)},
             ),
+            # The library's own checkpointing lists the whole log after every commit: twice the time at 500 commits.
+            post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
         )
         sync_commit(self._commit_file(version + 1))
         self._refresh()
-        if self._table.version() == version + 1:
-            self._positions, self._positions_version = merged, version + 1
+        if (version + 1) % self._checkpoint_every == 0:
+            self._table.create_checkpoint()
+            self._table.cleanup_metadata()
+            self._table = DeltaTable(self.path)
 
     def _stored_t(self, vchannel: str) -> int:
         return self._table.transaction_version(_APP + vchannel) or 0

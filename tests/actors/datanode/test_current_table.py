@@ -148,8 +148,8 @@ def test_a_compaction_killed_between_its_steps_goes_on_where_it_was(log: LogTabl
 
 
 def test_joining_files_and_vacuum_keep_rows_and_positions(log: LogTable, current: CurrentTable) -> None:
-    assert log.compact_files() == 2
-    assert log.compact_files() == 0
+    assert log.join_files() == 2
+    assert log.join_files() == 0
     orphan, young = log.path / "part-old.parquet", log.path / "part-young.parquet"
     for file in (orphan, young):
         file.write_bytes(b"")
@@ -169,7 +169,7 @@ def test_joining_files_and_vacuum_keep_rows_and_positions(log: LogTable, current
 
 def test_a_flush_from_before_joining_starts_over(log: LogTable) -> None:
     other = LogTable.open(log.path)
-    log.compact_files()
+    log.join_files()
     assert not other.flush(versions([11]), start={V0: 10}, end={V0: 11}, positions={V0: position(11)}).replayed
     assert log.positions() == {V0: position(11)}
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
+from tidewal.actors.datanode.file_joining import StoredFile, files_of, groups_to_join
 from tidewal.actors.datanode.log_table import FlushResult, LogTable
 from tidewal.runtime.errors import (
     CorruptLog,
@@ -135,6 +136,13 @@ def test_a_datanode_that_lost_its_channel_is_fenced_and_stores_nothing(log: LogT
         flush(log, versions([9]), 8, 9)
 
 
+def test_a_vchannel_that_comes_back_is_flushed_on(log: LogTable, path: Path) -> None:
+    flush(log, versions([1]), 0, 1)
+    flush(LogTable.open(path), versions([2]), 1, 2)
+    assert not flush(log, versions([3]), 2, 3).replayed
+    assert stored(path) == [1, 2, 3]
+
+
 def test_of_two_flushes_of_the_same_rows_from_one_snapshot_one_is_a_replay(log: LogTable, path: Path) -> None:
     other = LogTable.open(path)
     assert not flush(log, versions([1, 2]), 0, 2).replayed
@@ -197,6 +205,28 @@ def test_positions_and_rows_survive_checkpoints_and_a_handle_left_behind(path: P
     assert stored(path) == list(range(1, 14))
 
 
+def test_a_handle_from_before_a_clean_up_finds_its_way(path: Path) -> None:
+    log = LogTable.open(path, SCHEMA, KEY, checkpoint_every_commits=4)
+    flush(log, versions([1]), 0, 1)
+    stale, bare = LogTable.open(path), DeltaTable(path)
+    for t in range(2, 11):
+        flush(log, versions([t]), t - 1, t)
+    table = DeltaTable(path)
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    table.cleanup_metadata()
+    assert not (path / "_delta_log" / f"{2:020}.json").exists()
+    # The name of the next version is free again, but Delta does not take it.
+    with pytest.raises(DeltaError, match="Invalid table version"):
+        bare.create_write_transaction([], "append", bare.schema())
+    assert not (path / "_delta_log" / f"{2:020}.json").exists()
+    with pytest.raises(Fenced):
+        flush(stale, versions([2, 3]), 1, 3)
+    assert not flush(LogTable.open(path), versions([11], vchannel=V1), 0, 11, V1).replayed
+    assert not flush(stale, versions([11]), 10, 11).replayed
+    assert stored(path) == [*range(1, 12), 11]
+    assert LogTable.open(path).positions() == {V0: position(11), V1: position(11)}
+
+
 def test_positions_outlive_commits_of_other_tools(log: LogTable, path: Path) -> None:
     for t in (1, 2, 3):
         flush(log, versions([t]), t - 1, t)
@@ -204,6 +234,24 @@ def test_positions_outlive_commits_of_other_tools(log: LogTable, path: Path) -> 
     assert log.positions() == LogTable.open(path).positions() == {V0: position(3)}
     flush(log, versions([4]), 3, 4)
     assert stored(path) == [1, 2, 3, 4]
+
+
+def test_joining_leaves_large_files_alone_and_fills_up_to_a_size() -> None:
+    mib = 1024 * 1024
+    sizes = [15, 15, 15, 15, 15, 16, 15, 1, 70]
+    files = [StoredFile(str(ts), size * mib, ts) for ts, size in enumerate(sizes)]
+    assert [[file.lowest_ts for file in group] for group in groups_to_join(files)] == [[0, 1, 2, 3], [4, 6, 7]]
+    assert groups_to_join(files[-1:]) == groups_to_join(files[:1]) == []
+
+
+def test_of_two_that_join_the_same_files_one_changes_nothing(log: LogTable, path: Path) -> None:
+    for t in (1, 2, 3):
+        flush(log, versions([t]), t - 1, t)
+    group = groups_to_join(files_of(DeltaTable(path)))[0]
+    other = LogTable.open(path)
+    assert log.join_files() == 2
+    assert other._join(group) == 0
+    assert stored(path) == [1, 2, 3]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
