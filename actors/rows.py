@@ -54,7 +54,7 @@ def split_by_shard(batch: pa.RecordBatch, schema: CollectionSchema, shards: int)
     """The rows of each shard, in their order; None for a shard that gets none."""
     if shards == 1:
         return [batch if batch.num_rows else None]
-    shard = shard_of(batch.column(schema.primary_key), shards)
+    shard = shard_of(cast("pa.Array[Any]", batch.column(schema.primary_key)), shards)
     parts: list[pa.RecordBatch | None] = []
     for number in range(shards):
         rows = np.flatnonzero(shard == number)
@@ -84,9 +84,9 @@ def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
     if isinstance(rows, pa.RecordBatch | pa.Table):
         if len(set(rows.schema.names)) < len(rows.schema.names):
             raise InvalidRows("two columns have the same name")
-        return dict(zip(rows.schema.names, rows.columns, strict=True)), rows.num_rows
+        return dict(zip(rows.schema.names, cast("list[object]", rows.columns), strict=True)), rows.num_rows
     if isinstance(rows, Mapping):
-        columns = dict(rows)
+        columns: dict[str, Sequence[object]] = dict(rows)
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise InvalidRows(f"columns differ in length: {lengths}")
@@ -110,9 +110,9 @@ def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
         if count:
             raise InvalidRows(f"each row must name its operation in a column {OP_COLUMN}", column=OP_COLUMN)
         return pa.array([], pa.int8())
-    if isinstance(given, pa.Array) and given.type == pa.int8():
-        return _checked_codes(given)
-    names = _typed(Field(OP_COLUMN, "varchar"), given)
+    if isinstance(given, pa.Array) and cast("pa.Array[Any]", given).type == pa.int8():
+        return _checked_codes(cast("pa.Array[Any]", given))
+    names = _typed(Field(OP_COLUMN, "varchar"), cast(object, given))
     codes = pc.index_in(names, value_set=_OP_NAMES)
     if codes.null_count:
         row = _first(codes.is_null())
@@ -134,7 +134,7 @@ def _checked_codes(codes: pa.Array[Any]) -> pa.Array[Any]:
 def _column(field: Field, given: object, ops: pa.Array[Any], is_key: bool) -> pa.Array[Any]:
     """The column in the type of its field, all checks passed."""
     if given is None:
-        array = pa.nulls(len(ops), field.arrow_type())
+        array = cast("pa.Array[Any]", pa.nulls(len(ops), cast(Any, field.arrow_type())))
     else:
         array = _typed(field, given)
         if field.type in FLOAT_TYPES:
@@ -142,7 +142,7 @@ def _column(field: Field, given: object, ops: pa.Array[Any], is_key: bool) -> pa
         elif field.type == "float_vector":
             _refuse_bad_floats(field, array)
     if array.null_count and not field.nullable:
-        nulls = array.is_null()
+        nulls = pc.is_null(array)
         if not is_key:
             nulls = pc.and_(nulls, pc.not_equal(ops, int(Op.DELETE)))
         if pc.any(nulls).as_py():
@@ -155,12 +155,13 @@ def _column(field: Field, given: object, ops: pa.Array[Any], is_key: bool) -> pa
 def _typed(field: Field, given: object) -> pa.Array[Any]:
     """The column in the type of its field, cast where that is safe."""
     target = field.arrow_type()
+    array: Any
     if isinstance(given, pa.ChunkedArray):
-        given = given.combine_chunks()
-    if isinstance(given, np.ndarray):
+        array = cast("pa.ChunkedArray[Any]", given).combine_chunks()
+    elif isinstance(given, np.ndarray):
         array = _from_numpy(field, cast("np.ndarray[tuple[int, ...], np.dtype[np.generic]]", given))
     elif isinstance(given, pa.Array):
-        array = given
+        array = cast("pa.Array[Any]", given)
     else:
         values = list(cast("Sequence[object]", given))
         return _converted(field, len(values), lambda start, end: _from_objects(field, values[start:end]))
@@ -188,7 +189,7 @@ def _from_objects(field: Field, values: list[object]) -> pa.Array[Any]:
 def _from_numpy(field: Field, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> pa.Array[Any]:
     try:
         if values.ndim == 2:
-            return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+            return cast("pa.Array[Any]", pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1]))
         return pa.array(values)
     except _CONVERSION_ERRORS as error:
         raise InvalidRows(f"column {field.name!r} is not {field.type}: {error}", column=field.name) from None
@@ -205,7 +206,8 @@ def _is_castable(kind: pa.DataType, field: Field) -> bool:
         return types.is_timestamp(kind) or types.is_date(kind)
     if field.type == "float_vector":
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        return is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+        item = cast("pa.ListType[Any]", kind).value_type if is_list else kind
+        return is_list and (types.is_floating(item) or types.is_integer(item))
     return field.type != "bool" and (types.is_integer(kind) or types.is_floating(kind))
 
 
@@ -259,7 +261,9 @@ def _refuse_wrong_length(field: Field, array: pa.Array[Any]) -> None:
 
 def _refuse_nan(field: Field, array: pa.Array[Any]) -> None:
     dtype = np.float32 if field.type == "float" else np.float64
-    values = np.frombuffer(array.buffers()[1] or b"", dtype=dtype)[array.offset : array.offset + len(array)]
+    values = np.frombuffer(cast(bytes, array.buffers()[1] or b""), dtype=dtype)[
+        array.offset : array.offset + len(array)
+    ]
     # Slots under a null may hold anything, NaN too: only a NaN that shows up here is worth the exact look.
     if len(values) and np.isnan(values.min()):
         nans = pc.is_nan(array)
@@ -268,7 +272,7 @@ def _refuse_nan(field: Field, array: pa.Array[Any]) -> None:
 
 
 def _refuse_bad_floats(field: Field, array: pa.Array[Any]) -> None:
-    floats = array.flatten()  # of the rows that are not null
+    floats = cast("pa.Array[Any]", cast(Any, array).flatten())  # of the rows that are not null
     if not floats.null_count:
         finite = np.isfinite(floats.to_numpy(zero_copy_only=True))
         if finite.all():

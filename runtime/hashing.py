@@ -7,7 +7,7 @@ meet in one shard, whichever client wrote them, so this function may never chang
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -44,7 +44,7 @@ def shard_of_key(key: int | str, shards: int) -> int:
     return (hash_string(key) if isinstance(key, str) else hash_int(key)) % shards
 
 
-def shard_of(keys: pa.Array, shards: int) -> Shards:
+def shard_of(keys: pa.Array[Any], shards: int) -> Shards:
     """The shard of each key of an int64 or string array without nulls, in their order."""
     if shards == 1:
         return np.zeros(len(keys), dtype=np.intp)
@@ -52,7 +52,7 @@ def shard_of(keys: pa.Array, shards: int) -> Shards:
     return ((hashes & np.uint32(_MASK)) % np.uint32(shards)).astype(np.intp)
 
 
-def _hash_strings(keys: pa.Array) -> Hashes:
+def _hash_strings(keys: pa.Array[Any]) -> Hashes:
     """crc32 of the first 100 bytes of each string. Cutting is a pass of Arrow's, so the loop is zlib alone."""
     cut = pc.binary_slice(keys.view(pa.binary()), 0, HASHED_BYTES).to_numpy(zero_copy_only=False)
     return np.fromiter(map(crc32, cut), dtype=np.uint32, count=len(keys))

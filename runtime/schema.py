@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import pyarrow as pa
 
@@ -102,6 +102,10 @@ class CollectionSchema:
         """The Arrow schema of the fields, in their order."""
         return self._arrow
 
+    def arrow_of(self, names: Sequence[str]) -> pa.Schema:
+        """The Arrow schema of some of the fields, in the order of `names`."""
+        return pa.schema([(name, self._by_name[name].arrow_type()) for name in names])
+
     def row_arrow(self) -> pa.Schema:
         """The Arrow schema of rows in the log: all fields, then `_op`."""
         return self._row_arrow
@@ -150,7 +154,8 @@ class CollectionSchema:
 
         Raises `InvalidSchema` for types that no field can hold, and for broken rules.
         """
-        return CollectionSchema(name, tuple(_field_from_arrow(each, primary_key) for each in schema), primary_key)
+        fields = [_field_from_arrow(cast("pa.Field[Any]", schema.field(name)), primary_key) for name in schema.names]
+        return CollectionSchema(name, tuple(fields), primary_key)
 
 
 def _check(schema: CollectionSchema) -> None:
@@ -210,13 +215,13 @@ def _field_from_wire(row: object) -> Field:
     return Field(name, cast(FieldType, kind), nullable, dim)
 
 
-def _field_from_arrow(each: pa.Field, primary_key: str) -> Field:
+def _field_from_arrow(each: pa.Field[Any], primary_key: str) -> Field:
     kind = _type_from_arrow(each)
     nullable = each.nullable and each.name != primary_key and kind != "float_vector"
     return Field(each.name, kind, nullable, each.type.list_size if kind == "float_vector" else None)
 
 
-def _type_from_arrow(each: pa.Field) -> FieldType:
+def _type_from_arrow(each: pa.Field[Any]) -> FieldType:
     kind = each.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

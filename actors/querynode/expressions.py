@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyarrow import compute
 
 from ...runtime.errors import InvalidFilter
 
 MAX_FILTER_DEPTH: Final = 256  # nested operations
 
-Column: TypeAlias = pa.Array | pa.ChunkedArray | pa.Scalar
+# The stubs have one overload for arrays and one for scalars; here it is not known which of them comes.
+pc: Any = compute
+
+Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any] | pa.Scalar[Any]"
 Rows: TypeAlias = pa.RecordBatch | pa.Table
 Evaluate: TypeAlias = Callable[[Rows], Column]
 Literal: TypeAlias = bool | int | float | str
@@ -75,7 +78,7 @@ class Expression:
 
 def column(name: str, kind: Kind, position: int) -> Expression:
     """The values of a column."""
-    return Expression(kind, lambda rows: rows.column(name), position)
+    return Expression(kind, lambda rows: cast(Column, rows.column(name)), position)
 
 
 def literal(value: Literal, position: int) -> Expression:
@@ -109,12 +112,12 @@ def arithmetic(left: Expression, operator: str, right: Expression) -> Expression
     if operator in "/%" and right.literal == 0:
         raise _mismatch(right, "division by zero")
     target = pa.int64() if integers else pa.float64()
-    compute = _operators[operator]
+    operate = _operators[operator]
     position = right.position
 
     def evaluate(rows: Rows) -> Column:
         try:
-            return compute(_as(left.evaluate(rows), target), _as(right.evaluate(rows), target))
+            return operate(_as(left.evaluate(rows), target), _as(right.evaluate(rows), target))
         except pa.ArrowInvalid as error:
             raise InvalidFilter(f"at {position}: integer overflow in {operator}: {error}", position=position) from None
 
@@ -250,14 +253,13 @@ def _as(values: Column, target: pa.DataType) -> Column:
 
 
 def _divide(left: Column, right: Column) -> Column:
-    nothing = pa.scalar(None, right.type)
-    return pc.divide_checked(left, pc.if_else(pc.equal(right, pa.scalar(0, right.type)), nothing, right))
+    nothing = pc.cast(None, right.type)
+    return pc.divide_checked(left, pc.if_else(pc.equal(right, pc.cast(0, right.type)), nothing, right))
 
 
 def _remainder(left: Column, right: Column) -> Column:
     # -1 divides everything; asking the processor to divide the smallest integer by it would overflow.
-    one = pa.scalar(1, right.type)
-    divisor = pc.if_else(pc.equal(right, pa.scalar(-1, right.type)), one, right)
+    divisor = pc.if_else(pc.equal(right, -1), pc.cast(1, right.type), right)
     return pc.subtract(left, pc.multiply(_divide(left, divisor), divisor))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ class Filter:
         if isinstance(result, pa.Scalar):
             return np.full(rows.num_rows, result.as_py() is True)
         if result.null_count:
-            result = result.fill_null(False)
+            result = result.fill_null(cast(Any, False))
         return result.to_numpy(zero_copy_only=False)
 
 
@@ -77,7 +77,7 @@ def compile_filter(text: str, schema: CollectionSchema) -> Filter:
     return Filter(text, frozenset(compiler.columns), result.evaluate)
 
 
-class _Compiler(Transformer_NonRecursive):
+class _Compiler(Transformer_NonRecursive):  # pyright: ignore[reportMissingTypeArgument] -- generic in stubs only
     """Turns the syntax tree into typed expressions from its leaves up; one method per rule of the grammar."""
 
     def __init__(self, schema: CollectionSchema) -> None:

@@ -13,7 +13,7 @@ and `_` (one character).
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
+from typing import Final, cast
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -140,11 +140,11 @@ def _explain(text: str, error: UnexpectedInput) -> InvalidFilter:
     expected: set[str] = set()
     found = repr(text[position : position + 1])
     if isinstance(error, UnexpectedToken):
-        expected = error.accepts or error.expected or set()
+        expected = error.accepts or error.expected or expected
         if error.token.type == "$END":
             position, found = len(text), "the end"
         else:
-            found = repr(str(error.token))
+            found = repr(str(cast(Token, error.token)))
     elif isinstance(error, UnexpectedCharacters):
         expected = error.allowed or set()
     words = ", ".join(sorted({_WORDS.get(name, name) for name in expected}))

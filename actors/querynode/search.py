@@ -8,7 +8,7 @@ summed by BLAS; L2 is computed from differences, so equal vectors are at 0 exact
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import pyarrow as pa
 from ...runtime.errors import InvalidRequest
 from ...runtime.schema import CollectionSchema
 from .filter import Filter
-from .view import View, checked_columns
+from .view import View, checked_columns, indices_of
 
 Metric: TypeAlias = Literal["L2", "IP", "COSINE"]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -51,10 +51,10 @@ def search(
         positions = np.flatnonzero(mask)
         if not len(positions):
             continue
-        matrix = _matrix(rows.column(column), len(query))
+        matrix = _matrix(cast("pa.FixedSizeListArray[Any, Any]", rows.column(column)), len(query))
         distances = _distances(matrix if len(positions) == len(matrix) else matrix[positions], query, metric)
         best = _nearest(distances, metric, top_k)
-        found = pa.Table.from_batches([rows.select(names).take(pa.array(positions[best]))])
+        found = pa.Table.from_batches([rows.select(names).take(indices_of(positions[best]))])
         parts.append(found.append_column(DISTANCE_COLUMN, pa.array(distances[best], pa.float32())))
     if not parts:
         return _nothing(view.schema, names)
@@ -65,7 +65,7 @@ def merge_nearest(parts: Sequence[pa.Table], metric: Metric, top_k: int) -> pa.T
     """The nearest rows of several results of `search`, nearest first."""
     table = pa.concat_tables(parts)
     distances = table.column(DISTANCE_COLUMN).to_numpy()
-    return table.take(pa.array(_nearest(distances, metric, top_k)))
+    return table.take(indices_of(_nearest(distances, metric, top_k)))
 
 
 def checked_vector(
@@ -91,7 +91,7 @@ def checked_vector(
     return query
 
 
-def _matrix(column: pa.Array, dim: int) -> Floats:
+def _matrix(column: pa.FixedSizeListArray[Any, Any], dim: int) -> Floats:
     """The vectors of a chunk as the rows of a matrix, without a copy."""
     floats = column.values.to_numpy(zero_copy_only=True)
     return floats[column.offset * dim : (column.offset + len(column)) * dim].reshape(-1, dim)
@@ -136,5 +136,4 @@ def _nearest(distances: Floats, metric: Metric, top_k: int) -> npt.NDArray[np.in
 
 
 def _nothing(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
-    fields = [schema.arrow().field(name) for name in names]
-    return pa.schema([*fields, pa.field(DISTANCE_COLUMN, pa.float32())]).empty_table()
+    return schema.arrow_of(names).append(pa.field(DISTANCE_COLUMN, pa.float32())).empty_table()

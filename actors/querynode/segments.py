@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow as pa
 from ...runtime.errors import BadRecord, MemoryLimitExceeded
 from ...runtime.schema import OP_COLUMN, CollectionSchema, Op
 from .filter import Filter
-from .view import Chunk, Mask, OrderBy, View, checked_columns
+from .view import Chunk, Mask, OrderBy, View, checked_columns, indices_of
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -98,7 +98,7 @@ class RowStore:
             deleted = last.column(OP_COLUMN).to_numpy() == Op.DELETE
             deletes = [key for key, gone in zip(keys, deleted.tolist(), strict=True) if gone]
             keys = [key for key, gone in zip(keys, deleted.tolist(), strict=True) if not gone]
-            last = last.filter(pa.array(~deleted))
+            last = last.filter(cast(pa.BooleanArray, pa.array(~deleted)))
         rows = last.select(self.schema.arrow().names)
         size = rows.nbytes
         self._make_room(size + len(keys) * INDEX_BYTES if keys else 0)
@@ -150,12 +150,11 @@ class RowStore:
         numbers = np.array([number for number in map(self._index.get, keys) if number is not None], dtype=np.int64)
         unique, back = np.unique(numbers, return_inverse=True)
         parts = [
-            self._segments[at].rows.select(names).take(pa.array(self._segments[at].places(part)))
+            self._segments[at].rows.select(names).take(indices_of(self._segments[at].places(part)))
             for at, part in self._by_segment(unique)
         ]
-        arrow = self.schema.arrow()
-        table = pa.Table.from_batches(parts, pa.schema([arrow.field(name) for name in names]))
-        return table.take(pa.array(back)) if len(back) else table
+        table = pa.Table.from_batches(parts, self.schema.arrow_of(names))
+        return table.take(indices_of(back)) if len(back) else table
 
     def _make_room(self, more: int) -> None:
         """Raise `MemoryLimitExceeded` unless so many more bytes fit, once every dead row is dropped."""
@@ -234,18 +233,22 @@ class RowStore:
 
 def _last_of_each_key(batch: pa.RecordBatch, key: str) -> tuple[pa.RecordBatch, list[object]]:
     """The batch without rows that a later one of the same key overrules, and its keys."""
-    keys: list[object] = batch.column(key).to_pylist()
+    keys = cast("list[object]", batch.column(key).to_pylist())
     if len(set(keys)) == len(keys):
         return batch, keys
     last = sorted({key: at for at, key in enumerate(keys)}.values())
-    return batch.take(pa.array(last)), [keys[at] for at in last]
+    return batch.take(indices_of(np.array(last))), [keys[at] for at in last]
+
+
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _merged(segments: list[_Segment]) -> _Segment:
     """Neighbours as one, their dead rows left behind where that is cheap: all of them are copied anyway."""
     living = [each.living() if each.dead else each for each in segments if each.dead < len(each.numbers)]
     living = living or segments[:1]
-    rows = pa.concat_batches([each.rows for each in living])
+    rows = _concatenated([each.rows for each in living])
     numbers = np.concatenate([each.numbers for each in living])
     alive = np.concatenate([each.alive for each in living])
     return _Segment(rows, numbers, alive, rows.nbytes, int(len(alive) - np.count_nonzero(alive)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from ...runtime.errors import InvalidRequest
 from ...runtime.schema import CollectionSchema
 from .filter import Filter
 
+Direction: TypeAlias = Literal["ascending", "descending"]
+SortKey: TypeAlias = tuple[str, Direction]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -80,8 +82,7 @@ class View:
             if len(positions):
                 parts.append(_gather(rows.select(fetched), positions))
                 found += len(positions)
-        arrow = self.schema.arrow()
-        table = pa.Table.from_batches(parts, pa.schema([arrow.field(name) for name in fetched]))
+        table = pa.Table.from_batches(parts, self.schema.arrow_of(fetched))
         return ordered(table, keys, limit).select(names)
 
 
@@ -110,17 +111,23 @@ def check_limit(limit: int | None) -> None:
         raise InvalidRequest(f"a limit cannot be negative: {limit}")
 
 
-def sort_keys(schema: CollectionSchema, order_by: Sequence[OrderBy]) -> list[tuple[str, str]]:
+def sort_keys(schema: CollectionSchema, order_by: Sequence[OrderBy]) -> list[SortKey]:
     """Arrow's sort keys, the primary key last, so that ties have one order."""
     if not order_by:
         return []
-    keys = {name: "ascending" if ascending else "descending" for name, ascending in reversed(order_by)}
-    keys = dict(reversed(keys.items()))
+    keys: dict[str, Direction] = {}
+    for name, ascending in order_by:
+        keys.setdefault(name, "ascending" if ascending else "descending")
     keys.setdefault(schema.primary_key, "ascending")
     return list(keys.items())
 
 
-def ordered(table: pa.Table, keys: list[tuple[str, str]], limit: int | None) -> pa.Table:
+def indices_of(positions: npt.NDArray[np.integer[Any]]) -> pa.Int64Array:
+    """Positions as `take` wants them."""
+    return cast(pa.Int64Array, pa.array(positions))
+
+
+def ordered(table: pa.Table, keys: list[SortKey], limit: int | None) -> pa.Table:
     """The table sorted by `keys` (as it is without any), cut at `limit`."""
     if keys and table.num_rows > 1:
         table = table.take(pc.sort_indices(table, sort_keys=keys))
@@ -128,7 +135,7 @@ def ordered(table: pa.Table, keys: list[tuple[str, str]], limit: int | None) -> 
 
 
 def _foremost(
-    rows: pa.RecordBatch, positions: npt.NDArray[np.intp], keys: list[tuple[str, str]], limit: int
+    rows: pa.RecordBatch, positions: npt.NDArray[np.intp], keys: list[SortKey], limit: int
 ) -> npt.NDArray[np.intp]:
     """At most `limit` of the positions, those that sort first."""
     if not keys or len(positions) <= limit:
@@ -139,7 +146,7 @@ def _foremost(
 
 
 def _gather(rows: pa.RecordBatch, positions: npt.NDArray[np.intp]) -> pa.RecordBatch:
-    return rows if len(positions) == rows.num_rows and _in_order(positions) else rows.take(pa.array(positions))
+    return rows if len(positions) == rows.num_rows and _in_order(positions) else rows.take(indices_of(positions))
 
 
 def _in_order(positions: npt.NDArray[np.intp]) -> bool:
