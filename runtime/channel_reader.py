@@ -54,7 +54,7 @@ class ChannelReader:
 
     def accept(self, entries: Sequence[Entry]) -> list[Record]:
         """The records of `entries` that count, in order. An incomplete batch is held until its last part is here.
-        Raises the `BadRecord` itself after `BAD_RECORDS_MAX` bad ones in a row."""
+        Raises plain `TidewalError` after `BAD_RECORDS_MAX` bad ones in a row."""
         if entries and not self._placed:
             self._place(entries[0].id)
         accepted: list[Record] = []

@@ -101,6 +101,10 @@ class ChannelExists(TidewalError):
     """The channel exists with another policy (`channel`)."""
 
 
+class OrderViolated(TidewalError):
+    """A record came behind a time its channel had told already (`channel`, `ts`): its owner broke its promise."""
+
+
 class MessageTooLarge(TidewalError):
     """One message is over the backend's limit (`size`, `limit`, bytes); nothing was sent."""
 

@@ -11,8 +11,12 @@ from ..errors import BadRecord, OutcomeUnknown
 from ..record import DECODE_ERRORS
 
 REMEMBERED_PER_PRODUCER = 256  # more than a client may have in flight
+OUTCOMES_MAX = 262_144
 PRODUCERS_MAX = 100_000
 EXPIRY_MS = 24 * 3600 * 1000
+OUTCOMES_PER_PAGE = 16_384
+
+_NEVER = -1
 
 
 class Outcome(NamedTuple):
@@ -22,79 +26,118 @@ class Outcome(NamedTuple):
     rows: int
 
 
-_Wire = tuple[tuple[str, int, tuple[tuple[int, tuple[int, int]], ...]], ...]
+_Wire = tuple[tuple[str, int, int, tuple[tuple[int, tuple[int, int]], ...]], ...]
 
 
 class _Producer:
-    __slots__ = ("last_ms", "outcomes")
+    __slots__ = ("forgotten", "last_ms", "outcomes")
 
-    def __init__(self) -> None:
+    def __init__(self, forgotten: int) -> None:
         self.outcomes: OrderedDict[int, Outcome] = OrderedDict()
+        self.forgotten = forgotten  # the highest number whose outcome was let go of
         self.last_ms = 0
 
 
 class ProducerTable:
-    """The last outcomes of each producer, by its own numbering. An entry not used for `EXPIRY_MS` is forgotten, as
-    are the least recently used over `PRODUCERS_MAX`."""
+    """The last outcomes of each producer, by its own numbering.
+
+    Outcomes are let go of beyond `REMEMBERED_PER_PRODUCER`, when the producer was silent for `EXPIRY_MS`, and beyond
+    `OUTCOMES_MAX` of all, those of the longest silent producers first; what remains then is up to which number
+    they were. Beyond `PRODUCERS_MAX` the longest silent producers are forgotten altogether."""
 
     def __init__(self) -> None:
-        self._producers: OrderedDict[str, _Producer] = OrderedDict()
+        self._producers: OrderedDict[str, _Producer] = OrderedDict()  # the longest silent first
+        self._silent: OrderedDict[str, int] = OrderedDict()  # name -> the highest number forgotten
+        self._outcomes = 0
 
     def find(self, producer: str, pseq: int) -> Outcome | None:
         """The outcome of (producer, pseq), None when it never happened. Raises `OutcomeUnknown` for a number so low
         that it is forgotten."""
         known = self._producers.get(producer)
-        if known is None:
-            return None
-        outcome = known.outcomes.get(pseq)
-        if outcome is None and len(known.outcomes) >= REMEMBERED_PER_PRODUCER and pseq < next(iter(known.outcomes)):
+        outcome = known.outcomes.get(pseq) if known is not None else None
+        forgotten = known.forgotten if known is not None else self._silent.get(producer, _NEVER)
+        if outcome is None and pseq <= forgotten:
             raise OutcomeUnknown(
                 f"batch {pseq} of producer {producer} is too old to tell whether it happened: read before writing again"
             )
         return outcome
 
     def remember(self, producer: str, pseq: int, outcome: Outcome, now_ms: int) -> None:
-        """Keep an outcome; parts of one batch add up their rows."""
-        known = self._producers.get(producer)
-        if known is None:
-            known = self._producers[producer] = _Producer()
-            self._expire(now_ms)
-        self._producers.move_to_end(producer)
-        known.last_ms = now_ms
+        """Keep an outcome."""
+        known = self._known(producer, now_ms)
+        self._outcomes -= len(known.outcomes)
         known.outcomes[pseq] = outcome
         while len(known.outcomes) > REMEMBERED_PER_PRODUCER:
-            known.outcomes.popitem(last=False)
+            gone, _ = known.outcomes.popitem(last=False)
+            known.forgotten = max(known.forgotten, gone)
+        self._outcomes += len(known.outcomes)
+        self._expire(now_ms)
+
+    def _known(self, producer: str, now_ms: int) -> _Producer:
+        known = self._producers.get(producer)
+        if known is None:
+            known = self._producers[producer] = _Producer(self._silent.pop(producer, _NEVER))
+        self._producers.move_to_end(producer)
+        known.last_ms = max(known.last_ms, now_ms)
+        return known
 
     def _expire(self, now_ms: int) -> None:
         while len(self._producers) > 1:
-            oldest = next(iter(self._producers.values()))
-            if len(self._producers) <= PRODUCERS_MAX and oldest.last_ms >= now_ms - EXPIRY_MS:
-                return
-            self._producers.popitem(last=False)
+            name, oldest = next(iter(self._producers.items()))
+            if self._outcomes <= OUTCOMES_MAX and oldest.last_ms >= now_ms - EXPIRY_MS:
+                break
+            del self._producers[name]
+            self._outcomes -= len(oldest.outcomes)
+            self._silent[name] = max(oldest.forgotten, *oldest.outcomes)
+        while len(self._silent) > PRODUCERS_MAX:
+            self._silent.popitem(last=False)
 
     def merge(self, other: ProducerTable) -> None:
         """Take over what another channel's log tells."""
+        for name, forgotten in other._silent.items():
+            self._forget(name, forgotten)
         for name, producer in other._producers.items():
             for pseq, outcome in producer.outcomes.items():
                 if name not in self._producers or pseq not in self._producers[name].outcomes:
                     self.remember(name, pseq, outcome, producer.last_ms)
+            self._forget(name, producer.forgotten)
 
-    def to_bytes(self) -> bytes:
-        """The table as msgpack, version 1."""
-        table = [(name, entry.last_ms, list(entry.outcomes.items())) for name, entry in self._producers.items()]
-        return cast(bytes, msgpack.packb((1, table)))
+    def _forget(self, name: str, upto: int) -> None:
+        if name in self._producers:
+            self._producers[name].forgotten = max(self._producers[name].forgotten, upto)
+        elif upto > _NEVER:
+            self._silent[name] = max(self._silent.get(name, _NEVER), upto)
+
+    def pages(self) -> list[bytes]:
+        """The table as msgpack, version 1, in pieces of bounded size; `merge` of all is the table. At least one."""
+        entries: list[tuple[str, int, int, list[tuple[int, Outcome]]]] = [
+            (name, 0, forgotten, []) for name, forgotten in self._silent.items()
+        ]
+        entries += [
+            (name, entry.last_ms, entry.forgotten, list(entry.outcomes.items()))
+            for name, entry in self._producers.items()
+        ]
+        pages: list[bytes] = []
+        first = outcomes = 0
+        for at, entry in enumerate(entries, 1):
+            outcomes += len(entry[3]) + 1
+            if outcomes >= OUTCOMES_PER_PAGE or at == len(entries):
+                pages.append(cast(bytes, msgpack.packb((1, entries[first:at]))))
+                first, outcomes = at, 0
+        return pages or [cast(bytes, msgpack.packb((1, [])))]
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> ProducerTable:
-        """The table that `to_bytes` wrote. Raises `BadRecord`."""
+        """The table in one page. Raises `BadRecord`."""
         table = cls()
         try:
             version, entries = cast("tuple[int, _Wire]", msgpack.unpackb(data, use_list=False))
             if version != 1:
                 raise ValueError(f"version {version}")
-            for name, last_ms, outcomes in entries:
+            for name, last_ms, forgotten, outcomes in entries:
                 for pseq, (ts, rows) in outcomes:
                     table.remember(name, pseq, Outcome(ts, rows), last_ms)
+                table._forget(name, forgotten)
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
         return table

@@ -1,0 +1,214 @@
+"""What the plain and the time-ticked stream share: where to start, one task per channel that reads it into a bounded
+buffer, and positions from which another stream goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar, cast
+
+from .channel_reader import ChannelReader, OnBadRecord
+from .errors import Closed, InvalidRequest, PositionMismatch
+from .messages import Position
+from .record import Record
+from .wal import Entry, From, FromId, FromTime, Start, Wal
+
+BUFFER_BYTES = 64 * 1024 * 1024
+CHANNEL_BUFFER_BYTES_MIN = 256 * 1024
+RECORD_OVERHEAD_BYTES = 512  # what a buffered record costs beside its body, so that empty ones are bounded too
+
+
+@asynccontextmanager
+async def reading(wal: Wal, channel: str, start: Start) -> AsyncGenerator[AsyncIterator[Sequence[Entry]]]:
+    """`wal.read`, closed at the end of the block however it is left."""
+    entries = wal.read(channel, start)
+    try:
+        yield entries
+    finally:
+        await cast("AsyncGenerator[Sequence[Entry], None]", entries).aclose()
+
+
+class BufferedChannel:
+    """One channel of a stream: what was read and not yet handed out. `position` lies just before the first record
+    that is held."""
+
+    def __init__(self, reader: ChannelReader, start: Start) -> None:
+        self.name = reader.channel
+        self.reader = reader
+        self.start = start
+        self.skipped = b""  # entries up to this id only tell how far the channel had come
+        self.buffer: deque[Record] = deque()
+        self.bytes = 0
+        self.room = asyncio.Event()
+        self.position = reader.position
+
+    def keep(self, record: Record) -> None:
+        """Hold `record` until it is handed out."""
+        if not self.buffer and not self.position[0] and record.term:
+            self.position = (record.id, record.term, record.cseq - 1)  # nothing known lies before it
+        self.buffer.append(record)
+        self.bytes += len(record.body) + RECORD_OVERHEAD_BYTES
+
+    def pass_by(self, record: Record) -> None:
+        """`record` is done with: it is not to be handed out."""
+        if not self.buffer:
+            self.position = (record.id, record.term, record.cseq)
+
+    def handed_out(self, records: Sequence[Record], last: Record | None) -> None:
+        """`records` left the buffer; `last` of them is the one before the first that is held."""
+        if not self.buffer:
+            self.position = self.reader.position
+        elif last is not None:
+            self.position = (last.id, last.term, last.cseq)
+        self.bytes -= sum(len(record.body) + RECORD_OVERHEAD_BYTES for record in records)
+        self.room.set()
+
+
+Channel = TypeVar("Channel", bound=BufferedChannel)
+
+
+class ChannelPumps(ABC, Generic[Channel]):
+    """Reads channels into buffers of `buffer_bytes` together. A channel whose buffer is full is not read further."""
+
+    def __init__(self, wal: Wal, group: str, buffer_bytes: int, on_bad: OnBadRecord | None) -> None:
+        self.group = group
+        self._wal = wal
+        self._buffer_bytes = buffer_bytes
+        self._on_bad = on_bad
+        self._channels: dict[str, Channel] = {}
+        self._progress = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    # ---- where to start ---------------------------------------------------------------------------------------------
+
+    def as_consumer(
+        self,
+        channels: Sequence[str],
+        start: From | FromTime = From.EARLIEST,
+        *,
+        fences: Mapping[str, Mapping[int, bytes]] | None = None,
+    ) -> None:
+        """Read `channels` from `start`. `fences` are the known fences of each channel, from the catalog (see
+        `ChannelReader`). The same channel twice is one channel."""
+        self._check_fresh()
+        if not channels:
+            raise InvalidRequest("name at least one channel to read")
+        for name in dict.fromkeys(channels):
+            reader = ChannelReader(name, fences=(fences or {}).get(name), on_bad=self._on_bad)
+            self._channels[name] = self._new_channel(reader, start)
+
+    def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
+        """Go on from saved positions; with `include_current` the message at each position is delivered again. Raises
+        `PositionMismatch` for another backend's position, `InvalidRequest` for an empty one or a channel named twice;
+        reading raises `PositionLost` when retention has removed it."""
+        self._check_fresh()
+        channels: dict[str, Channel] = {}
+        for position in positions:
+            self._check_position(position)
+            if position.channel in channels:
+                raise InvalidRequest(f"two positions of {position.channel}")
+            cseq = max(0, position.cseq - 1) if include_current else position.cseq
+            reader = ChannelReader(position.channel, after=(position.term, cseq), on_bad=self._on_bad)
+            # With an owner's numbers the reader itself knows what it has seen, and a position may lie before its entry.
+            start = FromId(position.message_id, inclusive=include_current or position.term > 0)
+            channel = channels[position.channel] = self._new_channel(reader, start)
+            channel.position = (position.message_id, position.term, cseq)
+        if not channels:
+            raise InvalidRequest("give at least one position to go on from")
+        self._channels = channels
+
+    def _check_position(self, position: Position) -> None:
+        if position.wal != self._wal.name:
+            raise PositionMismatch(
+                f"the position is of {position.wal}, this log is {self._wal.name}: start with as_consumer instead",
+                expected=self._wal.name,
+                found=position.wal,
+            )
+        if not position.message_id:
+            raise InvalidRequest(f"an empty position of {position.channel}: start with as_consumer instead")
+
+    def _check_fresh(self) -> None:
+        if self._closed:
+            raise Closed("the stream is closed")
+        if self._channels:
+            raise InvalidRequest("the stream has its channels already: open another stream to read from elsewhere")
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes read and not yet handed out."""
+        return sum(channel.bytes for channel in self._channels.values())
+
+    @abstractmethod
+    def _new_channel(self, reader: ChannelReader, start: Start) -> Channel: ...
+
+    @abstractmethod
+    def _keep(self, channel: Channel, record: Record) -> None:
+        """A record was read: hold it or pass it by."""
+
+    def _caught(self, channel: Channel) -> None:
+        """All records of a batch were kept."""
+
+    def _check_room(self, channel: Channel, limit: int) -> None:
+        """The channel's buffer is full; raise when waiting cannot help."""
+
+    def _start_pumps(self) -> None:
+        if not self._channels:
+            raise InvalidRequest("say where to start first: as_consumer or seek")
+        if not self._tasks and not self._closed:
+            self._tasks = [
+                asyncio.create_task(self._pump(channel), name=f"read {channel.name}")
+                for channel in self._channels.values()
+            ]
+
+    async def _pump(self, channel: Channel) -> None:
+        """Read one channel into its buffer, for ever, as far as there is room."""
+        limit = max(CHANNEL_BUFFER_BYTES_MIN, self._buffer_bytes // len(self._channels))
+        try:
+            start = await self._placed(channel)
+            async with reading(self._wal, channel.name, start) as batches:
+                async for entries in batches:
+                    for record in channel.reader.accept(entries):
+                        self._keep(channel, record)
+                    if not channel.buffer:
+                        channel.position = channel.reader.position
+                    self._caught(channel)
+                    self._progress.set()
+                    while channel.bytes > limit:
+                        self._check_room(channel, limit)
+                        channel.room.clear()
+                        await channel.room.wait()
+            raise Closed(f"the log was closed while {channel.name} was being read")
+        except Exception as error:  # -- every failure of a pump must reach the reader, whatever it is
+            self._failure = error
+            self._progress.set()
+
+    async def _placed(self, channel: Channel) -> Start:
+        """A start at the channel's end begins with the last entry, which only tells how far the channel has come:
+        without it no heartbeat of an idle owner could be applied."""
+        start = channel.start
+        if isinstance(start, FromId) or start is From.EARLIEST:
+            return start
+        if isinstance(start, FromTime) and await self._wal.id_at(channel.name, start.timestamp) is not None:
+            return start
+        known = await self._wal.describe(channel.name)
+        if known.first_id is None or known.latest_id is None:
+            return From.EARLIEST
+        channel.skipped = known.latest_id
+        return FromId(known.latest_id, inclusive=True)
+
+    async def close(self) -> None:
+        """Stop reading; a waiting reader's iteration ends. A second call does nothing."""
+        self._closed = True
+        self._progress.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()

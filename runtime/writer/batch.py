@@ -1,0 +1,84 @@
+"""One append on its way, from being numbered to being decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ..errors import OutcomeUnknown, TidewalError, Unavailable
+from ..record import BatchPart, Record
+from .acks import Opened
+from .owned import Owned
+
+BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the answer to a retry
+
+RecordKey = tuple[str, int, int]  # channel, term, cseq
+
+
+class Appended(NamedTuple):
+    """What became of a batch. `repeated`: it had been appended before, by the same producer under the same number."""
+
+    ts: int
+    rows: int
+    repeated: bool
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One append. It is `decided` once its records are durable or have certainly failed; `unknown` says that the log
+    could not tell."""
+
+    ts: int
+    rows: int
+    size: int  # bytes
+    producer: str
+    pseq: int
+    records: list[tuple[Owned, int]]  # owner, cseq
+    ids: list[bytes] = field(default_factory=list[bytes])
+    error: TidewalError | None = None
+    unknown: bool = False
+    decided: bool = False
+    opened: Opened[Batch] | None = None
+    waiters: list[asyncio.Future[Appended]] = field(default_factory=list["asyncio.Future[Appended]"])
+    _judged: dict[RecordKey, bool] = field(default_factory=dict[RecordKey, bool])
+
+    def record_keys(self) -> list[RecordKey]:
+        """What names its records in the log."""
+        return [(own.channel, own.term, cseq) for own, cseq in self.records]
+
+    def judge(self, terms: dict[str, int], found: Set[RecordKey]) -> bool:
+        """The log below the fences of `terms` (channel to new term) holds `found`: note what that says of this batch.
+        True when it is decided by it."""
+        for key in self.record_keys():
+            if key[1] < terms.get(key[0], 0):
+                self._judged.setdefault(key, key in found)
+        if len(self._judged) < len(self.records):
+            return False
+        present = sum(self._judged.values())
+        if present == len(self.records):
+            self.error = None
+        elif present == 0:
+            self.error = Unavailable("the append did not happen: its owner lost the answer; retry")
+        else:
+            self.error = OutcomeUnknown("some channels have the batch and others do not: read before writing again")
+        return True
+
+
+def prepared(records: Sequence[tuple[str, Record]], ts: int, producer: str, pseq: int, rows: int) -> list[Record]:
+    """The records of one batch as the log must have them: with the producer's identity, by which a next owner
+    recognises a retry, and in parts where a channel gets several, so that a reader sees all of them or none."""
+    sizes = Counter(channel for channel, _ in records) if len(records) > 1 else Counter[str]()
+    numbers: Counter[str] = Counter()
+    result: list[Record] = []
+    for channel, record in records:
+        if producer and record.producer != producer:
+            tags = {**record.tags, BATCH_ROWS: rows}
+            record = replace(record, producer=producer, pseq=pseq, tags=tags)
+        if record.part is None and sizes[channel] > 1:
+            record = replace(record, part=BatchPart(ts, numbers[channel], sizes[channel]))
+            numbers[channel] += 1
+        result.append(record)
+    return result
