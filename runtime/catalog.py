@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import msgpack
 
-from .errors import BadRecord, CollectionNotFound
+from .errors import BadRecord, CollectionNotFound, InvalidSchema
 from .record import DECODE_ERRORS, Record, RecordType
 from .schema import CollectionSchema
 
@@ -99,14 +99,17 @@ class Catalog:
         kind = event["kind"]
         if kind == "leader":
             return self._claim(record, event)
-        if kind == "snapshot" and record.term > self.term:
+        if kind == "snapshot" and self.term == 0:
             self.term = record.term  # the log before it is gone, the claim included
         if record.term != self.term:
             return False
         handler = getattr(self, f"_on_{kind}", None)
         if handler is None:
             raise BadRecord(f"unknown catalog record {kind!r}: a newer Tidewal wrote it", reason="kind")
-        handler(event)
+        try:
+            handler(event)
+        except (*DECODE_ERRORS, LookupError, AttributeError, InvalidSchema) as error:
+            raise BadRecord(f"malformed catalog record {kind!r}: {error!r}", reason="body") from error
         return True
 
     def collection(self, name: str) -> Collection:
@@ -142,7 +145,7 @@ class Catalog:
     # ---- one method per kind ----------------------------------------------------------------------------------------
 
     def _claim(self, record: Record, event: Event) -> bool:
-        if event["previous"] != self.leader_id or record.term <= self.term:
+        if event.get("previous") != self.leader_id or record.term <= self.term:
             return False
         self.leader, self.leader_id, self.term = event["node"], record.id, record.term
         return True
@@ -208,6 +211,6 @@ def decode_event(record: Record) -> Event:
         event = cast("dict[str, Any]", msgpack.unpackb(record.body, strict_map_key=False))
         if event["v"] != VERSION or not event["kind"]:
             raise ValueError(f"version {event['v']}, this Tidewal reads {VERSION}")
-    except (*DECODE_ERRORS, KeyError) as error:
+    except (*DECODE_ERRORS, LookupError) as error:
         raise BadRecord(f"unreadable catalog record: {error}", reason="body") from error
     return event

@@ -47,7 +47,7 @@ class Cut:
             body = cast("dict[str, Any]", msgpack.unpackb(record.body))
             if body["v"] != VERSION:
                 raise ValueError(f"version {body['v']}")
-            ends = {channel: CutEnd(*end) for channel, end in body["ends"].items()}
+            ends = {channel: CutEnd(*end) for channel, end in dict(body["ends"]).items()}
             return cls(body["id"], record.key.decode(), body["time"], ends)
-        except (*DECODE_ERRORS, KeyError) as error:
+        except (*DECODE_ERRORS, LookupError) as error:
             raise BadRecord(f"unreadable cut: {error}", reason="cut") from error

@@ -1,7 +1,7 @@
 """A record: what one channel entry holds, and its bytes.
 
     2 bytes magic "TW", 1 byte version, 1 byte 0, 4 bytes header length, 8 bytes xxh3-64 of header and body,
-    header (a msgpack array, in the order of `Record`'s fields), body
+    header (a msgpack array, in the order of `Record`'s fields), zeros up to a multiple of 16, body
 
 All integers are little-endian. The header is read without touching the body, so dispatch, tag filters and inspection
 never decode rows. Everything that arrives is hostile until length, version and checksum have passed; whatever is
@@ -19,12 +19,14 @@ from typing import NamedTuple, TypeAlias, cast
 import msgpack
 import xxhash
 
+from .clock import MAX_TIMESTAMP
 from .errors import BadRecord
 from .wal import Payload
 
 MAGIC = b"TW"
 VERSION = 1
-MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 256 * 1024
+BODY_ALIGNMENT = 16  # so that columns in the body need not be copied to be computed with
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
 _PREFIX = struct.Struct("<2sBBIQ")
@@ -32,6 +34,7 @@ DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.Unp
 
 TagValue: TypeAlias = str | int | float | bytes | bool | None
 Tags: TypeAlias = Mapping[str, TagValue]
+_TAG_TYPES = (str, int, float, bytes, type(None))
 
 
 class RecordType(IntEnum):
@@ -110,9 +113,11 @@ def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
     )
     if len(header) > MAX_HEADER_BYTES:
         raise BadRecord(f"a header of {len(header)} bytes is over the limit of {MAX_HEADER_BYTES}", reason="header")
+    header_bytes = len(header)
+    header += bytes(-header_bytes % BODY_ALIGNMENT)
     digest = xxhash.xxh3_64(header)
     digest.update(record.body)
-    return b"".join((_PREFIX.pack(MAGIC, VERSION, 0, len(header), digest.intdigest()), header, record.body))
+    return b"".join((_PREFIX.pack(MAGIC, VERSION, 0, header_bytes, digest.intdigest()), header, record.body))
 
 
 def decode(payload: Payload, id: bytes = b"") -> Record:
@@ -121,16 +126,16 @@ def decode(payload: Payload, id: bytes = b"") -> Record:
     if not _PREFIX.size <= len(view) <= MAX_RECORD_BYTES:
         raise BadRecord(f"{len(view)} bytes cannot be a record", reason="length")
     magic, version, _, header_bytes, checksum = _PREFIX.unpack_from(view)
-    body_at = _PREFIX.size + header_bytes
+    header_end = _PREFIX.size + header_bytes
+    body_at = header_end + -header_bytes % BODY_ALIGNMENT
     if magic != MAGIC or header_bytes > MAX_HEADER_BYTES or body_at > len(view):
         raise BadRecord("not a Tidewal record", reason="frame")
-    if version > VERSION:
-        raise BadRecord(f"record version {version}, this Tidewal reads up to {VERSION}", reason="version")
+    if version != VERSION:
+        raise BadRecord(f"record version {version}, this Tidewal reads {VERSION}", reason="version")
     if xxhash.xxh3_64_intdigest(view[_PREFIX.size :]) != checksum:
         raise BadRecord("checksum does not match", reason="checksum")
     try:
-        header = msgpack.unpackb(view[_PREFIX.size : body_at], use_list=False, strict_map_key=True)
-        fields = cast("tuple[object, ...]", header)
+        fields = cast("tuple[object, ...]", msgpack.unpackb(view[_PREFIX.size : header_end], use_list=False))
         return _from_fields(fields, view[body_at:], id)
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable header: {error}", reason="header") from error
@@ -139,12 +144,15 @@ def decode(payload: Payload, id: bytes = b"") -> Record:
 def _from_fields(fields: tuple[object, ...], body: memoryview, id: bytes) -> Record:
     kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = fields
     numbers = (kind, ts, term, cseq, pseq, schema_version)
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("a number is missing or negative")
+    if not all(type(number) is int and 0 <= number <= MAX_TIMESTAMP for number in numbers):
+        raise ValueError("a number is missing or out of range")
     if not (isinstance(producer, str) and isinstance(vchannel, str) and isinstance(trace, str)):
         raise ValueError("a name is not text")
     if not (isinstance(key, bytes) and isinstance(tags, dict)):
         raise ValueError("key or tags have the wrong type")
+    tags = cast("dict[object, object]", tags)
+    if not all(isinstance(name, str) and isinstance(value, _TAG_TYPES) for name, value in tags.items()):
+        raise ValueError("a tag has the wrong type")
     return Record(
         RecordType(cast(int, kind)),
         cast(int, ts),
@@ -167,6 +175,6 @@ def _part(part: object) -> BatchPart | None:
     if part is None:
         return None
     batch, number, of = cast("tuple[int, int, int]", part)
-    if not 0 <= number < of:
+    if not all(type(value) is int for value in (batch, number, of)) or not 0 <= number < of:
         raise ValueError("a batch part outside its batch")
     return BatchPart(batch, number, of)

@@ -14,11 +14,12 @@ class Fault(Enum):
     DROP = "drop"  # acknowledged by an ephemeral channel and never delivered; a durable one has no such fault
     FAIL = "fail"  # certainly not written, reported as an error
     UNKNOWN = "unknown"  # written, yet reported as an error of unknown outcome
+    LOST = "lost"  # never written, and reported as an error of unknown outcome
     DELAY = "delay"  # written and acknowledged later
     DUPLICATE = "duplicate"  # an ephemeral message delivered twice
 
 
-_DURABLE = (Fault.FAIL, Fault.UNKNOWN, Fault.DELAY)
+_DURABLE = (Fault.FAIL, Fault.UNKNOWN, Fault.LOST, Fault.DELAY)
 _EPHEMERAL = (Fault.DROP, Fault.DELAY, Fault.DUPLICATE)
 
 
@@ -29,6 +30,7 @@ class Rates:
     drop: float = 0.0
     fail: float = 0.0
     unknown: float = 0.0
+    lost: float = 0.0
     delay: float = 0.0
     duplicate: float = 0.0
     delay_s_max: float = 0.05

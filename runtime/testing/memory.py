@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,16 +63,37 @@ class _Channel:
         id = _id(self.end)
         self.entries.append(Entry(id, timestamp, payload))
         self.size += len(payload)
-        while self.policy.ephemeral and self.size > self.policy.ephemeral_bytes and len(self.entries) > 1:
-            self.size -= len(self.entries.pop(0).payload)
-            self.first += 1
+        if self.policy.ephemeral and self.size > self.policy.ephemeral_bytes:
+            self._forget()
         return id
 
+    def _forget(self) -> None:
+        """Let go of the oldest, and of some more than needed, so that it does not happen at every append."""
+        count = 0
+        while self.size > self.policy.ephemeral_bytes * 7 // 8 and count < len(self.entries) - 1:
+            self.size -= len(self.entries[count].payload)
+            count += 1
+        del self.entries[:count]
+        self.first += count
+
     def wake(self) -> None:
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.waiters.clear()
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            _wake(waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    """Wake a reader, from whatever thread."""
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    loop = waiter.get_loop()
+    if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage] -- get_running_loop raises elsewhere
+        wake()
+    elif not loop.is_closed():
+        loop.call_soon_threadsafe(wake)
 
 
 class MemoryLog:
@@ -79,6 +101,7 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.channels: dict[str, _Channel] = {}
+        self.lock = threading.Lock()
 
     def dump(self) -> list[tuple[str, bytes, bytes]]:
         """Every entry of the durable channels as (channel, id, payload): the trace that equal seeds make equal."""
@@ -90,9 +113,19 @@ class MemoryLog:
         ]
 
 
+@dataclass(slots=True)
+class _Submitted:
+    """Entries on their way, and what will be said of them: their ids, or an error."""
+
+    entries: list[tuple[_Channel, bytes, int]]
+    done: OnAppended
+    written: bool = True
+    error: TidewalError | None = None
+
+
 class MemoryWal:
-    """`Wal` over a `MemoryLog`. Must be used from one event loop; `submit` acknowledges at once unless the fault plan
-    says otherwise."""
+    """`Wal` over a `MemoryLog`. Must be used from one event loop, `submit` apart; `submit` acknowledges at once, on
+    the caller's thread, unless the fault plan says otherwise."""
 
     name = "memory"
     capabilities = Capabilities(atomic_batches=True, seek_by_time=True, truncate=True, multi_process_write=False)
@@ -102,10 +135,12 @@ class MemoryWal:
         self.faults = faults
         self._closed = False
         self._close_waiters: set[asyncio.Future[None]] = set()
-        self._delayed: list[Callable[[], None]] = []  # in order: a delayed append delays those behind it
+        self._delayed: list[_Submitted] = []  # in order: a delayed append delays those behind it
+        self._loop: asyncio.AbstractEventLoop | None = None  # where delays run
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         self._check_open()
+        self._loop = asyncio.get_running_loop()
         if not _NAME.fullmatch(channel):
             raise InvalidRequest(f"channel name {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
         existing = self.log.channels.setdefault(channel, _Channel(policy))
@@ -148,41 +183,49 @@ class MemoryWal:
         self._apply(fault, copied, done)
 
     def _apply(self, fault: Fault, entries: list[tuple[_Channel, bytes, int]], done: OnAppended) -> None:
-        def write(answer: TidewalError | None = None) -> None:
-            ids = [channel.add(payload, timestamp) for channel, payload, timestamp in entries]
-            for channel, _, _ in entries:
-                channel.wake()
-            done(ids if answer is None else answer)
-
+        submitted = _Submitted(entries, done)
+        delayed = False
         match fault:
             case Fault.DROP:
                 done([_id(0)] * len(entries))
+                return
             case Fault.FAIL:
-                self._in_order(lambda: done(Unavailable("the memory WAL was told to fail this append")))
+                submitted.written = False
+                submitted.error = Unavailable("the memory WAL was told to fail this append")
             case Fault.UNKNOWN:
-                unknown = Unavailable("the memory WAL was told to lose this answer", outcome_unknown=True)
-                self._in_order(lambda: write(unknown))
+                submitted.error = Unavailable("the memory WAL was told to lose this answer", outcome_unknown=True)
+            case Fault.LOST:
+                submitted.written = False
+                submitted.error = Unavailable("the memory WAL was told to lose this append", outcome_unknown=True)
             case Fault.DUPLICATE:
-                entries = entries * 2
-                self._in_order(lambda: write())
+                submitted.entries = entries * 2
+                submitted.done = lambda result: done(result[: len(entries)] if isinstance(result, list) else result)
             case Fault.DELAY:
-                assert self.faults is not None
-                self._delayed.append(write)
-                asyncio.get_running_loop().call_later(self.faults.delay_s(), self._release)
+                delayed = True
             case Fault.NONE:
-                self._in_order(write)
+                pass
+        self._queue(submitted, delayed=delayed)
 
-    def _in_order(self, write: Callable[[], None]) -> None:
-        if self._delayed:
-            self._delayed.append(write)
-        else:
-            write()
+    def _queue(self, submitted: _Submitted, *, delayed: bool) -> None:
+        with self.log.lock:
+            if delayed or self._delayed:
+                self._delayed.append(submitted)
+                answers = None
+            else:
+                answers = _write([submitted])
+        if answers is not None:
+            answers()
+        elif delayed and self.faults is not None:
+            delay_s = self.faults.delay_s()
+            loop = self._loop or asyncio.get_running_loop()
+            loop.call_soon_threadsafe(loop.call_later, delay_s, self._release)
 
     def _release(self) -> None:
         """Let everything delayed so far happen: an append never overtakes an earlier one."""
-        delayed, self._delayed = self._delayed, []
-        for write in delayed:
-            write()
+        with self.log.lock:
+            delayed, self._delayed = self._delayed, []
+            answers = _write(delayed)
+        answers()
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
         return (await self.append_many([Append(channel, payload, timestamp)]))[0]
@@ -207,26 +250,32 @@ class MemoryWal:
         while not self._closed:
             if found.dropped:
                 raise ChannelNotFound(f"channel {channel} was dropped", channel=channel)
-            if at < found.first:
-                if not found.policy.ephemeral:
-                    raise _lost(_id(at), found)
-                at = found.first
-            if at < found.end:
+            with self.log.lock:
+                if at < found.first:
+                    if not found.policy.ephemeral:
+                        raise _lost(_id(at), found)
+                    at = found.first
                 index = at - found.first
                 batch = found.entries[index : index + READ_BATCH_ENTRIES]
+            if batch:
                 at += len(batch)
                 yield batch
             else:
-                await self._wait(found)
+                await self._wait(found, at)
 
-    async def _wait(self, channel: _Channel) -> None:
+    async def _wait(self, channel: _Channel, at: int) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        channel.waiters.append(waiter)
+        with self.log.lock:
+            if at < channel.end:  # another thread appended meanwhile
+                return
+            channel.waiters.append(waiter)
         self._close_waiters.add(waiter)
         try:
             await waiter
         finally:
             self._close_waiters.discard(waiter)
+            if waiter in channel.waiters:
+                channel.waiters.remove(waiter)
 
     def _first_sequence(self, channel: _Channel, start: Start) -> int:
         match start:
@@ -285,6 +334,23 @@ class MemoryWal:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the memory WAL is closed")
+
+
+def _write(queue: Sequence[_Submitted]) -> Callable[[], None]:
+    """Write what is to be written, under the log's lock. Call what comes back without it: an answer may append."""
+    answers: list[tuple[OnAppended, list[bytes] | TidewalError]] = []
+    for submitted in queue:
+        entries = submitted.entries if submitted.written else []
+        ids = [channel.add(payload, timestamp) for channel, payload, timestamp in entries]
+        for channel, _, _ in entries:
+            channel.wake()
+        answers.append((submitted.done, ids if submitted.error is None else submitted.error))
+
+    def answer() -> None:
+        for done, result in answers:
+            done(result)
+
+    return answer
 
 
 def _lost(requested: bytes, channel: _Channel) -> PositionLost:
