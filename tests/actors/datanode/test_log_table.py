@@ -392,6 +392,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment_leave_each_row_once(log: LogTable, path: Path) -> None:
     for kill_at in (4, 9):
         child = subprocess.Popen([sys.executable, "-c", ENDLESS, str(path)], cwd=Path(__file__).parent)
@@ -399,7 +400,7 @@ def test_kills_at_any_moment_leave_each_row_once(log: LogTable, path: Path) -> N
         while parquet_files(path) < kill_at and child.poll() is None:
             os.sched_yield()
         child.kill()
-        child.wait()
+        assert child.wait() == -signal.SIGKILL
         again = LogTable.open(path)
         t = again.flushed(V0)
         assert stored(path) == list(range(1, t + 1))
