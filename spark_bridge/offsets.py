@@ -69,7 +69,7 @@ def from_json(text: str, collection: Collection) -> Cut:
     try:
         offset = json.loads(text)
     except ValueError as error:
-        raise InvalidRequest(f"an offset is earliest, latest or JSON, not {text!r}") from error
+        raise InvalidRequest(f"an offset is earliest, latest, the time of a cut or JSON, not {text!r}") from error
     if not isinstance(offset, dict):
-        raise InvalidRequest(f"an offset is earliest, latest or a JSON object, not {text!r}")
+        raise InvalidRequest(f"an offset is earliest, latest, the time of a cut or a JSON object, not {text!r}")
     return from_offset(cast("dict[str, Any]", offset), collection)

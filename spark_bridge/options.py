@@ -27,7 +27,8 @@ _STREAM_ONLY: Final = frozenset({"maxRowsPerTrigger"})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one read. `starting` and `ending` are `earliest`, `latest` or an offset as JSON."""
+    """The options of one read. `starting` and `ending` are `earliest`, `latest`, the time of a stored cut, or
+    an offset as JSON."""
 
     wal: str
     collection: str

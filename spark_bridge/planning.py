@@ -10,11 +10,12 @@ from itertools import accumulate
 
 from ..runtime.catalog import Catalog, Collection
 from ..runtime.cuts import Cut
-from ..runtime.errors import BadRecord, CollectionNotFound, InvalidRequest
+from ..runtime.errors import BadRecord, CollectionNotFound, InvalidRequest, PositionLost
 from ..runtime.names import Names
 from ..runtime.record import decode
 from .log import Follower, Log
-from .offsets import pchannels_of
+from .offsets import beginning, from_json, pchannels_of
+from .options import EARLIEST, LATEST
 from .rows import ChannelRange, row_counts
 
 _logger = logging.getLogger("tidewal.spark")
@@ -36,16 +37,22 @@ class Planner:
         self._fail_on_data_loss = fail_on_data_loss
         names = Names(prefix)
         self._catalog = Catalog()
+        self._catalog_channel = names.catalog
         self._catalog_entries = Follower(log, names.catalog)
         self._newest: Cut | None = None
-        self._newest_entries = Follower(log, names.cuts)
+        self._cuts_channel = names.cuts
+        self._newest_entries = Follower(log, names.cuts, gaps=True)
         self._ahead: deque[Cut] = deque()
-        self._ahead_entries = Follower(log, names.cuts)
+        self._ahead_entries = Follower(log, names.cuts, gaps=True)
 
     def collection(self) -> Collection:
         """The collection as the catalog has it now. Raises `CollectionNotFound`."""
-        for entry in self._catalog_entries.new_entries():
-            self._catalog.apply(decode(entry.payload, entry.id))
+        try:
+            self._follow_catalog()
+        except PositionLost:  # a snapshot took the place of what was to come next
+            self._catalog = Catalog()
+            self._catalog_entries = Follower(self._log, self._catalog_channel)
+            self._follow_catalog()
         try:
             return self._catalog.collection(self._name)
         except CollectionNotFound as error:
@@ -56,7 +63,30 @@ class Planner:
                 collection=self._name,
             ) from error
 
+    def _follow_catalog(self) -> None:
+        for entry in self._catalog_entries.new_entries():
+            self._catalog.apply(decode(entry.payload, entry.id))
+
     # ---- which cut --------------------------------------------------------------------------------------------------
+
+    def resolve(self, text: str) -> Cut:
+        """The cut that an option names: `earliest`, `latest` (before the first cut: the beginning), the time of a
+        stored cut, or an offset as JSON. Raises `InvalidRequest`."""
+        collection = self.collection()
+        if text == EARLIEST:
+            return beginning(collection)
+        if text == LATEST:
+            return self.newest() or beginning(collection)
+        return self._stored_at(int(text)) if text.isdecimal() else from_json(text, collection)
+
+    def _stored_at(self, time: int) -> Cut:
+        for cut in self._new_cuts(Follower(self._log, self._cuts_channel, gaps=True)):
+            if cut.time == time:
+                return cut
+        raise InvalidRequest(
+            f"no cut of {self._name!r} is stored at {time}: give a time that the node answered when it was asked for "
+            "a cut, or latest"
+        )
 
     def newest(self) -> Cut | None:
         """The newest cut there is; None when none was ever stored."""

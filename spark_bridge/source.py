@@ -97,15 +97,9 @@ class TidewalBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One per pchannel that has entries between the two cuts."""
-        from .offsets import beginning, from_json
-        from .options import EARLIEST, LATEST
-
         with closing(_planner(self._options)) as planner:
-            collection = planner.collection()
-            starting, ending = self._options.starting, self._options.ending
-            start = beginning(collection) if starting == EARLIEST else from_json(starting, collection)
-            end = planner.newest() if ending == LATEST else from_json(ending, collection)
-            return [] if end is None else _tasks(planner.ranges(start, end), self._schema)
+            start, end = planner.resolve(self._options.starting), planner.resolve(self._options.ending)
+            return _tasks(planner.ranges(start, end), self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition as Arrow batches."""
@@ -131,17 +125,10 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts; the same however often Spark asks."""
-        from .offsets import beginning, from_json, to_offset
-        from .options import EARLIEST, LATEST
+        from .offsets import to_offset
 
         if self._initial is None:
-            collection = self._plan.collection()
-            cut = beginning(collection)
-            if self._options.starting == LATEST:
-                cut = self._plan.newest() or cut
-            elif self._options.starting != EARLIEST:
-                cut = from_json(self._options.starting, collection)
-            self._initial = to_offset(cut)
+            self._initial = to_offset(self._plan.resolve(self._options.starting))
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:

@@ -84,9 +84,9 @@ class Story:
         self._ends: dict[str, CutEnd] = {}
         self.event({"kind": "leader", "node": "n", "previous": b""})
 
-    def event(self, event: dict[str, object]) -> bytes:
+    def event(self, event: dict[str, object], term: int = 1) -> bytes:
         self.now += 1
-        return self.append(NAMES.catalog, encode(encode_event(1, event)), self.now)
+        return self.append(NAMES.catalog, encode(encode_event(term, event)), self.now)
 
     def create(self, id: int = 7, schema: CollectionSchema = FLIGHTS, shards: int = 2) -> Collection:
         vchannels = tuple(NAMES.vchannel(NAMES.pchannel(shard), id, shard) for shard in range(shards))

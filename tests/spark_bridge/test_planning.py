@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tidewal.runtime.catalog import Catalog
 from tidewal.runtime.errors import CollectionNotFound, InvalidRequest
+from tidewal.runtime.record import decode
 from tidewal.spark_bridge import planning
-from tidewal.spark_bridge.offsets import beginning
+from tidewal.spark_bridge.offsets import beginning, to_json
 from tidewal.spark_bridge.planning import Planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 import itertools
 
-from story import ListLog, Story, random_row
+from story import NAMES, ListLog, Story, random_row
 
 
 def planner(log: ListLog) -> Planner:
@@ -118,6 +120,21 @@ def test_a_limit_never_passes_the_target_of_available_now(rng: random.Random) ->
     assert plan.next(target, 10_000, target.time) is None
 
 
+def test_offsets_are_named_in_four_ways(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    assert planner(log).resolve("latest") == planner(log).resolve("earliest") == beginning(flights)
+    story.play(flights, rng, batches=10)
+    chosen = rng.choice(story.cuts)
+    plan = planner(log)
+    assert plan.resolve("latest") == story.cuts[-1]
+    assert plan.resolve(str(chosen.time)) == chosen
+    assert plan.resolve(to_json(chosen)) == chosen
+    with pytest.raises(InvalidRequest, match="no cut of 'flights' is stored at 12"):
+        plan.resolve("12")
+
+
 def test_an_end_before_the_start_is_refused(rng: random.Random) -> None:
     log = ListLog()
     story = Story(log.append)
@@ -125,3 +142,42 @@ def test_an_end_before_the_start_is_refused(rng: random.Random) -> None:
     story.play(flights, rng, batches=10)
     with pytest.raises(InvalidRequest, match="before the start"):
         planner(log).ranges(story.cuts[-1], beginning(flights))
+
+
+def test_a_snapshot_that_replaces_the_catalog_is_followed(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    plan = planner(log)
+    plan.collection()
+    catalog = Catalog()
+    for entry in log.channels[NAMES.catalog]:
+        catalog.apply(decode(entry.payload, entry.id))
+    story.event({"kind": "leader", "node": "other", "previous": catalog.leader_id}, term=2)
+    snapshot = story.event({**catalog.snapshot()}, term=2)
+    entries = log.channels[NAMES.catalog]
+    entries[:] = [entry for entry in entries if entry.id >= snapshot]
+    story.event({"kind": "drop", "id": flights.id}, term=2)
+    with pytest.raises(CollectionNotFound):
+        plan.collection()
+
+
+def test_cuts_that_retention_removed_are_not_missed(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.play(flights, rng, batches=10)
+    plan = planner(log)
+    plan.newest()
+    story.play(flights, rng, batches=10)
+    del log.channels[NAMES.cuts][:-1]
+    assert plan.newest() == story.cuts[-1]
+    assert plan.next(beginning(flights), 1) == story.cuts[-1]
+
+
+def test_a_cut_that_cannot_be_read_is_passed_over(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    cut = story.cut(story.create())
+    log.append(NAMES.cuts, b"garbage", story.now)
+    assert planner(log).newest() == cut

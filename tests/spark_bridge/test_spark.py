@@ -43,6 +43,8 @@ def test_batch_holds_the_rows_between_two_cuts(spark, story: Story, options, rng
     begin, end = sorted(rng.sample(story.cuts, 2), key=lambda cut: cut.time)
     part = frame.option("startingOffsets", to_json(begin)).option("endingOffsets", to_json(end)).load()
     assert in_utc([row.asDict() for row in part.collect()]) == story.between(begin.time, end.time)
+    upto = frame.option("startingOffsets", "earliest").option("endingOffsets", str(end.time)).load()
+    assert in_utc([row.asDict() for row in upto.collect()]) == story.between(0, end.time)
     nothing = frame.option("startingOffsets", to_json(end)).option("endingOffsets", to_json(end)).load()
     assert nothing.count() == 0
 
@@ -203,7 +205,7 @@ def test_mistakes_are_told_in_words(spark, story: Story, options, collect, tmp_p
     ]:
         with pytest.raises(PySparkException, match=text):
             spark.read.format("tidewal").options(**(options | change)).load().collect()
-    with pytest.raises(PySparkException, match="an offset is earliest, latest or JSON, not 'tomorrow'"):
+    with pytest.raises(PySparkException, match="the time of a cut or JSON, not 'tomorrow'"):
         spark.read.format("tidewal").options(**options).option("endingOffsets", "tomorrow").load().collect()
     stream = spark.readStream.format("tidewal").options(**options)
     other = to_json(dataclasses.replace(story.cut(flights), collection_id=3))
