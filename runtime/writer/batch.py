@@ -19,11 +19,13 @@ RecordKey = tuple[str, int, int]  # channel, term, cseq
 
 
 class Appended(NamedTuple):
-    """What became of a batch. `repeated`: it had been appended before, by the same producer under the same number."""
+    """What became of a batch. `repeated`: it had been appended before, by the same producer under the same number.
+    `ids` of its records, in order, where they are known: not for a repeated batch, nor for one found below a fence."""
 
     ts: int
     rows: int
     repeated: bool
+    ids: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -318,7 +318,7 @@ class Writer:
                 if batch.error is not None:
                     waiter.set_exception(batch.error)
                 else:
-                    waiter.set_result(Appended(batch.ts, batch.rows, repeated=False))
+                    waiter.set_result(Appended(batch.ts, batch.rows, repeated=False, ids=tuple(batch.ids)))
         self._settled.set()
 
     # ---- time -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""Where logs and streams come from: `open_wal` finds a backend by URL, a `Factory` makes streams as configured."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+from urllib.parse import urlsplit
+
+from .clock import HybridClock
+from .dead_letters import DeadLetters
+from .errors import ConfigError
+from .settings import Settings
+from .stream import MsgStream
+from .tt_stream import TtMsgStream
+from .wal import Wal
+
+ENTRY_POINTS = "tidewal.wal"
+PACK_BYTES = 4 * 1024 * 1024  # what one pack of `mq.mqBufSize` counts for in a stream's buffer
+
+OpenWal = Callable[..., Awaitable[Wal]]
+
+
+async def open_wal(url: str, **options: object) -> Wal:
+    """Open the log at `url` ("rocksmq:///path"). The adapter is the entry point of the group `tidewal.wal` named like
+    the URL's scheme; `options` are the adapter's. Raises `ConfigError` for a scheme that no installed adapter has and
+    for an adapter whose packages are missing, and what the adapter raises."""
+    scheme = urlsplit(url).scheme
+    known = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if scheme not in known:
+        raise ConfigError(
+            f"no adapter for {url!r}; known are {', '.join(f'{name}://' for name in sorted(known))}", key="wal"
+        )
+    return await _load(known[scheme])(url, **options)
+
+
+def _load(entry: EntryPoint) -> OpenWal:
+    try:
+        return cast(OpenWal, entry.load())
+    except ImportError as error:
+        distribution = entry.dist.name if entry.dist is not None else "tidewal"
+        raise ConfigError(
+            f"{entry.name}:// needs the package {error.name or error}, which is not installed: "
+            f"pip install '{distribution}[{entry.name}]'",
+            key="wal",
+        ) from error
+
+
+class Factory:
+    """Makes plain and time-ticked streams over one log, all with the same buffers and dead letters."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        clock: HybridClock,
+        settings: Settings | None = None,
+        *,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        """`mq.mqBufSize` of `settings` bounds each stream's buffer, at `PACK_BYTES` a pack."""
+        self._wal = wal
+        self._clock = clock
+        self._buffer_bytes = (settings or Settings()).mq.mq_buf_size * PACK_BYTES
+        self._on_bad = dead_letters.bad if dead_letters is not None else None
+        self._on_late = dead_letters.late if dead_letters is not None else None
+
+    def stream(self, group: str = "") -> MsgStream:
+        """A plain stream."""
+        return MsgStream(self._wal, self._clock, group=group, buffer_bytes=self._buffer_bytes, on_bad=self._on_bad)
+
+    def tt_stream(
+        self, group: str = "", *, vchannels: Iterable[str] | None = None, ordered: bool = True
+    ) -> TtMsgStream:
+        """A time-ticked stream."""
+        return TtMsgStream(
+            self._wal,
+            group=group,
+            vchannels=vchannels,
+            buffer_bytes=self._buffer_bytes,
+            ordered=ordered,
+            on_bad=self._on_bad,
+            on_late=self._on_late,
+        )

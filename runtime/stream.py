@@ -1,0 +1,157 @@
+"""`MsgStream`: messages as they come, without a common time: for event and control channels, and for producers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import xxhash
+
+from .channel_pumps import BUFFER_BYTES, BufferedChannel, ChannelPumps
+from .channel_reader import ChannelReader, OnBadRecord
+from .clock import HybridClock
+from .errors import Closed, InvalidRequest
+from .messages import MsgPack, Position
+from .record import Record, stamp
+from .wal import Append, Start, Wal
+from .writer import Writer
+
+Repack = Callable[[Sequence[Record], Sequence[str]], Sequence[tuple[str, Record]]]
+
+
+def by_key(messages: Sequence[Record], channels: Sequence[str]) -> list[tuple[str, Record]]:
+    """Route each message by the hash of its key modulo the number of channels: the default repack function."""
+    return [(channels[xxhash.xxh3_64_intdigest(message.key) % len(channels)], message) for message in messages]
+
+
+class MsgStream(ChannelPumps[BufferedChannel]):
+    """Produces to channels and consumes channels, each on its own; one stream may do both.
+
+    A producer through a `Writer` appends to channels that the writer owns: stamped, numbered and ticked. Without one
+    it appends to unowned channels (event and control channels): stamped by `clock`, with term 0, many producers at
+    once. A consumer is an async iterator of `MsgPack`s that hold what was there: no order between channels, the order
+    of the log within each. Choose where to start with `as_consumer` or `seek`, once. Memory is bounded by
+    `buffer_bytes`.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        clock: HybridClock,
+        *,
+        group: str = "",
+        buffer_bytes: int = BUFFER_BYTES,
+        on_bad: OnBadRecord | None = None,
+    ) -> None:
+        super().__init__(wal, group, buffer_bytes, on_bad)
+        self._clock = clock
+        self._writer: Writer | None = None
+        self._targets: tuple[str, ...] = ()
+        self._repack: Repack = by_key
+
+    # ---- producing --------------------------------------------------------------------------------------------------
+
+    def as_producer(
+        self, channels: Sequence[str], *, writer: Writer | None = None, repack: Repack | None = None
+    ) -> None:
+        """Produce to `channels`. `repack` says which message goes to which of them, and may change messages; what it
+        returns is used as it is."""
+        self._targets = tuple(dict.fromkeys(channels))
+        self._writer = writer
+        self._repack = repack or by_key
+
+    async def produce(self, messages: Sequence[Record]) -> dict[str, list[bytes]]:
+        """Append messages in one commit; when it returns they are as durable as their channels promise. Returns the
+        ids per channel, in order (none where a `Writer` found out later that it happened). Without messages nothing
+        happens. Raises `InvalidRequest` without producer channels or for a message to a channel that is not
+        one of them, having sent nothing, and what the log raises."""
+        targets = self._check_producer()
+        routed: Sequence[tuple[str, Record]] = self._repack(messages, targets) if messages else ()
+        foreign = {channel for channel, _ in routed} - set(targets)
+        if foreign:
+            raise InvalidRequest(f"the repack function chose {sorted(foreign)[0]}, which is not a producer channel")
+        return await self._append(routed)
+
+    async def broadcast(self, message: Record) -> dict[str, list[bytes]]:
+        """Append `message` to every producer channel, in one commit. Returns and raises as `produce` does."""
+        return await self._append([(channel, message) for channel in self._check_producer()])
+
+    def _check_producer(self) -> tuple[str, ...]:
+        if self._closed:
+            raise Closed("the stream is closed")
+        if not self._targets:
+            raise InvalidRequest("the stream has no producer channels: as_producer first")
+        return self._targets
+
+    async def _append(self, routed: Sequence[tuple[str, Record]]) -> dict[str, list[bytes]]:
+        if not routed:
+            return {}
+        if self._writer is not None:
+            appended = await self._writer.append(routed)
+            return _by_channel(routed, appended.ids)
+        entries: list[Append] = []
+        for channel, message in routed:
+            ts = self._clock.now()
+            entries.append(Append(channel, stamp(message, ts, 0, 0), ts))
+        return _by_channel(routed, await self._wal.append_many(entries))
+
+    # ---- consuming --------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[MsgPack]:
+        return self
+
+    async def __anext__(self) -> MsgPack:
+        self._start_pumps()
+        while not self._closed:
+            if any(channel.buffer for channel in self._channels.values()):
+                return self._pack()
+            if self._failure is not None:
+                raise self._failure
+            self._progress.clear()
+            await self._progress.wait()
+        raise StopAsyncIteration
+
+    def _pack(self) -> MsgPack:
+        messages: list[Record] = []
+        starts: dict[str, Position] = {}
+        ends: dict[str, Position] = {}
+        for name in sorted(self._channels):
+            channel = self._channels[name]
+            taken = list(channel.buffer)
+            starts[name] = self._position(channel, taken[0].ts if taken else 0)
+            channel.buffer.clear()
+            channel.handed_out(taken, None)
+            ends[name] = self._position(channel, taken[-1].ts if taken else 0)
+            messages += taken
+        return MsgPack(messages[0].ts, messages[-1].ts, messages, starts, ends)
+
+    def _position(self, channel: BufferedChannel, ts: int) -> Position:
+        return Position(channel.name, *channel.position, ts, self._wal.name, self.group)
+
+    def _new_channel(self, reader: ChannelReader, start: Start) -> BufferedChannel:
+        return BufferedChannel(reader, start)
+
+    def _keep(self, channel: BufferedChannel, record: Record) -> None:
+        if record.id <= channel.skipped:
+            channel.pass_by(record)
+        else:
+            channel.keep(record)
+
+    # ---- where things are -------------------------------------------------------------------------------------------
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        """The id of the last acknowledged entry of `channel`, None when there was none ever."""
+        return await self._wal.latest_id(channel)
+
+    def position_of(self, channel: str, message: Record) -> Position:
+        """Where `message` stands in `channel`, to seek to behind it, or with `include_current` to it. Raises
+        `InvalidRequest` for a message that was not read from a log."""
+        if not message.id:
+            raise InvalidRequest("the message was not read from a log, so it has no position")
+        return Position(channel, message.id, message.term, message.cseq, message.ts, self._wal.name, self.group)
+
+
+def _by_channel(routed: Sequence[tuple[str, Record]], ids: Sequence[bytes]) -> dict[str, list[bytes]]:
+    result: dict[str, list[bytes]] = {channel: [] for channel, _ in routed}
+    for (channel, _), id in zip(routed, ids, strict=False):
+        result[channel].append(id)
+    return result
