@@ -1,1 +1,99 @@
-"""Tidewal: a streaming runtime in which the log is the system."""
+"""Tidewal: a streaming runtime in which the log is the system.
+
+    async with tidewal.standalone("data") as node, node.client() as client:
+        await client.create_collection(...)
+
+The names below are the public ones. They are imported when they are first used, so that a Spark worker that looks for
+its data source, or a program that only reads a log, does not load the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .actors.client import Answer, Client, Written
+    from .actors.standalone import Standalone, standalone
+    from .runtime import errors
+    from .runtime.actor import Actor, ActorSystem, Supervision
+    from .runtime.clock import HybridClock
+    from .runtime.config import load_settings
+    from .runtime.errors import TidewalError
+    from .runtime.factory import Factory, open_wal
+    from .runtime.messages import MsgPack, Position
+    from .runtime.record import Record, RecordType
+    from .runtime.schema import CollectionSchema, Field
+    from .runtime.settings import Settings
+    from .runtime.stream import MsgStream
+    from .runtime.tt_stream import TtMsgStream
+    from .runtime.wal import ChannelPolicy, Wal
+
+_HOME = {
+    "Actor": ".runtime.actor",
+    "ActorSystem": ".runtime.actor",
+    "Answer": ".actors.client",
+    "ChannelPolicy": ".runtime.wal",
+    "Client": ".actors.client",
+    "CollectionSchema": ".runtime.schema",
+    "Factory": ".runtime.factory",
+    "Field": ".runtime.schema",
+    "HybridClock": ".runtime.clock",
+    "MsgPack": ".runtime.messages",
+    "MsgStream": ".runtime.stream",
+    "Position": ".runtime.messages",
+    "Record": ".runtime.record",
+    "RecordType": ".runtime.record",
+    "Settings": ".runtime.settings",
+    "Standalone": ".actors.standalone",
+    "Supervision": ".runtime.actor",
+    "TidewalError": ".runtime.errors",
+    "TtMsgStream": ".runtime.tt_stream",
+    "Wal": ".runtime.wal",
+    "Written": ".actors.client",
+    "errors": ".runtime",
+    "load_settings": ".runtime.config",
+    "open_wal": ".runtime.factory",
+    "standalone": ".actors.standalone",
+}
+
+__all__ = [
+    "Actor",
+    "ActorSystem",
+    "Answer",
+    "ChannelPolicy",
+    "Client",
+    "CollectionSchema",
+    "Factory",
+    "Field",
+    "HybridClock",
+    "MsgPack",
+    "MsgStream",
+    "Position",
+    "Record",
+    "RecordType",
+    "Settings",
+    "Standalone",
+    "Supervision",
+    "TidewalError",
+    "TtMsgStream",
+    "Wal",
+    "Written",
+    "errors",
+    "load_settings",
+    "open_wal",
+    "standalone",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "errors":
+        return import_module(".runtime.errors", __name__)
+    return getattr(import_module(home, __name__), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -6,14 +6,15 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 
 from ..runtime.actor import ActorStatus, ActorSystem
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.errors import Closed
+from ..runtime.factory import open_wal
 from ..runtime.metrics import Metrics
 from ..runtime.metrics_server import Health, MetricsServer
 from ..runtime.settings import Settings
@@ -111,3 +112,22 @@ class Standalone:
         statuses: list[ActorStatus] = self.system.status()
         details = {status.name: str(status.state) for status in statuses}
         return Health(not self.system.failed, details)
+
+
+@asynccontextmanager
+async def standalone(
+    directory: str | Path, *, wal: str = "", settings: Settings | None = None
+) -> AsyncGenerator[Standalone]:
+    """Run a node that keeps everything in `directory`: the log in `log/` (unless `wal` or `settings.wal` is the URL of
+    another) and the tables in `tables/`. Leaving the block drains it; entering it again goes on where it was.
+
+    Raises `DirectoryInUse` when another process runs on it, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`.
+    """
+    settings = settings or Settings()
+    home = Path(directory).absolute()
+    log = await open_wal(wal or settings.wal or f"rocksmq://{home / 'log'}", own=True)
+    try:
+        async with Standalone(log, home / "tables", settings=settings) as node:
+            yield node
+    finally:
+        await log.close()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,9 @@ from .log_table import FlushResult, LogTable
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
+FLUSHES_PER_TIDYING = 64
+
+Array: TypeAlias = "pa.Array[Any]"  # of whatever type
 
 _log = logging.getLogger("tidewal.datanode")
 _OPS = pa.array([op.name.lower() for op in Op])
@@ -62,6 +66,7 @@ class FlushPipeline:
         self._told = 0  # the T that `insert_events` says
         self._asked = 0  # somebody waits until this T is told
         self._positions: Mapping[str, Position] = {}
+        self._flushes = 0
         self._flushing: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._stream = open_stream(role, collection, 0)
@@ -139,11 +144,19 @@ class FlushPipeline:
         await self._tell(end, result)
         for position in positions.values():
             await self._node.wal.hold(position.channel, self._holder, position.message_id)
+        self._flushes += 1
+        if self._flushes % FLUSHES_PER_TIDYING == 0:
+            await self._node.blocking(self._tidy)
         metrics, name = self._node.metrics, self.collection.name
         metrics.counter("datanode_flush_req_total", collection_name=name, status="success").inc()
         metrics.counter("datanode_flushed_data_rows_total", collection_name=name).inc(result.rows)
         metrics.counter("datanode_flushed_data_size_total", collection_name=name).inc(result.size_bytes)
         metrics.histogram("datanode_flush_duration_seconds", collection_name=name).observe(perf_counter() - started)
+
+    def _tidy(self) -> None:
+        """Join small files, and remove those that no reader needs any more."""
+        self.log.join_files()
+        self.log.vacuum()
 
     async def _store(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
         """Write to the table, for as long as it takes: while it cannot be written, rows stay in the log, and the
@@ -206,13 +219,13 @@ def versions_of(records: list[Record], collection: Collection) -> pa.Table:
     counts = [batch.num_rows for batch in batches]
     table = pa.Table.from_batches(batches, schema.row_arrow())
 
-    def repeated(values: list[int]) -> pa.Array:
+    def repeated(values: list[int]) -> Array:
         return pa.array(np.repeat(np.array(values, dtype=np.int64), counts))
 
     numbers = {name: number for number, name in enumerate(collection.vchannels)}
     which = repeated([numbers[record.vchannel] for record in records]).cast(pa.int32())
     rows = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
-    system = {
+    system: dict[str, Array] = {
         "_ts": repeated([record.ts for record in records]),
         "_op": _OPS.take(table.column(OP_COLUMN).combine_chunks()),
         "_vchannel": pa.DictionaryArray.from_arrays(which, pa.array(collection.vchannels)).cast(pa.string()),

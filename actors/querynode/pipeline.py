@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -87,7 +88,7 @@ class RowPipeline:
         """Rows of the table as rows of the log."""
         schema = self.collection.schema.row_arrow()
         ops = pa.array([int(Op.UPSERT)], pa.int8()).take(pa.array([0] * batch.num_rows, pa.int8()))
-        columns = [ops if name == OP_COLUMN else batch.column(name) for name in schema.names]
+        columns: list[pa.Array[Any]] = [ops if name == OP_COLUMN else batch.column(name) for name in schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     async def _apply(self, pack: MsgPack) -> None:
@@ -102,6 +103,8 @@ class RowPipeline:
                     since_pause = 0
                     await asyncio.sleep(0)
         self._advance(pack.end_ts)
+        for store in self._stores.values():
+            store.maintain()
 
     def views(self) -> list[View]:
         """The rows of all shards as of `tsafe`, to be read before anything else runs on the loop."""
