@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
-
-import msgpack
+from typing import Protocol
 
 from ..runtime.catalog import READY, Collection
+from ..runtime.heartbeats import announcements
 from ..runtime.names import physical
 from ..runtime.record import decode
 from ..runtime.rpc import REQUEST_CHANNEL, Request
@@ -86,10 +85,9 @@ class Follower(Role):
         await self.node.wal.create_channel(self.node.names.heartbeats, REQUEST_CHANNEL)
         async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
             for entry in entries:
-                body = msgpack.unpackb(decode(entry.payload).body, use_list=False)
-                for channel, term, cseq, time in cast("list[tuple[str, int, int, int]]", body):
+                for told in announcements(decode(entry.payload)):
                     for pipeline in self._pipelines.values():
-                        pipeline.announce(channel, term, cseq, time)
+                        pipeline.announce(*told)
 
 
 def pchannels_of(collection: Collection) -> list[str]:

@@ -66,7 +66,7 @@ class QueryNode(Follower):
         return self._answer_with(request, table, pipeline, tsafe, waited_ms, started)
 
     async def _get(self, request: Request) -> Answer:
-        keys = msgpack.unpackb(request.body)
+        keys = cast(object, msgpack.unpackb(request.body))
         if not isinstance(keys, list):
             raise InvalidRequest("get takes a list of keys")
         pipeline, waited_ms = await self._fresh(request.params)
