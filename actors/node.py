@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+import anyio.to_thread
 
 from ..runtime.clock import HybridClock
 from ..runtime.metrics import Metrics
@@ -18,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class RunBlocking(Protocol):
-    """Runs a blocking call beside the event loop, `asyncio.to_thread` by default. A test that wants one order of
+    """Runs a blocking call beside the event loop, on a worker thread by default. A test that wants one order of
     events gives one that runs it in place."""
 
     def __call__(self, call: Callable[[], Result], /) -> Awaitable[Result]: ...
@@ -34,7 +35,7 @@ class Node:
     settings: Settings = field(default_factory=Settings)
     clock: HybridClock = field(default_factory=HybridClock)
     metrics: Metrics = field(default_factory=Metrics)
-    blocking: RunBlocking = asyncio.to_thread
+    blocking: RunBlocking = anyio.to_thread.run_sync
 
     @property
     def names(self) -> Names:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
@@ -10,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
+
+import anyio.to_thread
 
 from ..runtime.actor import ActorStatus, ActorSystem
 from ..runtime.clock import Clock, HybridClock
@@ -45,7 +46,7 @@ class Standalone:
         *,
         settings: Settings | None = None,
         clock: Clock | None = None,
-        blocking: RunBlocking = asyncio.to_thread,
+        blocking: RunBlocking = anyio.to_thread.run_sync,
         threads: bool = True,
         name: str = "",
     ) -> None:
