@@ -125,10 +125,14 @@ async def standalone(
     Raises `DirectoryInUse` when another process runs on it, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`.
     """
     settings = settings or Settings()
-    home = Path(directory).absolute()
+    home = _absolute(directory)
     log = await open_wal(wal or settings.wal or f"rocksmq://{home / 'log'}", own=True)
     try:
         async with Standalone(log, home / "tables", settings=settings) as node:
             yield node
     finally:
         await log.close()
+
+
+def _absolute(directory: str | Path) -> Path:
+    return Path(directory).absolute()
