@@ -15,16 +15,24 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from .errors import ConfigError
 from .milvus_keys import IGNORED_MILVUS_KEYS
-from .settings import Settings
+from .settings import MIB, Settings
 
-__all__ = ["ENVIRONMENT_PREFIX", "Settings", "known_keys", "load_settings", "resolve_mq_type"]
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "Settings",
+    "known_keys",
+    "load_settings",
+    "resolve_mq_type",
+    "wal_options",
+    "wal_url",
+]
 
 ENVIRONMENT_PREFIX = "TIDEWAL__"
 MQ_TYPES = ("rocksmq", "pulsar", "kafka", "woodpecker")  # in the order that `mq.type=default` tries them
@@ -99,6 +107,33 @@ def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name
             return _permitted(settings, name, standalone)
     keys = "rocksmq.path (standalone only), pulsar.address, kafka.brokerList or woodpecker.meta.type"
     raise ConfigError(f"no log is enabled: set wal, or one of {keys}", key="mq.type")
+
+
+def wal_url(settings: Settings, standalone: bool = True) -> str:
+    """The URL of the log that `settings` choose, for `open_wal`. Raises what `resolve_mq_type` raises."""
+    name = resolve_mq_type(settings, standalone)
+    if settings.wal:
+        return settings.wal
+    if name == "rocksmq":
+        if not settings.rocksmq.path:
+            raise ConfigError("mq.type=rocksmq needs a directory: set rocksmq.path", key="rocksmq.path")
+        return f"rocksmq://{quote(os.path.abspath(settings.rocksmq.path))}"
+    if name == "kafka":
+        return f"kafka://{settings.kafka.broker_list}"
+    if name == "pulsar":
+        address = settings.pulsar.address
+        return address if "://" in address else f"pulsar://{address}:{settings.pulsar.port}"
+    return f"{name}://"
+
+
+def wal_options(settings: Settings, standalone: bool = True) -> dict[str, object]:
+    """What `open_wal` is given beside the URL: the settings of that backend that are options of its adapter."""
+    if resolve_mq_type(settings, standalone) != "rocksmq":
+        return {}
+    return {
+        "segment_bytes": settings.rocksmq.segment_size_in_mb * MIB,
+        "free_space_bytes": settings.rocksmq.free_space_in_mb * MIB,
+    }
 
 
 def known_keys() -> dict[str, str]:

@@ -10,8 +10,8 @@ autoIndex.* cdc.* credential.* dataCoord.* etcd.* function.* gpu.* grpc.* indexC
 knowhere.* localStorage.* log.* metastore.* minio.* mixCoord.* natsmq.* queryCoord.* streaming.* streamingNode.*
 tikv.* tls.* trace.*
 mq.enablePursuitMode mq.pursuitLag mq.pursuitBufferSize mq.pursuitBufferTime mq.ignoreBadPosition
-mq.dispatcher.maxPositionGapInMinutes
-rocksmq.rocksmqPageSize rocksmq.compactionInterval rocksmq.timtickerInterval rocksmq.compressionTypes
+mq.receiveBufSize mq.dispatcher.*
+rocksmq.lrucacheratio rocksmq.rocksmqPageSize rocksmq.compactionInterval rocksmq.timtickerInterval rocksmq.compressionTypes
 kafka.queuedmaxkbytes
 pulsar.enableClientMetrics pulsar.backlogAutoClearBytes pulsar.producerAccessMode
 woodpecker.client.* woodpecker.logstore.*
@@ -35,8 +35,7 @@ common.session.* common.simdType common.storage.* common.storageType common.subN
 common.threadCoreCoefficient.* common.traceLogMode common.ttMsgEnabled
 quotaAndLimits.enabled quotaAndLimits.limits.* quotaAndLimits.quotaCenterCollectInterval quotaAndLimits.ddl.*
 quotaAndLimits.indexRate.* quotaAndLimits.flushRate.* quotaAndLimits.compactionRate.*
-quotaAndLimits.dml.*.collection.max quotaAndLimits.dml.*.db.max quotaAndLimits.dml.upsertRate.*
-quotaAndLimits.dml.bulkLoadRate.* quotaAndLimits.dql.* quotaAndLimits.limitReading.*
+quotaAndLimits.dml.* quotaAndLimits.dql.* quotaAndLimits.limitReading.* quotaAndLimits.limitWriting.ttProtection.*
 quotaAndLimits.limitWriting.memProtection.* quotaAndLimits.limitWriting.growingSegmentsSizeProtection.*
 quotaAndLimits.limitWriting.diskProtection.*
 """

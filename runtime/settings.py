@@ -34,23 +34,11 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
-class Dispatcher(Section):
-    """How the readers of one pchannel share it."""
-
-    merge_check_interval: PositiveFloat = Field(
-        default=0.1, description="s between attempts to merge a split-off reader back"
-    )
-    target_buf_size: PositiveInt = Field(default=16, description="packs buffered per reader before it is split off")
-    max_tolerant_lag: PositiveFloat = Field(default=3.0, description="s that a reader may lag before it is split off")
-
-
 class Mq(Section):
     """Which log, and how much of it is buffered."""
 
     type: MqType = Field(default="default", description="the log's backend; `default` takes the first that is enabled")
-    mq_buf_size: PositiveInt = Field(default=16, description="packs buffered by a stream")
-    receive_buf_size: PositiveInt = Field(default=16, description="batches buffered by a reader of the log")
-    dispatcher: Dispatcher = Dispatcher()
+    mq_buf_size: PositiveInt = Field(default=16, description="packs of 4 MiB that a stream buffers")
 
 
 class RocksMq(Section):
@@ -59,12 +47,11 @@ class RocksMq(Section):
     path: str = Field(
         default="tidewal-data/rocksmq", description="directory of the log; empty disables it (differs from Milvus)"
     )
-    lrucacheratio: float = Field(default=0.06, gt=0, le=1, description="share of memory for RocksDB's block cache")
     retention_time_in_minutes: int = Field(
         default=20160, description="two weeks; negative keeps all (differs from Milvus)"
     )
     retention_size_in_mb: int = Field(
-        default=8192, alias="retentionSizeInMB", description="size of the log kept, MiB; negative keeps all"
+        default=8192, alias="retentionSizeInMB", description="size kept of each channel, MiB; negative keeps all"
     )
     segment_size_in_mb: PositiveInt = Field(
         default=32, alias="segmentSizeInMB", description="size of a journal segment, MiB"
@@ -72,6 +59,9 @@ class RocksMq(Section):
     free_space_in_mb: NonNegativeInt = Field(
         default=64, alias="freeSpaceInMB", description="writes are refused below this much free space, MiB"
     )
+
+
+# ---- brokers: accepted as in milvus.yaml, read by the adapter of each ------------------------------------------------
 
 
 class KafkaSsl(Section):
@@ -135,11 +125,13 @@ class Woodpecker(Section):
     storage: WoodpeckerStorage = WoodpeckerStorage()
 
 
+# ---- names and roles -------------------------------------------------------------------------------------------------
+
+
 class ChannelNamePrefix(Section):
     """The words that physical channels' names are made of."""
 
-    cluster: str = "by-dev"
-    root_coord_dml: str = "rootcoord-dml"
+    cluster: str = Field(default="by-dev", description="first word of every channel's name")
 
 
 class MsgChannel(Section):
@@ -199,38 +191,15 @@ class Common(Section):
     graceful_time: NonNegativeInt = Field(default=5000, description="ms of staleness that `bounded` reads accept")
 
 
-class Rate(Section):
-    """A limit on a rate."""
-
-    max: float = Field(default=-1.0, description="MB/s; negative does not limit")
-
-
-class DmlQuota(Section):
-    """Limits on what clients write."""
-
-    enabled: bool = False
-    insert_rate: Rate = Rate()
-    delete_rate: Rate = Rate()
-
-
-class TtProtection(Section):
-    """Refuse writes while readers lag."""
-
-    enabled: bool = False
-    max_time_tick_delay: PositiveInt = Field(default=1200, description="s of lag at which every write is refused")
-
-
 class LimitWriting(Section):
     """When writes are refused."""
 
     force_deny: bool = Field(default=False, description="refuse all writes")
-    tt_protection: TtProtection = TtProtection()
 
 
 class QuotaAndLimits(Section):
     """Quotas."""
 
-    dml: DmlQuota = DmlQuota()
     limit_writing: LimitWriting = LimitWriting()
 
 
@@ -238,9 +207,12 @@ class Actor(Section):
     """Actors. Tidewal's own."""
 
     mailbox_size: PositiveInt = Field(default=1024, description="messages a mailbox holds before senders wait")
+    mailbox_bytes: PositiveInt = Field(default=64 * MIB, description="bytes a mailbox holds before senders wait")
     blocked_after_ms: PositiveInt = Field(
-        default=100, description="ms after which a handler is reported as blocking the loop"
+        default=500, description="ms after which a handler is reported as blocking the loop"
     )
+    stop_deadline: PositiveFloat = Field(default=10.0, description="s that a stopping actor has to drain its mailbox")
+    stop_grace: PositiveFloat = Field(default=5.0, description="s that it then has to clean up, before it is given up")
 
 
 class MetricsEndpoint(Section):

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from tidewal.runtime.config import known_keys, load_settings, resolve_mq_type
+from tidewal.runtime.config import known_keys, load_settings, resolve_mq_type, wal_options, wal_url
 from tidewal.runtime.errors import ConfigError
+from tidewal.runtime.factory import open_wal
 
 SWITCHES = {
     "rocksmq.path": "/log",
@@ -107,7 +108,7 @@ def test_each_source_overrides_the_one_below(tmp_path):
     rocksmq = settings.rocksmq
     assert (rocksmq.path, rocksmq.retention_size_in_mb, rocksmq.segment_size_in_mb) == ("file", 2, 3)
     assert settings.proxy.time_tick_interval == 7
-    assert rocksmq.lrucacheratio == 0.06
+    assert rocksmq.free_space_in_mb == 64
 
 
 def test_the_process_environment_is_the_default(monkeypatch):
@@ -167,7 +168,7 @@ def test_milvus_keys_without_a_meaning_warn_once_and_change_nothing(tmp_path, ca
         ("proxy.timeTickInterval", "soon"),
         ("proxy.timeTickInterval", 0),
         ("metrics.port", 70000),
-        ("rocksmq.lrucacheratio", "0.0.6"),
+        ("queryNode.scheduler.maxTimestampLag", "0.0.6"),
         ("kafka.ssl.enabled", "perhaps"),
     ],
 )
@@ -196,11 +197,6 @@ def test_a_missing_file_is_a_config_error(tmp_path):
     [
         ("mq.type", "default"),
         ("mq.mq_buf_size", 16),
-        ("mq.receive_buf_size", 16),
-        ("mq.dispatcher.merge_check_interval", 0.1),
-        ("mq.dispatcher.target_buf_size", 16),
-        ("mq.dispatcher.max_tolerant_lag", 3.0),
-        ("rocksmq.lrucacheratio", 0.06),
         ("rocksmq.retention_size_in_mb", 8192),
         ("kafka.broker_list", ""),
         ("kafka.read_timeout", 10.0),
@@ -220,7 +216,7 @@ def test_a_missing_file_is_a_config_error(tmp_path):
         ("proxy.max_shard_num", 16),
         ("common.graceful_time", 5000),
         ("query_node.scheduler.max_timestamp_lag", 86400),
-        ("quota_and_limits.limit_writing.tt_protection.max_time_tick_delay", 1200),
+        ("quota_and_limits.limit_writing.force_deny", False),
         ("rocksmq.retention_time_in_minutes", 20160),  # two weeks; Milvus keeps three days
     ],
 )
@@ -254,3 +250,33 @@ def test_every_known_key_is_accepted_from_the_environment():
         text = str(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
         name = "TIDEWAL__" + key.upper().replace(".", "__")
         assert load_settings(environment={name: text}) == load_settings(environment={})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"wal": "rocksmq:///elsewhere"}, "rocksmq:///elsewhere"),
+        ({"rocksmq.path": "/data/my log"}, "rocksmq:///data/my%20log"),
+        ({"rocksmq.path": "", "pulsar.address": "pulsar+ssl://b:1"}, "pulsar+ssl://b:1"),
+        ({"rocksmq.path": "", "pulsar.address": "b", "pulsar.port": 7}, "pulsar://b:7"),
+        ({"mq.type": "kafka", "kafka.brokerList": "a:1,b:2"}, "kafka://a:1,b:2"),
+    ],
+)
+def test_the_url_of_the_log(given: dict[str, object], expected: str):
+    assert wal_url(load_settings(environment={}, arguments=given)) == expected
+
+
+def test_rocksmq_without_a_directory_is_an_error():
+    with pytest.raises(ConfigError, match=r"set rocksmq\.path"):
+        wal_url(load_settings(environment={}, arguments={"mq.type": "rocksmq", "rocksmq.path": ""}))
+
+
+async def test_rocksmq_is_opened_as_configured(tmp_path):
+    given = {"rocksmq.path": str(tmp_path / "a log"), "rocksmq.segmentSizeInMB": 1, "rocksmq.freeSpaceInMB": 1}
+    settings = load_settings(environment={}, arguments=given)
+    options = wal_options(settings)
+    assert options == {"segment_bytes": 1024 * 1024, "free_space_bytes": 1024 * 1024}
+    wal = await open_wal(wal_url(settings), **options)
+    assert (tmp_path / "a log").is_dir()
+    await wal.close()
+    assert wal_options(load_settings(environment={}, arguments={"wal": "memory://"})) == {}
