@@ -11,7 +11,8 @@ knowhere.* localStorage.* log.* metastore.* minio.* mixCoord.* natsmq.* queryCoo
 tikv.* tls.* trace.*
 mq.enablePursuitMode mq.pursuitLag mq.pursuitBufferSize mq.pursuitBufferTime mq.ignoreBadPosition
 mq.receiveBufSize mq.dispatcher.*
-rocksmq.lrucacheratio rocksmq.rocksmqPageSize rocksmq.compactionInterval rocksmq.timtickerInterval rocksmq.compressionTypes
+rocksmq.lrucacheratio rocksmq.rocksmqPageSize rocksmq.compactionInterval rocksmq.timtickerInterval
+rocksmq.compressionTypes
 kafka.queuedmaxkbytes
 pulsar.enableClientMetrics pulsar.backlogAutoClearBytes pulsar.producerAccessMode
 woodpecker.client.* woodpecker.logstore.*
