@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidewal-setup
 UV := $(BIN)/python -m uv
 
-.PHONY: help setup demo test check format bench lock
+.PHONY: help setup demo test check format bench docs lock
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -50,6 +50,9 @@ format: setup ## Format the code and fix what the linter can fix
 bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=journal ARGS="--seconds 5"
 	@test -n "$(NAME)" || { echo "make bench NAME=...; there are:"; find benchmarks -name '[!_]*.py' -exec basename -s .py {} ';' | sort; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+docs: setup ## Write the reference pages of docs/ from the tables of settings and metrics
+	@$(BIN)/python -m tidewal.cli.reference docs
 
 lock: ## Choose the versions anew and write requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

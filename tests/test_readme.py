@@ -1,0 +1,41 @@
+"""What the README tells a newcomer to type works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_embedding_example_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert "[{'id': 2, 'name': 'Porto'}]" in done.stdout
+        assert done.stderr == ""
+
+
+def test_every_page_that_the_readme_and_the_docs_name_exists() -> None:
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} names {target}, which is not there"
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8"))):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the README names make {target}"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import tidewal
+
+    assert [getattr(tidewal, name) for name in tidewal.__all__]
+    assert sorted(tidewal.__all__) == tidewal.__all__
