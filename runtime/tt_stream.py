@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from .channel_pumps import BUFFER_BYTES, BufferedChannel, ChannelPumps
+from .channel_pumps import BUFFER_BYTES, RECORD_OVERHEAD_BYTES, BufferedChannel, ChannelPumps
 from .channel_reader import ChannelReader, OnBadRecord
 from .errors import MemoryLimitExceeded, OrderViolated
 from .messages import MsgPack, Position
@@ -45,8 +45,20 @@ class _Channel(BufferedChannel):
         while self.promises and self.promises[0][0] <= (self.reader.term, self.reader.cseq):
             self.time = max(self.time, self.promises.popleft()[1])
 
+    def mark(self, record: Record, *, news: bool) -> None:
+        """`record` is no message, but its time may be news: then no position passes it until a pack covers that time,
+        for a stream that goes on from there must be told again."""
+        if news and self.buffer and self.buffer[-1].type is RecordType.TIME_TICK:
+            older = self.buffer.pop()
+            self.bytes -= RECORD_OVERHEAD_BYTES
+            self.pass_by(older)
+        if news:
+            self.keep(Record(RecordType.TIME_TICK, record.ts, record.term, record.cseq, id=record.id))
+        else:
+            self.pass_by(record)
+
     def take(self, upto: int, *, ordered: bool) -> list[Record]:
-        """Hand out what is at or before `upto`, in the order of the log."""
+        """Hand out the messages at or before `upto`, in the order of the log."""
         taken: list[Record] = []
         last: Record | None
         if ordered:
@@ -59,7 +71,7 @@ class _Channel(BufferedChannel):
             last = next((record for record in reversed(taken) if not held or record.id < held[0].id), None)
             self.buffer = held
         self.handed_out(taken, last)
-        return taken
+        return [record for record in taken if record.type is not RecordType.TIME_TICK]
 
 
 class TtMsgStream(ChannelPumps[_Channel]):
@@ -96,6 +108,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
         self._on_late = on_late
         self._begin = 0  # where this stream started: at or below it is history that a restart reads again
         self._end = 0
+        self._ends: dict[str, Position] = {}  # where the last pack ended
 
     def as_consumer(
         self,
@@ -118,6 +131,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
         super().seek(positions, include_current=include_current)
         if not include_current:
             self._begin = self._end = max(position.timestamp for position in positions)
+            self._ends = self._positions()
 
     def _new_channel(self, reader: ChannelReader, start: Start) -> _Channel:
         return _Channel(reader, start)
@@ -157,14 +171,15 @@ class TtMsgStream(ChannelPumps[_Channel]):
         raise StopAsyncIteration
 
     def _pack(self, time: int) -> MsgPack:
-        begin, starts = self._end, self._positions()
+        begin, starts = self._end, self._ends or self._positions()
         messages: list[Record] = []
         for name in sorted(self._channels):
             messages += self._channels[name].take(time, ordered=self._ordered)
         if len(self._channels) > 1 or not self._ordered:
             messages.sort(key=attrgetter("ts"))  # stable: what shares a timestamp stays in the order of its log
         self._end = time
-        return MsgPack(begin, time, messages, starts, self._positions())
+        self._ends = self._positions()
+        return MsgPack(begin, time, messages, starts, self._ends)
 
     def _positions(self) -> dict[str, Position]:
         return {
@@ -173,16 +188,14 @@ class TtMsgStream(ChannelPumps[_Channel]):
         }
 
     def _keep(self, channel: _Channel, record: Record) -> None:
+        told = channel.time
         if self._ordered or record.type in _TIME_ONLY:
-            channel.time = max(channel.time, record.ts)
-        if (
-            record.type in _TIME_ONLY
-            or record.ts <= self._begin
-            or record.id <= channel.skipped
-            or (self._vchannels is not None and record.vchannel not in self._vchannels)
-        ):
+            channel.time = max(told, record.ts)
+        if record.ts <= self._begin or record.id <= channel.skipped:
             channel.pass_by(record)
-        elif record.ts <= self._end or (self._ordered and channel.buffer and record.ts < channel.buffer[-1].ts):
+        elif record.type in _TIME_ONLY or (self._vchannels is not None and record.vchannel not in self._vchannels):
+            channel.mark(record, news=channel.time > max(told, self._end))
+        elif record.ts <= self._end or (self._ordered and record.ts < told):
             self._late(channel, record)
         else:
             channel.keep(record)

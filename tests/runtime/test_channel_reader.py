@@ -1,0 +1,116 @@
+"""A channel reader lets through what counts: nothing behind a fence of a lower term, nothing twice, no half batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidewal.runtime.channel_reader import BAD_RECORDS_MAX, ChannelReader
+from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.wal import Entry
+
+
+def log(*records: Record | bytes) -> list[Entry]:
+    return [
+        Entry(number.to_bytes(8, "big"), 0, record if isinstance(record, bytes) else encode(record))
+        for number, record in enumerate(records, 1)
+    ]
+
+
+def row(term: int, cseq: int, body: bytes = b"", part: BatchPart | None = None) -> Record:
+    return Record(RecordType.ROWS, ts=cseq, term=term, cseq=cseq, body=body, part=part)
+
+
+def seen(records: list[Record]) -> list[tuple[int, int]]:
+    return [(record.term, record.cseq) for record in records]
+
+
+def test_duplicates_and_zombies_are_dropped_and_counted():
+    reader = ChannelReader("c")
+    entries = log(row(1, 1), row(1, 2), row(1, 2), row(1, 1), row(2, 1), row(1, 3), row(2, 2), row(1, 4))
+    assert seen(reader.accept(entries)) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert (reader.counts.records, reader.counts.duplicates, reader.counts.fenced) == (8, 2, 2)
+    assert reader.position == (entries[-1].id, 2, 2)
+
+
+def test_how_entries_are_cut_into_batches_changes_nothing(rng):
+    of = 3
+    records: list[Record | bytes] = []
+    for cseq in range(1, 40, 4):
+        records += [row(1, cseq + n, part=BatchPart(cseq, n, of)) for n in range(of - rng.randint(0, 1))]
+        records += [row(1, cseq + 3), b"junk", row(1, rng.randint(1, cseq + 3))]
+    entries = log(*records)
+    whole = seen(ChannelReader("c").accept(entries))
+    for _ in range(20):
+        reader = ChannelReader("c")
+        pieces: list[tuple[int, int]] = []
+        rest = entries
+        while rest:
+            count = rng.randint(1, len(rest))
+            pieces += seen(reader.accept(rest[:count]))
+            rest = rest[count:]
+        assert pieces == whole
+
+
+def test_a_reader_that_starts_behind_a_fence_takes_its_term_from_the_catalog():
+    entries = log(row(1, 1), row(2, 1), row(1, 2), row(2, 2))
+    fences = {1: entries[0].id, 2: entries[1].id}
+    assert seen(ChannelReader("c", fences=fences).accept(entries[2:])) == [(2, 2)]
+    assert seen(ChannelReader("c").accept(entries[2:])) == [(1, 2), (2, 2)]
+    assert seen(ChannelReader("c", fences=fences).accept(entries)) == [(1, 1), (2, 1), (2, 2)]
+
+
+def test_a_batch_is_seen_whole_or_not_at_all():
+    first = [row(1, n, part=BatchPart(9, n - 1, 3)) for n in (1, 2, 3)]
+    reader = ChannelReader("c")
+    entries = log(*first)
+    assert reader.accept(entries[:2]) == []
+    assert reader.position == (b"", 0, 0)  # to go on from here is to read the batch from its beginning
+    assert seen(reader.accept(entries[2:])) == [(1, 1), (1, 2), (1, 3)]
+    assert reader.position == (entries[2].id, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "breaker",
+    [
+        Record(RecordType.TIME_TICK, ts=3, term=1, cseq=3),
+        row(1, 3, part=BatchPart(10, 0, 1)),
+        row(2, 1),
+        row(1, 3, part=BatchPart(9, 2, 4)),
+    ],
+)
+def test_what_a_half_batch_is_followed_by_ends_it(breaker):
+    half = [row(1, n, part=BatchPart(9, n - 1, 4)) for n in (1, 2)]
+    reader = ChannelReader("c")
+    accepted = reader.accept(log(*half, breaker, row(3, 7)))
+    assert all(record.part is None or record.part.of == 1 for record in accepted)
+    assert seen(accepted)[-1] == (3, 7)
+    assert (1, 1) not in seen(accepted)
+
+
+def test_a_part_whose_beginning_is_not_there_is_dropped():
+    assert ChannelReader("c").accept(log(row(1, 5, part=BatchPart(9, 1, 2)))) == []
+
+
+def test_unowned_records_pass_unchecked():
+    event = Record(RecordType.FLUSHED, ts=1)
+    assert len(ChannelReader("c").accept(log(event, event))) == 2
+
+
+def test_a_bad_record_is_handed_over_counted_and_skipped():
+    handed: list[tuple[str, bytes, str]] = []
+    reader = ChannelReader("c", on_bad=lambda c, entry, error: handed.append((c, entry.id, str(error.reason))))
+    entries = log(row(1, 1), b"junk", row(1, 2), encode(row(1, 3, b"body"))[:-1])
+    assert seen(reader.accept(entries)) == [(1, 1), (1, 2)]
+    assert reader.counts.bad == 2
+    assert reader.position[0] == entries[-1].id
+    assert [channel for channel, _, _ in handed] == ["c"] * reader.counts.bad
+    assert [(id, reason) for _, id, reason in handed] == [(entries[1].id, "length"), (entries[3].id, "checksum")]
+
+
+def test_many_bad_records_in_a_row_stop_the_reader_and_a_good_one_starts_the_count_anew():
+    reader = ChannelReader("c")
+    almost = [b"junk"] * (BAD_RECORDS_MAX - 1)
+    reader.accept(log(*almost, row(1, 1), *almost, row(1, 2)))
+    with pytest.raises(TidewalError, match="in a row"):
+        reader.accept(log(*almost, b"junk"))

@@ -1,0 +1,101 @@
+"""Timestamps only ever rise, whatever the wall clock and other threads do; virtual time passes only when told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewal.runtime.clock import MAX_LOGICAL, HybridClock, SystemClock, add_ms, compose, logical, physical_ms
+from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
+
+
+@given(st.integers(0, 2**44), st.integers(0, MAX_LOGICAL))
+def test_a_timestamp_is_its_two_parts(ms, count):
+    ts = compose(ms, count)
+    assert (physical_ms(ts), logical(ts)) == (ms, count)
+    assert add_ms(ts, 5) == compose(ms + 5, count)
+    assert add_ms(ts, -(ms + 1)) == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(-(10**6), 10**6).map(lambda ms: ("jump", ms)),
+            st.integers(0, 2**60).map(lambda ts: ("observe", ts)),
+            st.just(("now", 0)),
+        )
+    )
+)
+def test_a_clock_never_goes_back(steps):
+    source = VirtualClock()
+    clock = HybridClock(source)
+    highest = 0
+    for kind, value in steps:
+        if kind == "jump":
+            source.jump_wall(value)
+        elif kind == "observe":
+            clock.observe(value)
+            highest = max(highest, value)
+        else:
+            ts = clock.now()
+            assert ts > highest
+            assert ts >= compose(source.wall_ms())
+            highest = ts
+        assert clock.last == highest
+
+
+def test_a_burst_carries_into_the_next_millisecond():
+    clock = HybridClock(VirtualClock())
+    clock.observe(compose(EPOCH_MS, MAX_LOGICAL))
+    assert clock.now() == compose(EPOCH_MS + 1, 0)
+
+
+def test_eight_threads_get_each_timestamp_once():
+    clock = HybridClock()
+    taken: list[list[int]] = [[] for _ in range(8)]
+
+    def take(into: list[int]) -> None:
+        into.extend(clock.now() for _ in range(5_000))
+
+    threads = [threading.Thread(target=take, args=(into,)) for into in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({ts for into in taken for ts in into}) == 40_000
+    assert all(into == sorted(into) for into in taken)
+
+
+def test_after_a_restart_with_the_wall_clock_set_back_timestamps_pass_the_old_limit():
+    source = VirtualClock()
+    before = HybridClock(source)
+    limit = add_ms(before.now(), 3_000)
+    source.jump_wall(-10_000)
+    after = HybridClock(source)
+    after.observe(limit)
+    assert after.now() > limit
+
+
+def test_the_system_clock_reads():
+    clock = SystemClock()
+    assert clock.wall_ms() > EPOCH_MS
+    assert clock.monotonic() <= clock.monotonic()
+
+
+def test_sleeping_on_virtual_time_takes_no_time_and_keeps_its_order():
+    clock = VirtualClock()
+    order: list[tuple[str, float]] = []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        order.append((name, round(clock.monotonic(), 6)))
+
+    async def main() -> None:
+        await asyncio.gather(sleeper("c", 3600.3), sleeper("a", 0.1), sleeper("b", 0.1))
+
+    run_virtual(main(), clock)
+    assert order == [("a", 0.1), ("b", 0.1), ("c", 3600.3)]
+    assert clock.wall_ms() == EPOCH_MS + 3_600_300
