@@ -127,6 +127,7 @@ class Scanner:
         self.found = Found.NOTHING
         head = self._view(offset, HEADER_BYTES)
         if len(head) < HEADER_BYTES:
+            self.found = Found.DAMAGE if offset + HEADER_BYTES <= self.end else Found.NOTHING  # cut short or full
             return None
         magic, epoch, number, count, body_bytes = _PREFIX.unpack_from(head)
         matches = (magic == MAGIC) + (epoch == self._epoch) + (sequence is None or number == sequence)

@@ -108,7 +108,7 @@ class Segments:
                 raise FormatTooNew(
                     f"{path} has format {version}, this Tidewal reads up to {VERSION}", found=version, supported=VERSION
                 )
-            if not good or os.path.basename(path) != _name(epoch) or self._disk.size(file) < size:
+            if not good or os.path.basename(path) != _name(epoch):
                 raise CorruptLog(f"the header of {path} is damaged", path=path, offset=0)
         except BaseException:
             self._disk.close(file)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...runtime.errors import BadRecord, InvalidRequest, Overloaded, TidewalError, to_wire
+from ...runtime.errors import BadRecord, Closed, InvalidRequest, Overloaded, TidewalError, Unavailable, to_wire
 from ...runtime.remote import (
     ANSWER_BYTES,
     LENGTH,
@@ -57,6 +57,7 @@ class Server:
     def __init__(self, store: Served, directory: str) -> None:
         self._store, self._directory = store, directory
         self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="tidewal-socket", daemon=True)
 
@@ -78,7 +79,7 @@ class Server:
 
     def stop(self) -> None:
         """Cut all connections and remove the socket."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
         self.remove()
 
@@ -87,17 +88,19 @@ class Server:
             os.unlink(os.path.join(self._directory, SOCKET_NAME))
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(
-            asyncio.start_unix_server(self._accept, sock=self._listener, limit=REQUEST_BYTES)
-        )
-        self._loop.run_forever()
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_unix_server(self._accept, sock=self._listener, limit=REQUEST_BYTES)
+        await self._stopping.wait()
         server.close()
         for task in self._tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # let the transports close
-        self._loop.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # let the transports close
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -138,6 +141,8 @@ class Server:
     async def _answer(self, body: bytes) -> list[object]:
         try:
             return ["ok", await self._result(unpack(body))]
+        except Closed:
+            return ["error", to_wire(Unavailable(f"the owner of {self._directory} is closing", path=self._directory))]
         except TidewalError as error:
             return ["error", to_wire(error)]
 

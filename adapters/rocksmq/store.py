@@ -231,7 +231,7 @@ class RocksMQ:
         hub = self._hubs.current()
         future: asyncio.Future[list[bytes]] = hub.loop.create_future()
         with self._lock:
-            self._check_open()
+            self._check_writable()
             existing = self._names.get(channel)
             if existing is not None and existing.policy != policy:
                 raise ChannelExists(f"channel {channel} exists with another policy", channel=channel)
@@ -296,7 +296,7 @@ class RocksMQ:
         hub = self._hubs.current()
         future: asyncio.Future[list[bytes]] = hub.loop.create_future()
         with self._lock:
-            self._check_open()
+            self._check_writable()
             found = self._names.get(channel)
             if found is None:
                 return
@@ -336,7 +336,7 @@ class RocksMQ:
         hub = self._hubs.current()
         future: asyncio.Future[list[bytes]] = hub.loop.create_future()
         with self._lock:
-            self._check_open()
+            self._check_writable()
             self._journal.put(control(record, self._clock.wall_ms(), lambda result: hub.settle(future, result)))
         await future
 
@@ -345,7 +345,7 @@ class RocksMQ:
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         ids: list[bytes] | None = None
         with self._lock:
-            self._check_open()
+            self._check_writable()
             rows = [(self._found(entry.channel), _frozen(entry.payload), entry.timestamp) for entry in entries]
             durable_bytes = 0
             busy = False
@@ -448,8 +448,7 @@ class RocksMQ:
 
     def find(self, channel: str) -> Channel:
         """The open channel of that name. Raises `Closed` and `ChannelNotFound`."""
-        if self._closing:
-            raise Closed(f"the log {self._directory.path} is closed")
+        self._check_open()
         return self._found(channel)
 
     def first_visible(self, channel: Channel) -> int:
@@ -533,6 +532,9 @@ class RocksMQ:
     def _check_open(self) -> None:
         if self._closing:
             raise Closed(f"the log {self._directory.path} is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
         failure = self._journal.failure
         if failure is not None:
             raise type(failure)(failure.message)

@@ -115,6 +115,18 @@ def payloads(entries: list[Entry]) -> list[bytes]:
     return [bytes(entry.payload) for entry in entries]
 
 
+async def drain(reader: AsyncIterator[Any], into: list[Entry]) -> None:
+    """Read until the reader raises or ends."""
+    async for batch in reader:
+        into += batch
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let other tasks and threads run until the condition holds."""
+    while not condition():  # noqa: ASYNC110 -- what is waited for happens on threads that know no event
+        await asyncio.sleep(0)
+
+
 @pytest.fixture
 def helpers() -> Helpers:
     return Helpers()
@@ -124,5 +136,7 @@ class Helpers:
     """Test files cannot import this one (pytest's importlib mode), so they get its functions from a fixture."""
 
     take = staticmethod(take)
+    drain = staticmethod(drain)
+    until = staticmethod(until)
     payloads = staticmethod(payloads)
     fill_segment = staticmethod(fill_segment)

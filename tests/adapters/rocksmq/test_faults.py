@@ -1,0 +1,216 @@
+"""A disk that loses power, refuses, or takes half: what was acknowledged survives, and errors are what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+from tidewal.runtime.errors import DirectoryUnwritable, DiskFull, DiskPressure, JournalFailed, Overloaded
+from tidewal.runtime.testing.disk import FaultyDisk
+from tidewal.runtime.wal import Append, ChannelPolicy, From
+
+SMALL = 64 * 1024
+PLAIN = ChannelPolicy()
+
+
+@pytest.fixture
+def disk(seed) -> FaultyDisk:
+    return FaultyDisk(seed)
+
+
+async def ready(open_rocksmq, disk, helpers, **options):
+    """A store with a channel whose keeper has nothing left to do: the next call to the disk is a commit's."""
+    store = await open_rocksmq(disk=disk, **options)
+    await store.create_channel("a", PLAIN)
+    await helpers.until(lambda: not store._segments.wants_spare)
+    return store
+
+
+def submit_or_refuse(store, payload):
+    try:
+        store.submit([Append("a", payload)], lambda _: None)
+    except Overloaded as error:
+        return error
+    return None
+
+
+async def read_all(store, helpers, channel="a"):
+    latest = await store.latest_id(channel)
+    if latest is None:
+        return []
+    reader, entries = store.read(channel, From.EARLIEST), []
+    while not entries or entries[-1].id != latest:
+        entries += await anext(reader)
+    await reader.aclose()
+    return entries
+
+
+async def test_what_was_acknowledged_survives_every_loss_of_power(open_rocksmq, disk, rng, helpers):
+    acknowledged: dict[bytes, bytes] = {}
+    submitted: set[bytes] = set()
+    number = 0
+    for _life in range(12):
+        store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+        entries = await read_all(store, helpers) if "a" in await store.channels() else []
+        read = {entry.id: bytes(entry.payload) for entry in entries}
+        assert list(read) == sorted(read)
+        assert acknowledged.items() <= read.items()
+        assert set(read.values()) <= submitted
+        assert len(set(read.values())) == len(read)
+        await store.create_channel("a", PLAIN)
+        appends = []
+        for _ in range(rng.randrange(1, 40)):
+            payload = f"{number} ".encode() * rng.randrange(1, 700)
+            number += 1
+            submitted.add(payload)
+            appends.append((payload, asyncio.ensure_future(store.append("a", payload))))
+            if rng.random() < 0.5:
+                await asyncio.wait([appends[rng.randrange(len(appends))][1]])
+        disk.cut_power()
+        await asyncio.gather(*(task for _, task in appends), return_exceptions=True)
+        for payload, task in appends:
+            if task.exception() is None:
+                assert not acknowledged or task.result() > max(acknowledged)
+                acknowledged[task.result()] = payload
+        await store.close()
+        disk.restore_power()
+    assert acknowledged
+
+
+async def test_an_acknowledged_batch_over_channels_is_whole_or_absent(open_rocksmq, rng, disk, helpers):
+    for life in range(8):
+        store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+        for name in "ab":
+            await store.create_channel(name, PLAIN)
+        a, b = [await read_all(store, helpers, name) for name in "ab"]
+        assert helpers.payloads(a) == helpers.payloads(b)
+        tasks = []
+        for i in range(10):
+            payload = f"{life}:{i}".encode() * 100
+            tasks.append(asyncio.ensure_future(store.append_many([Append("a", payload), Append("b", payload)])))
+            await asyncio.sleep(0)
+        await asyncio.wait([tasks[rng.randrange(10)]])
+        disk.cut_power()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.close()
+        disk.restore_power()
+
+
+async def test_a_failed_sync_poisons_until_reopened_and_is_never_tried_again(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers)
+    before = await store.append("a", b"before")
+    disk.fail("sync")
+    with pytest.raises(JournalFailed) as caught:
+        await store.append("a", b"unknown")
+    assert caught.value.outcome_unknown is True
+    syncs = disk.syncs
+    for _ in range(3):
+        with pytest.raises(JournalFailed) as caught:
+            await store.append("a", b"refused")
+        assert "outcome_unknown" not in caught.value.fields
+    assert disk.syncs == syncs
+    assert [e.id for e in await helpers.take(store, "a", From.EARLIEST, 1)] == [before]  # reads go on
+    assert await store.latest_id("a") == before
+    await store.close()
+
+
+async def test_what_only_the_cache_holds_after_a_failed_sync_is_made_durable_by_reopening(open_rocksmq, seed, helpers):
+    disk = FaultyDisk(seed, keep_chance=0.0)
+    store = await ready(open_rocksmq, disk, helpers)
+    disk.fail("sync")
+    with pytest.raises(JournalFailed):
+        await store.append("a", b"unknown")
+    await store.close()
+    store = await open_rocksmq(disk=disk)
+    seen = helpers.payloads(await read_all(store, helpers))
+    await store.append("a", b"after")
+    disk.cut_power()
+    await store.close()
+    disk.restore_power()
+    store = await open_rocksmq(disk=disk)
+    assert helpers.payloads(await read_all(store, helpers)) == [*seen, b"after"]
+
+
+async def test_all_pending_appends_fail_together_and_none_hangs(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers)
+    disk.fail("write", times=1)
+    results = await asyncio.gather(*(store.append("a", bytes(1000)) for _ in range(50)), return_exceptions=True)
+    assert all(isinstance(result, JournalFailed) for result in results)
+
+
+async def test_short_writes_are_completed(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL)
+    disk.write_limit = 100
+    sent = [bytes([i]) * 999 for i in range(20)]
+    await store.append_many([Append("a", payload) for payload in sent])
+    disk.write_limit = None
+    await store.close()
+    store = await open_rocksmq(disk=disk)
+    assert helpers.payloads(await read_all(store, helpers)) == sent
+
+
+@pytest.mark.parametrize(("code", "expected"), [(errno.ENOSPC, DiskFull), (errno.EROFS, JournalFailed)])
+async def test_a_write_that_fails_says_why_and_the_rest_is_there_after_reopening(
+    open_rocksmq, disk, helpers, code, expected
+):
+    store = await ready(open_rocksmq, disk, helpers)
+    await store.append("a", b"kept")
+    disk.fail("write", code)
+    with pytest.raises(expected):
+        await store.append("a", b"lost")
+    await store.close()
+    store = await open_rocksmq(disk=disk)
+    assert helpers.payloads(await read_all(store, helpers)) == [b"kept"]
+
+
+@pytest.mark.parametrize(("code", "expected"), [(errno.ENOSPC, DiskFull), (errno.EROFS, DirectoryUnwritable)])
+async def test_a_new_directory_on_a_full_or_read_only_disk(open_rocksmq, disk, code, expected):
+    disk.fail("write", code, times=100)
+    with pytest.raises(expected):
+        await open_rocksmq(disk=disk)
+
+
+async def test_no_room_for_the_next_segment_is_pressure_not_failure(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL)
+    disk.fail("open", errno.ENOSPC, times=10**6)
+    results = [await asyncio.gather(store.append("a", bytes([i]) * 5000), return_exceptions=True) for i in range(40)]
+    sent = next(i for i, (result,) in enumerate(results) if isinstance(result, DiskPressure))
+    assert sent > 10
+    assert all(isinstance(result, DiskPressure) for (result,) in results[sent:])
+    disk._faults.clear()  # space was freed
+    await store.append("a", bytes([sent]) * 5000)
+    expected = [bytes([i]) * 5000 for i in range(sent + 1)]
+    assert helpers.payloads(await read_all(store, helpers)) == expected
+    await store.close()
+    store = await open_rocksmq(disk=disk)
+    assert helpers.payloads(await read_all(store, helpers)) == expected
+
+
+async def test_below_the_watermark_writes_are_refused_and_reads_go_on(open_rocksmq, disk, helpers):
+    store = await open_rocksmq(disk=disk, free_space_bytes=1000)
+    await store.create_channel("a", PLAIN)
+    await store.create_channel("e", ChannelPolicy(ephemeral=True))
+    await store.append("a", b"before")
+    disk.free = 999
+    assert not store.check_space()
+    for refused in (store.append("a", b"no"), store.create_channel("b", PLAIN)):
+        with pytest.raises(DiskPressure):
+            await refused
+    await store.append("e", b"memory is not the disk's")
+    await store.truncate("a", (1).to_bytes(8, "big"))
+    assert helpers.payloads(await read_all(store, helpers)) == [b"before"]
+    disk.free = 1000
+    assert store.check_space()
+    await store.append("a", b"after")
+
+
+async def test_over_the_pending_limit_submit_says_overloaded(open_rocksmq, disk, helpers):
+    store = await open_rocksmq(disk=disk, pending_bytes=10_000)
+    await store.create_channel("a", PLAIN)
+    with disk._lock:  # no write gets through
+        refused = [submit_or_refuse(store, bytes(6000)) for _ in range(3)]
+    assert [error.limit for error in refused if error is not None] == ["pending_bytes"] * (3 - refused.count(None))
+    assert isinstance(refused[-1], Overloaded)
+    await store.append("a", b"and goes on")
