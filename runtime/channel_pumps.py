@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar, cast
 
-from .channel_reader import ChannelReader, OnBadRecord
+from .channel_reader import ChannelReader, OnBadRecord, ReadCounts
 from .errors import Closed, InvalidRequest, PositionMismatch
 from .messages import Position
 from .record import Record
@@ -145,6 +145,11 @@ class ChannelPumps(ABC, Generic[Channel]):
     def buffered_bytes(self) -> int:
         """Bytes read and not yet handed out."""
         return sum(channel.bytes for channel in self._channels.values())
+
+    @property
+    def counts(self) -> dict[str, ReadCounts]:
+        """Per channel what was read, and what was dropped of it."""
+        return {name: channel.reader.counts for name, channel in self._channels.items()}
 
     @abstractmethod
     def _new_channel(self, reader: ChannelReader, start: Start) -> Channel: ...

@@ -18,11 +18,13 @@ OnBadRecord = Callable[[str, Entry, BadRecord], None]
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a channel reader has seen; the sum of the last three was dropped."""
+    """What a channel reader has seen; from `duplicates` on, what was dropped of it."""
 
     records: int = 0
+    bytes: int = 0
     duplicates: int = 0
     fenced: int = 0
+    incomplete: int = 0  # batches of which a part was missing
     bad: int = 0
 
 
@@ -66,6 +68,7 @@ class ChannelReader:
             else:
                 self._bad_in_a_row = 0
                 self.counts.records += 1
+                self.counts.bytes += len(entry.payload)
                 if self._counts(record):
                     self._assemble(record, accepted)
             if not self._parts:
@@ -93,6 +96,7 @@ class ChannelReader:
         part = record.part
         held = self._parts[0].part if self._parts else None
         if held is not None and (part is None or part.batch != held.batch or part.number != len(self._parts)):
+            self.counts.incomplete += 1
             self._parts = []
         if part is None or part.of == 1:
             accepted.append(record)

@@ -174,6 +174,11 @@ class ActorSystem:
         """One entry per actor that runs or has given up, in the order of their spawning."""
         return [cell.status() for cell in self._cells.values()]
 
+    @property
+    def loop_lag_s(self) -> float:
+        """How late the event loop runs what is due; 0 without a watchdog."""
+        return self._watchdog.lag_s if self._watchdog is not None else 0.0
+
     def escalate(self, actor: str, error: BaseException) -> None:
         """An actor has given up. For the runtime."""
         self.failed.happen(actor, error)

@@ -35,7 +35,15 @@ class Watchdog:
         self._clock: Clock = clock or SystemClock()
         self._heart = Heart(self._clock, name="tidewal-watchdog")
         self._pinged_at: float | None = None
+        self._answered_after_s = 0.0
         self._reported = False
+
+    @property
+    def lag_s(self) -> float:
+        """How late the loop was at the last ping, or is by now."""
+        pinged_at = self._pinged_at
+        waiting_s = 0.0 if pinged_at is None else self._clock.monotonic() - pinged_at
+        return max(self._answered_after_s, waiting_s)
 
     def start(self) -> None:
         """Look from now on."""
@@ -63,6 +71,8 @@ class Watchdog:
             self._report(self._culprit(), blocked_ms, self._stack())
 
     def _pong(self) -> None:
+        if self._pinged_at is not None:
+            self._answered_after_s = self._clock.monotonic() - self._pinged_at
         self._pinged_at = None
 
     def _culprit(self) -> str:

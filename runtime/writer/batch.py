@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import NamedTuple
 
 from ..errors import OutcomeUnknown, TidewalError, Unavailable
@@ -44,6 +45,7 @@ class Batch:
     unknown: bool = False
     decided: bool = False
     opened: Opened[Batch] | None = None
+    begun_s: float = field(default_factory=perf_counter)
     waiters: list[asyncio.Future[Appended]] = field(default_factory=list["asyncio.Future[Appended]"])
     _judged: dict[RecordKey, bool] = field(default_factory=dict[RecordKey, bool])
 

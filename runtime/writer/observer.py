@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from ..errors import TidewalError
 from ..record import Record
+from .batch import Batch
+from .owned import SyncPoint
 
 
 class WriterObserver:
@@ -13,14 +15,23 @@ class WriterObserver:
     def recovered(self, channel: str, record: Record) -> None:
         """A record was read while the channel was taken over."""
 
+    def opened(self, channel: str, term: int) -> None:
+        """The channel takes appends from now on."""
+
+    def decided(self, batch: Batch) -> None:
+        """A batch is durable, or has failed (`batch.error`)."""
+
+    def repeated(self) -> None:
+        """An append was recognised as a retry, and was not written again."""
+
     def stalled(self, error: TidewalError) -> None:
         """An append's outcome is unknown: the channels must be taken again under a new term."""
 
     def ticked(self, channels: int, error: TidewalError | None) -> None:
         """Ticks were stored, or not."""
 
-    def watermark(self, time: int) -> None:
-        """A time was announced."""
+    def announced(self, point: SyncPoint) -> None:
+        """A time was announced for these channels."""
 
     def silent(self, error: TidewalError) -> None:
         """Nothing could be announced or snapshotted now."""

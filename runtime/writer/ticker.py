@@ -115,10 +115,10 @@ class Ticker:
                 point = self._sync_point()
                 if not self._heartbeat_channel or not point.channels:
                     return
-                self._observer.watermark(point.time)
                 told = [Announcement(name, at.term, at.cseq, point.time) for name, at in point.channels.items()]
                 payload = stamp(heartbeat(told), point.time, 0, 0)
                 self._wal.submit([Append(self._heartbeat_channel, payload, point.time)], _ignore)
+                self._observer.announced(point)
             except TidewalError as error:  # the next beat tries again; until then readers see the lag
                 self._observer.silent(error)
 

@@ -149,7 +149,9 @@ class Writer:
         """The fences of `channels` are in the catalog: acknowledge from now on."""
         with self._lock:
             for channel in channels:
-                self._owned[channel].open = True
+                own = self._owned[channel]
+                own.open = True
+                self._observer.opened(channel, own.term)
             self._set_limit()
 
     def extend(self, limit: int) -> None:
@@ -180,6 +182,11 @@ class Writer:
         """The channels owned."""
         return list(self._owned)
 
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes accepted and not yet decided."""
+        return self._inflight
+
     def checkpoints(self) -> dict[str, bytes]:
         """Per channel the id from where a next owner must read."""
         return {own.channel: own.checkpoint for own in self._owned.values()}
@@ -202,8 +209,10 @@ class Writer:
             pending = self._pending.get((producer, pseq)) if producer else None
             if known is not None:
                 future.set_result(Appended(known.ts, known.rows, repeated=True))
+                self._observer.repeated()
             elif pending is not None:
                 pending.waiters.append(future)
+                self._observer.repeated()
             else:
                 self._submit(records, producer, pseq, rows).waiters.append(future)
         return future
@@ -301,6 +310,7 @@ class Writer:
                     own.ack(cseq, id, batch.ts)
                 if batch.producer:
                     self._producers.remember(batch.producer, batch.pseq, Outcome(batch.ts, batch.rows), now_ms)
+            self._observer.decided(batch)
             self._resolved.append(batch)
         if self._resolved and not self._resolving:
             self._resolving = True
