@@ -27,6 +27,7 @@ Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 
 DEADLINE_S = 30.0
 FLUSH_DEADLINE_S = 300.0
+READY_DEADLINE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Client:
     ones may be tried again unchanged. A write that got no answer is repeated under the same number, so it happens
     once; after `DeadlineExceeded` it may have happened, and read-before-write tells.
 
+    `name` must never have been used before: writes are recognised by it. By default it is random.
+
     Consistency of a question: `strong` sees every write acknowledged before it began, anywhere; `session` this
     client's own writes; `bounded` (the default) nothing older than `common.gracefulTime` (5 s); `eventually` does not
     wait at all.
@@ -85,6 +88,10 @@ class Client:
     ) -> None:
         await self.close()
 
+    async def ready(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
+        """Wait until writes are taken."""
+        await self._caller.call("proxy", "ready", deadline_s=deadline_s)
+
     async def close(self) -> None:
         """End the calls that wait, and leave nothing behind."""
         await self._caller.close()
@@ -101,7 +108,8 @@ class Client:
 
     async def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a collection with its rows, its tables and its hold on the log. `CollectionNotFound`."""
-        await self._caller.call("mixcoord", "drop_collection", {"collection": collection}, deadline_s=deadline_s)
+        params = {"id": (await self.describe_collection(collection)).id}  # a later one of that name is not meant
+        await self._caller.call("mixcoord", "drop_collection", params, deadline_s=deadline_s)
         self._collections.pop(collection, None)
         self._session.pop(collection, None)
 

@@ -46,8 +46,8 @@ class Follower(Role):
     def handlers(self) -> dict[str, Handler]:
         return {"release": self._release}
 
-    async def on_start(self) -> None:
-        await super().on_start()
+    async def prepare(self) -> None:
+        await super().prepare()
         self.spawn_task(self._watch(), name="collections")
         self.spawn_task(self._listen(), name="heartbeats")
 
@@ -72,7 +72,9 @@ class Follower(Role):
 
     async def _release(self, request: Request) -> Answer:
         collection = Collection.from_wire(request.params["collection"])
-        await self.catalog.catch_up()  # so that the pipeline is not started again
+        catalog = await self.catalog.catch_up()  # so that the pipeline is not started again
+        if catalog.by_id(collection.id) is None:
+            return None  # an old request: the name may be another collection's by now
         task = self._tasks.pop(collection.id, None)
         if task is not None:
             task.cancel()

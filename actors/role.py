@@ -31,7 +31,8 @@ class Role(Actor):
     def __init__(self, node: Node) -> None:
         self.node = node
         self.catalog = CatalogLog(node.wal, node.names, node.clock)
-        self.caller = Caller(node.wal, node.names, name=f"{node.name}-{self.role}")
+        # each life has a name of its own, so that no answer to an earlier one is taken for its own
+        self.caller = Caller(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
         self._inbox = RequestInbox(node.wal, self.role, node.names)
         self._handlers: dict[str, Handler] = {}
         self._running = 0
@@ -40,11 +41,19 @@ class Role(Actor):
         """The methods of this role, by name."""
         return {}
 
+    async def prepare(self) -> None:
+        """What this role does before its first request; the catalog has been read."""
+
     async def on_start(self) -> None:
-        await self.caller.open()
-        await self.catalog.open()
-        self._handlers = self.handlers()
-        await self._inbox.open()
+        try:
+            await self.caller.open()
+            await self.catalog.open()
+            self._handlers = self.handlers()
+            await self._inbox.open()
+            await self.prepare()
+        except BaseException:
+            await self._close()
+            raise
 
     def inputs(self) -> Iterable[AsyncIterable[object]]:
         return (self._inbox,)
@@ -72,11 +81,16 @@ class Role(Actor):
             request.fail(error)
             raise
         except BaseException:
-            request.fail(ActorStopped(f"{self.name} stopped before it could answer", actor=self.name))
+            # after a crash the next life is asked again; when this was the last one, nobody will answer
+            if self.ref.cell.mailbox.closed:
+                request.fail(ActorStopped(f"{self.name} stopped before it could answer", actor=self.name))
             raise
         finally:
             self._running -= 1
 
     async def on_stop(self) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         await self.caller.close()
         await self.catalog.close()

@@ -74,6 +74,8 @@ class Standalone:
             self._system = await stack.enter_async_context(system)
             for role in ROLES:
                 await system.spawn(lambda role=role: role(self.node), name=role.role)  # pyright: ignore
+            async with self.client("start") as client:
+                await client.ready()
             endpoint = self.node.settings.metrics
             if endpoint.port:
                 server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
@@ -91,9 +93,10 @@ class Standalone:
         await self._stack.aclose()
 
     def client(self, name: str = "") -> Client:
-        """A client of this node; enter it with `async with`."""
+        """A client of this node; enter it with `async with`. `name` is for those who look at channels and records."""
         prefix = self.node.settings.msg_channel.chan_name_prefix.cluster
-        return Client(self.node.wal, prefix=prefix, name=name)
+        unique = f"{name or 'client'}-{self.node.name}-{self.node.clock.now():x}"
+        return Client(self.node.wal, prefix=prefix, name=unique)
 
     @property
     def system(self) -> ActorSystem:

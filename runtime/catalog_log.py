@@ -32,8 +32,8 @@ class CatalogLog:
         self._channel = names.catalog
         self._clock = clock
         self._applied = b""
-        self._counted: dict[bytes, bool] = {}
-        self._awaited: set[bytes] = set()
+        self._counted: dict[bytes, bool] = {}  # what was read while a write is on its way
+        self._writing = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -54,11 +54,11 @@ class CatalogLog:
                     for entry in entries:
                         record = decode(entry.payload, entry.id)
                         self._clock.observe(record.ts)
-                        self._counted[entry.id] = self.catalog.apply(record)
+                        counted = self.catalog.apply(record)
                         self._applied = entry.id
+                        if self._writing.locked():
+                            self._counted[entry.id] = counted
                     self._since_snapshot += len(entries)
-                    for id in [id for id in self._counted if id not in self._awaited and id < self._applied]:
-                        del self._counted[id]
                     self._changed.notify_all()
             self._failure = Closed("the log was closed")
         except Exception as error:  # -- whoever waits for the catalog must learn why it does not come
@@ -101,37 +101,49 @@ class CatalogLog:
         """Become the leader: name the last winning claim; log order decides between those who name the same one."""
         for _ in range(CLAIMS_MAX):
             catalog = await self.catch_up()
-            self._term, self._cseq = catalog.term + 1, 0
-            claim = {"kind": "leader", "node": node, "previous": catalog.leader_id}
-            if await self._write(claim):
+            async with self._writing:
+                self._term, self._cseq = catalog.term + 1, 0
+                _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
+            if won:
                 return
         raise Fenced(f"{node} lost {CLAIMS_MAX} elections in a row")
 
     async def append(self, event: Event) -> None:
-        """Write an event; when this returns it is durable and in `catalog`. Raises `Fenced` when another node leads."""
-        if not await self._write(event):
-            raise Fenced(f"{self.catalog.leader} leads now, with term {self.catalog.term}", term=self.catalog.term)
-        if self._since_snapshot >= SNAPSHOT_EVENTS and event["kind"] != "snapshot":
-            await self.snapshot()
+        """Write an event; when this returns it is durable and in `catalog`. Raises `Fenced` when another node leads.
 
-    async def _write(self, event: Event) -> bool:
+        One event after another: a snapshot must lie behind all that it tells, and before all that it does not."""
+        async with self._writing:
+            await self._write_as_leader(event)
+            if self._since_snapshot >= SNAPSHOT_EVENTS:
+                await self._snapshot()
+
+    async def _write_as_leader(self, event: Event) -> bytes:
+        id, counted = await self._write(event)
+        if not counted:
+            raise Fenced(f"{self.catalog.leader} leads now, with term {self.catalog.term}", term=self.catalog.term)
+        return id
+
+    async def _write(self, event: Event) -> tuple[bytes, bool]:
+        """Append an event and read it back: its id, and whether it counts."""
         self._cseq += 1
         ts = self._clock.now()
         payload = stamp(encode_event(self._term, event), ts, self._term, self._cseq)
-        id = await self._wal.append(self._channel, payload, ts)
-        self._awaited.add(id)
         try:
+            id = await self._wal.append(self._channel, payload, ts)
             await self._wait(lambda: self._applied >= id)
-            return self._counted.pop(id)
+            return id, self._counted[id]
         finally:
-            self._awaited.discard(id)
+            self._counted.clear()
 
     async def snapshot(self) -> None:
         """Write the whole state and let go of what lies before it."""
-        snapshot = self.catalog.snapshot()
-        if await self._write(snapshot):
-            self._since_snapshot = 0
-            await self._wal.truncate(self._channel, self._applied)
+        async with self._writing:
+            await self._snapshot()
+
+    async def _snapshot(self) -> None:
+        id = await self._write_as_leader(self.catalog.snapshot())
+        self._since_snapshot = 0
+        await self._wal.truncate(self._channel, id)
 
     async def close(self) -> None:
         """Stop following."""

@@ -2,7 +2,8 @@
 
 Such a channel may lose, delay or double a message. A `Caller` therefore repeats a request under the same number until
 the answer is there or the deadline has passed; a `RequestInbox` recognises the repetition, does not do the work twice
-while it remembers, and repeats the answer.
+while it remembers, and repeats the answer. An inbox begins with what is asked after it was opened: what a role asked
+or answered in an earlier life is never done again, and whoever still waits asks again.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import msgpack
 from .errors import BadRecord, ChannelNotFound, Closed, DeadlineExceeded, TidewalError, from_wire, to_wire
 from .names import Names
 from .record import DECODE_ERRORS, Record, RecordType, decode, encode
-from .wal import Append, ChannelPolicy, From, Payload, Wal
+from .wal import Append, ChannelPolicy, From, FromId, Payload, Start, Wal
 
 DEADLINE_S = 10.0
 FIRST_RETRY_S = 0.25
 RETRY_S_MAX = 2.0
-REMEMBERED_REQUESTS = 16_384
+REMEMBERED_REPLIES = 16_384
+REMEMBERED_BYTES = 16 * 1024 * 1024  # of all replies that are remembered
 REMEMBERED_REPLY_BYTES = 16 * 1024  # larger answers come from reads, which may as well be done again
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
@@ -77,14 +79,19 @@ class RequestInbox:
         self._wal = wal
         self._channel = names.requests(role)
         self._names = names
-        self._answers: OrderedDict[tuple[str, int], bytes | None] = OrderedDict()  # None: being worked on
+        self._start: Start = From.LATEST
+        self._working: set[tuple[str, int]] = set()
+        self._answers: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._answers_bytes = 0
 
     async def open(self) -> None:
-        """Create the channel."""
+        """Create the channel; what is asked from now on is read."""
         await self._wal.create_channel(self._channel, REQUEST_CHANNEL)
+        latest = await self._wal.latest_id(self._channel)
+        self._start = From.EARLIEST if latest is None else FromId(latest)
 
     async def __aiter__(self) -> AsyncIterator[RequestPack]:
-        async for entries in self._wal.read(self._channel, From.EARLIEST):
+        async for entries in self._wal.read(self._channel, self._start):
             requests = [request for entry in entries if (request := self._take(entry.payload)) is not None]
             if requests:
                 yield RequestPack(requests)
@@ -97,35 +104,47 @@ class RequestInbox:
         except BadRecord:  # nobody to tell: the caller's deadline does
             return None
         known = (record.producer, record.pseq)
-        if known in self._answers:
-            answer = self._answers[known]
-            if answer is not None:
-                self._send(record.producer, answer)
+        if known in self._working:
             return None
-        self._answers[known] = None
-        while len(self._answers) > REMEMBERED_REQUESTS:
-            self._answers.popitem(last=False)
+        answer = self._answers.get(known)
+        if answer is not None:
+            self._send(record.producer, answer)
+            return None
+        self._working.add(known)
         return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
 
     def answer(self, request: Request, values: Params, body: Payload) -> None:
         """Send an answer, and remember it if it is small."""
         known = (request.client, request.number)
         payload = encode(Record(RecordType.REPLY, pseq=request.number, key=_pack(values), body=body))
+        self._working.discard(known)
         if len(payload) <= REMEMBERED_REPLY_BYTES:
-            self._answers[known] = payload
-        else:
-            self._answers.pop(known, None)
+            self._remember(known, payload)
         self._send(request.client, payload)
+
+    def _remember(self, known: tuple[str, int], payload: bytes) -> None:
+        self._answers[known] = payload
+        self._answers_bytes += len(payload)
+        while len(self._answers) > REMEMBERED_REPLIES or self._answers_bytes > REMEMBERED_BYTES:
+            self._answers_bytes -= len(self._answers.popitem(last=False)[1])
 
     def _send(self, client: str, payload: bytes) -> None:
         try:
             self._wal.submit([Append(self._names.replies(client), payload)], _ignore)
         except (ChannelNotFound, Closed):  # the client has gone, or the node is going
             return
+        except TidewalError as error:  # too large, or the log cannot take it now: say at least that
+            refusal = {"ok": False, **to_wire(error)}
+            payload = encode(Record(RecordType.REPLY, pseq=decode(payload).pseq, key=_pack(refusal)))
+            with contextlib.suppress(TidewalError):  # then the caller's deadline says so
+                self._wal.submit([Append(self._names.replies(client), payload)], _ignore)
 
 
 class Caller:
-    """Asks roles and waits for their answers. One per client or role; many calls at once are fine."""
+    """Asks roles and waits for their answers. One per client or role; many calls at once are fine.
+
+    `name` must never have been used before: answers and writes are recognised by it.
+    """
 
     def __init__(self, wal: Wal, names: Names, *, name: str = "", first_retry_s: float = FIRST_RETRY_S) -> None:
         self.name = name or f"client-{secrets.token_hex(8)}"
@@ -159,9 +178,10 @@ class Caller:
         payload = encode(Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body))
         loop = asyncio.get_running_loop()
         future = self._waiting[number] = loop.create_future()
-        sending = _Sending(loop, self._wal, Append(self._names.requests(role), payload), self._first_retry_s)
-        sending.send()
+        append = Append(self._names.requests(role), payload)
+        sending = _Sending(loop, self._wal, append, self._first_retry_s, future)
         try:
+            sending.send()
             async with asyncio.timeout(deadline_s):
                 return await future
         except TimeoutError:
@@ -169,6 +189,8 @@ class Caller:
         finally:
             sending.stop()
             self._waiting.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # a call that was cancelled meanwhile does not look at it
 
     async def _listen(self) -> None:
         try:
@@ -214,18 +236,32 @@ class Caller:
 
 
 class _Sending:
-    """Sends one request again and again, slower each time, until stopped."""
+    """Sends one request again and again, slower each time, until stopped or until the log refuses it for good."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wal: Wal, append: Append, interval_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wal: Wal,
+        append: Append,
+        interval_s: float,
+        answer: asyncio.Future[Reply],
+    ) -> None:
         self._loop = loop
         self._wal = wal
         self._append = append
         self._interval_s = interval_s
+        self._answer = answer
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self) -> None:
-        with contextlib.suppress(ChannelNotFound):  # the role has not started yet: the repetition finds it
+        try:
             self._wal.submit([self._append], _ignore)
+        except TidewalError as error:
+            # a role that has not started yet, or a log that refuses for now: the repetition may find better
+            if not (error.retryable or isinstance(error, ChannelNotFound)):
+                if not self._answer.done():
+                    self._answer.set_exception(error)
+                return
         self._timer = self._loop.call_later(self._interval_s, self.send)
         self._interval_s = min(self._interval_s * 2, RETRY_S_MAX)
 
@@ -240,7 +276,7 @@ def _pack(values: Params) -> bytes:
 
 def _unpack(data: bytes) -> dict[str, Any]:
     try:
-        return dict(cast("dict[str, Any]", msgpack.unpackb(data)))
+        return dict(cast("dict[str, Any]", msgpack.unpackb(data, strict_map_key=False)))
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable parameters: {error}", reason="key") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,10 +11,13 @@ from ...runtime.catalog import CREATING, DROPPING, READY, Collection
 from ...runtime.clock import add_ms
 from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
+    ActorStopped,
     CollectionExists,
-    CollectionNotFound,
+    DeadlineExceeded,
+    HandlerFailed,
     InvalidRequest,
-    TidewalError,
+    Overloaded,
+    Unavailable,
 )
 from ...runtime.names import physical
 from ...runtime.record import encode
@@ -29,6 +33,11 @@ CUT_INTERVAL_S = 0.5
 DDL_DEADLINE_S = 30.0
 
 
+_PROXY_AWAY = (Unavailable, Overloaded, DeadlineExceeded, ActorStopped, HandlerFailed)
+
+_log = logging.getLogger("tidewal.mixcoord")
+
+
 class MixCoord(Role):
     """The coordinator of all roles. One node leads; what it decides is an event of the catalog before it is done, and
     is finished by the next leader where this one stops half-way."""
@@ -38,6 +47,7 @@ class MixCoord(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._proxy = ""
+        self._registered = asyncio.Event()
         self._ddl = asyncio.Lock()
         self._cut_ends: dict[int, dict[str, CutEnd]] = {}
 
@@ -52,8 +62,7 @@ class MixCoord(Role):
             "cut": self._cut,
         }
 
-    async def on_start(self) -> None:
-        await super().on_start()
+    async def prepare(self) -> None:
         await self.catalog.claim(self.node.name)
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
         self.node.metrics.gauge("mixcoord_leader").set(1)
@@ -67,14 +76,18 @@ class MixCoord(Role):
         if not isinstance(shards, int) or not 1 <= shards <= self.node.settings.proxy.max_shard_num:
             limit = self.node.settings.proxy.max_shard_num
             raise InvalidRequest(f"a collection has 1 to {limit} shards (proxy.maxShardNum), not {shards!r}")
+        await self._registered.wait()
         async with self._ddl:
             existing = self.catalog.catalog.collections.get(schema.name)
-            if existing is not None and existing.state != CREATING:
-                if existing.schema != schema or existing.shards != shards or existing.state == DROPPING:
-                    raise CollectionExists(
-                        f"collection {schema.name} exists, with another schema or number of shards",
-                        collection=schema.name,
-                    )
+            if existing is not None and existing.state == DROPPING:
+                await self._finish_drop(existing)
+                existing = None
+            if existing is not None and (existing.schema != schema or existing.shards != shards):
+                raise CollectionExists(
+                    f"collection {schema.name} exists, with another schema or number of shards",
+                    collection=schema.name,
+                )
+            if existing is not None and existing.state == READY:
                 return {"collection": existing.to_wire(), "created": False}
             collection = existing or await self._add(schema, shards)
             await self._finish_create(collection)
@@ -102,11 +115,11 @@ class MixCoord(Role):
         await self.catalog.append({"kind": "ready", "id": collection.id})
 
     async def _drop(self, request: Request) -> Answer:
-        name = request.params["collection"]
+        await self._registered.wait()
         async with self._ddl:
-            collection = self.catalog.catalog.collections.get(name)
+            collection = self.catalog.catalog.by_id(request.params["id"])
             if collection is None:
-                raise CollectionNotFound(f"no collection {name!r} to drop", collection=name)
+                return None  # asked again: it is gone already
             if collection.state != DROPPING:
                 await self.catalog.append({"kind": "drop", "id": collection.id})
             await self._finish_drop(collection)
@@ -139,6 +152,7 @@ class MixCoord(Role):
             catalog = self.catalog.catalog
             pchannels = {physical(v) for c in catalog.collections.values() for v in c.vchannels}
             await self._assign(pchannels, again=True)
+        self._registered.set()
         self.spawn_task(self._finish(), name="unfinished collections")
         return None
 
@@ -154,8 +168,6 @@ class MixCoord(Role):
     async def _assign(self, pchannels: Iterable[str], *, again: bool = False) -> None:
         """Give channels to the proxy: the grant is in the catalog before the fence is written, and the fence's id
         before the new owner acknowledges anything (guarantee 3)."""
-        if not self._proxy:
-            raise InvalidRequest("no proxy has registered yet; start one")
         channels = self.catalog.catalog.channels
         terms = {
             name: (channels[name].term if name in channels else 0) + 1
@@ -222,6 +234,5 @@ class MixCoord(Role):
                 if collection.state == READY:
                     try:
                         await self._draw(collection, only_changed=True)
-                    except TidewalError as error:
-                        if not error.retryable:
-                            raise
+                    except _PROXY_AWAY as error:
+                        _log.warning("no cut of %s now: %s", collection.name, error)

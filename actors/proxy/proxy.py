@@ -27,6 +27,7 @@ from ..rows import split_by_bytes, split_by_shard, to_batch
 from .unflushed import Unflushed
 
 RENEW_S = 3.0
+MIXCOORD_DEADLINE_S = 300.0  # taking channels over reads their logs; a shorter one would only ask again
 FLUSH_DEADLINE_S = 120.0
 RECORD_OVERHEAD_BYTES = 64 * 1024  # kept free below the backend's message size for header and framing
 
@@ -46,7 +47,9 @@ class Proxy(Role):
         self._beat: Beat
         self._batches = 0
         self._unflushed = Unflushed(node.settings.proxy.max_unflushed_bytes)
-        self._registering = False
+        self._registered = asyncio.Event()
+        self._outdated = asyncio.Event()  # the registration is
+        self._waiting_bytes = 0
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -56,10 +59,10 @@ class Proxy(Role):
             "take": self._take,
             "open": self._open,
             "announce": self._announce,
+            "ready": self._ready,
         }
 
-    async def on_start(self) -> None:
-        await super().on_start()
+    async def prepare(self) -> None:
         node = self.node
         await node.wal.create_channel(node.names.heartbeats, REQUEST_CHANNEL)
         await node.wal.create_channel(node.names.insert_events, ChannelPolicy())
@@ -73,29 +76,44 @@ class Proxy(Role):
         interval_s = node.settings.proxy.time_tick_interval / 1000
         self._beat = self.system.heart.every(interval_s, self._writer.beat, f"ticks of {self.name}")
         self.spawn_task(self._follow_flushes(), name="flushes")
-        self.register()
+        self.spawn_task(self._register(), name="register")
+        self.spawn_task(self._watch_leader(), name="leader")
         self.spawn_task(self._renew(), name="lease")
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 
     def register(self) -> None:
-        """Ask for channels: at the start, and for new terms when an append's outcome is unknown."""
-        if not self._registering:
-            self._registering = True
-            self.spawn_task(self._register(), name="register")
+        """Ask for channels under new terms."""
+        self._registered.clear()
+        self._outdated.set()
 
     async def _register(self) -> None:
-        try:
+        """Register at the start, with each new leader, and when an append's outcome is unknown."""
+        while True:
+            self._outdated.clear()
             await self._ask_mixcoord("register_proxy", {"node": self.node.name})
-        finally:
-            self._registering = False
-        if self._writer.stalled:
-            self.register()
+            if not self._outdated.is_set() and not self._writer.stalled:
+                self._registered.set()
+                await self._outdated.wait()
+
+    async def _watch_leader(self) -> None:
+        leader = self.catalog.catalog.leader_id
+        while True:
+            catalog = await self.catalog.changed()
+            if catalog.leader_id != leader:
+                leader = catalog.leader_id
+                self.register()
+
+    async def _ready(self, _: Request) -> Answer:
+        """Answers once this proxy has its channels."""
+        await self._registered.wait()
+        return None
 
     async def _ask_mixcoord(self, method: str, params: dict[str, object]) -> dict[str, object]:
         while True:
             try:
-                return dict((await self.caller.call("mixcoord", method, params)).values)
+                reply = await self.caller.call("mixcoord", method, params, deadline_s=MIXCOORD_DEADLINE_S)
+                return dict(reply.values)
             except TidewalError as error:
                 if not error.retryable:
                     raise
@@ -111,6 +129,7 @@ class Proxy(Role):
 
     async def _take(self, request: Request) -> Answer:
         grants = [Grant(**wire) for wire in request.params["grants"]]
+        self._unflushed.begin_recovery(grant.channel for grant in grants)
         return {"fences": await self._writer.take(grants)}
 
     async def _open(self, request: Request) -> Answer:
@@ -145,6 +164,7 @@ class Proxy(Role):
         return {"ts": appended.ts, "rows": appended.rows}
 
     async def _append(self, request: Request) -> Appended:
+        await self._owning(len(request.body))
         collection = await _find(self.catalog, request.params["collection"])
         schema = collection.schema
         if request.params["schema_version"] != schema.version:
@@ -158,6 +178,22 @@ class Proxy(Role):
             for _, record in records:
                 self._unflushed.add(record.vchannel, appended.ts, len(record.body))
         return appended
+
+    async def _owning(self, size: int) -> None:
+        """While channels are being taken over, writes wait, in their order, instead of failing."""
+        if self._registered.is_set():
+            return
+        limit = self.node.settings.proxy.max_inflight_bytes
+        if self._waiting_bytes and self._waiting_bytes + size > limit:
+            raise Overloaded(
+                f"{self._waiting_bytes} bytes wait for their channels to be taken over, the limit is {limit}; retry",
+                limit="proxy.maxInflightBytes",
+            )
+        self._waiting_bytes += size
+        try:
+            await self._registered.wait()
+        finally:
+            self._waiting_bytes -= size
 
     def _records(self, collection: Collection, rows: pa.RecordBatch) -> list[tuple[str, Record]]:
         """The records of a batch, split by shard and by the log's message size. Parts name their batch and place per
@@ -192,6 +228,7 @@ class Proxy(Role):
 
     async def _sync(self, request: Request) -> Answer:
         """The present time of the log, and the last acknowledged record of each channel at or before it."""
+        await self._registered.wait()
         point = self._writer.sync_point()
         wanted = request.params["channels"]
         return {
@@ -201,6 +238,7 @@ class Proxy(Role):
 
     async def _flush(self, request: Request) -> Answer:
         """Ask the DataNode to store all that was acknowledged before this, and wait until it has."""
+        await self._registered.wait()
         collection = await _find(self.catalog, request.params["collection"])
         appended = await self._writer.append(self._to_all(collection, RecordType.FLUSH))
         await self._writer.tick_now()
@@ -215,7 +253,7 @@ class Proxy(Role):
     def recovered(self, record: Record) -> None:
         """A record found in the log when its channel was taken over."""
         if record.type is RecordType.ROWS:
-            self._unflushed.add(record.vchannel, record.ts, len(record.body))
+            self._unflushed.recover(record.vchannel, record.ts, len(record.body))
 
     async def on_stop(self) -> None:
         self._beat.cancel()
@@ -232,17 +270,12 @@ class _Observer(WriterObserver):
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
         self._loop = asyncio.get_running_loop()
-        self._ticks = proxy.node.metrics.counter("wal_sync_time_tick_total", channel_name="all", type="stored")
 
     def recovered(self, channel: str, record: Record) -> None:
         self._proxy.recovered(record)
 
     def stalled(self, error: TidewalError) -> None:
         self._loop.call_soon_threadsafe(self._proxy.register)
-
-    def ticked(self, channels: int, error: TidewalError | None) -> None:
-        if error is None:
-            self._ticks.inc(channels)
 
 
 async def _find(catalog: CatalogLog, name: str) -> Collection:

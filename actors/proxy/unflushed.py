@@ -7,7 +7,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
-from ...runtime.errors import Overloaded
+from ...runtime.errors import CollectionNotFound, Overloaded
+from ...runtime.names import physical
 from ..flushes import Flushed
 
 
@@ -18,9 +19,17 @@ class _Shard:
         self.appended: deque[tuple[int, int]] = deque()
         self.bytes = 0
         self.stored = 0
+        self.recovered = 0  # up to here the log itself was counted
+        self.gone = False
+
+    def recover(self, ts: int, size: int) -> None:
+        self.recovered = ts
+        if ts > self.stored:
+            self.appended.append((ts, size))
+            self.bytes += size
 
     def add(self, ts: int, size: int) -> None:
-        if ts > self.stored:
+        if ts > max(self.stored, self.recovered):
             self.appended.append((ts, size))
             self.bytes += size
 
@@ -42,6 +51,18 @@ class Unflushed:
         """`size` bytes were appended to `vchannel` at `ts`."""
         self._shards.setdefault(vchannel, _Shard()).add(ts, size)
 
+    def begin_recovery(self, pchannels: Iterable[str]) -> None:
+        """The log of `pchannels` is about to be read again: count what it holds, instead of what is known."""
+        channels = set(pchannels)
+        for vchannel, shard in self._shards.items():
+            if physical(vchannel) in channels:
+                shard.appended.clear()
+                shard.bytes = shard.recovered = 0
+
+    def recover(self, vchannel: str, ts: int, size: int) -> None:
+        """`size` bytes of `vchannel` at `ts` were found in the log."""
+        self._shards.setdefault(vchannel, _Shard()).recover(ts, size)
+
     def bytes(self, vchannels: Iterable[str]) -> int:
         """The bytes of these vchannels that are not stored yet."""
         return sum(self._shards[name].bytes for name in vchannels if name in self._shards)
@@ -60,16 +81,25 @@ class Unflushed:
         """A DataNode has stored a collection up to some time."""
         for vchannel, time in flushed.times.items():
             self._shards.setdefault(vchannel, _Shard()).store(time)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._wake()
 
     async def stored(self, vchannels: Iterable[str], time: int) -> None:
-        """Wait until the table has everything of `vchannels` up to `time`."""
-        names = list(vchannels)
-        while any(self._shards.setdefault(name, _Shard()).stored < time for name in names):
+        """Wait until the table has everything of `vchannels` up to `time`. Raises `CollectionNotFound` when the
+        collection is dropped meanwhile."""
+        shards = [self._shards.setdefault(name, _Shard()) for name in vchannels]
+        while any(shard.stored < time for shard in shards):
+            if any(shard.gone for shard in shards):
+                raise CollectionNotFound("the collection was dropped before all of it was stored")
             await self._changed.wait()
 
     def forget(self, vchannels: Iterable[str]) -> None:
         """The collection is gone."""
         for name in vchannels:
-            self._shards.pop(name, None)
+            shard = self._shards.pop(name, None)
+            if shard is not None:
+                shard.gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -45,10 +45,12 @@ class RowPipeline:
         self._syncing: asyncio.Task[int] | None = None
         self._sync_again: asyncio.Task[int] | None = None
         self._stream = open_stream(role, collection, 0)
+        self._announced: dict[str, tuple[int, int, int]] = {}
         limit = role.node.settings.query_node.memory_limit_bytes // collection.shards
         self._stores = {vchannel: RowStore(collection.schema, limit) for vchannel in collection.vchannels}
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
+        self._announced[channel] = (term, cseq, time)
         self._stream.announce(channel, term, cseq, time)
 
     async def run(self) -> None:
@@ -56,6 +58,8 @@ class RowPipeline:
         try:
             loaded = await self._load()
             self._stream = open_stream(self._role, self.collection, loaded)
+            for channel, told in self._announced.items():  # while the table was being read
+                self._stream.announce(channel, *told)
             self._advance(loaded)
             async for pack in self._stream:
                 await self._apply(pack)
@@ -169,7 +173,7 @@ class RowPipeline:
         reply = await self._role.caller.call("proxy", "sync", {"channels": pchannels_of(self.collection)})
         time: int = reply.values["time"]
         for channel, (term, cseq, _) in reply.values["channels"].items():
-            self._stream.announce(channel, term, cseq, time)
+            self.announce(channel, term, cseq, time)
         return time
 
 

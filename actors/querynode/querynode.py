@@ -40,8 +40,8 @@ class QueryNode(Follower):
     def handlers(self) -> dict[str, Handler]:
         return {**super().handlers(), "query": self._query, "get": self._get, "stats": self._stats}
 
-    async def on_start(self) -> None:
-        await super().on_start()
+    async def prepare(self) -> None:
+        await super().prepare()
         await self.node.wal.create_channel(self.node.names.query_events, ChannelPolicy())
         self.spawn_task(self._post_events(), name="query events")
 
@@ -116,9 +116,9 @@ class QueryNode(Follower):
     async def _pipeline(self, name: str) -> RowPipeline:
         pipeline = self._rows.get(name)
         if pipeline is None:
-            collection = (await self.catalog.catch_up()).collection(name)
-            while (pipeline := self._rows.get(name)) is None or pipeline.collection.id != collection.id:
-                await self.catalog.changed()
+            catalog = await self.catalog.catch_up()
+            while (pipeline := self._rows.get(name)) is None or pipeline.collection.id != catalog.collection(name).id:
+                catalog = await self.catalog.changed()
         return pipeline
 
     async def _guarantee(self, pipeline: RowPipeline, params: Params) -> int:

@@ -1,0 +1,140 @@
+"""A standalone node for each test: over the memory log on virtual time, or over RocksMQ in real time.
+
+A test that says nothing runs on both. `pytest.mark.asyncio(loop_factories=["memory"])` (or `["rocksmq"]`) chooses one.
+On virtual time waiting costs nothing and nothing but the seed decides the order of events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tidewal.actors.client import Client
+from tidewal.actors.standalone import Standalone
+from tidewal.adapters.memory import MemoryWal
+from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.settings import Settings
+from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
+from tidewal.runtime.testing.faults import FaultPlan
+from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.wal import Wal
+
+SEGMENT_BYTES = 1024 * 1024
+
+PEOPLE = CollectionSchema(
+    "people",
+    (
+        Field("id", "int64"),
+        Field("name", "varchar", nullable=True),
+        Field("height", "double", nullable=True),
+    ),
+    "id",
+)
+POINTS = CollectionSchema("points", (Field("id", "int64"), Field("at", "float_vector", dim=4)), "id")
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Function) -> dict[str, object]:
+    if "home" not in item.fixturenames:
+        return {"asyncio": asyncio.new_event_loop}
+    return {"memory": lambda: VirtualLoop(VirtualClock()), "rocksmq": asyncio.new_event_loop}
+
+
+async def in_place(call: Callable[[], object]) -> object:
+    """Run a blocking call where it is: on virtual time there are no other threads."""
+    return call()
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Let the loop turn until something is true; the test's timeout ends what never is."""
+    while not true():  # noqa: ASYNC110 -- what is waited for has no event to await
+        await asyncio.sleep(0)
+
+
+async def elapse(seconds: float) -> None:
+    """Let virtual time pass."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop), "tests do not wait for real time"
+    passed = loop.create_future()
+    loop.call_later(seconds, passed.set_result, None)
+    await passed
+
+
+async def error_of(awaitable) -> TidewalError:
+    """The typed error that something ends with."""
+    try:
+        result = await awaitable
+    except TidewalError as error:
+        return error
+    raise AssertionError(f"no error, but {result!r}")
+
+
+def people(*ids: int, name: str = "") -> list[dict[str, object]]:
+    """Rows for `PEOPLE`."""
+    return [{"id": id, "name": name or f"n{id}", "height": id / 2} for id in ids]
+
+
+class Home:
+    """Where nodes live one after another: one log and one directory of tables."""
+
+    PEOPLE = PEOPLE
+    POINTS = POINTS
+    people = staticmethod(people)
+    until = staticmethod(until)
+    elapse = staticmethod(elapse)
+    error_of = staticmethod(error_of)
+    in_place = staticmethod(in_place)
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tables = directory / "tables"
+        self.log = MemoryLog()
+        self.faults: FaultPlan | None = None
+        self.virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
+
+    async def wal(self) -> Wal:
+        """Open the log."""
+        if self.virtual:
+            return MemoryWal(self.log, self.faults)
+        return await RocksMQ.open(
+            str(self.directory / "log"), segment_bytes=SEGMENT_BYTES, free_space_bytes=0, serve=False
+        )
+
+    @asynccontextmanager
+    async def node(self, **options) -> AsyncIterator[Standalone]:
+        """A running node; leaving it stops the node and closes the log."""
+        if isinstance(options.get("settings"), dict):
+            options["settings"] = Settings.model_validate(options["settings"])
+        if self.virtual:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            options = {"clock": loop.clock, "threads": False, "blocking": in_place, "name": "node", **options}
+        wal = await self.wal()
+        try:
+            async with Standalone(wal, self.tables, **options) as node:
+                yield node
+        finally:
+            await wal.close()
+
+    @asynccontextmanager
+    async def client(self, **options) -> AsyncIterator[Client]:
+        """A client of a running node."""
+        async with self.node(**options) as node, node.client() as client:
+            yield client
+
+    @asynccontextmanager
+    async def people_client(self, **options) -> AsyncIterator[Client]:
+        """The same, with the collection `people`."""
+        async with self.client(**options) as client:
+            await client.create_collection(PEOPLE)
+            yield client
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)

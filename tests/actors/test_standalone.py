@@ -1,0 +1,146 @@
+"""Collections through the client, and what is there again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tidewal.runtime.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    DirectoryUnwritable,
+    InvalidRequest,
+    InvalidSchema,
+)
+from tidewal.runtime.schema import CollectionSchema, Field
+
+
+async def test_creates_describes_lists_and_drops(home) -> None:
+    async with home.client() as client:
+        assert await client.list_collections() == []
+        created = await client.create_collection(home.PEOPLE, shards=3)
+        await client.create_collection(home.POINTS)
+        assert created.shards == 3
+        assert created.state == "ready"
+        assert await client.describe_collection("people") == created
+        assert await client.list_collections() == ["people", "points"]
+        await client.drop_collection("people")
+        assert await client.list_collections() == ["points"]
+        assert isinstance(await home.error_of(client.describe_collection("people")), CollectionNotFound)
+        assert isinstance(await home.error_of(client.drop_collection("people")), CollectionNotFound)
+
+
+async def test_creating_again_finds_the_same_or_refuses_another(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        assert await client.create_collection(home.PEOPLE) == await client.describe_collection("people")
+        other = CollectionSchema("people", (Field("id", "int64"),), "id")
+        assert isinstance(await home.error_of(client.create_collection(other)), CollectionExists)
+        assert isinstance(await home.error_of(client.create_collection(home.PEOPLE, shards=3)), CollectionExists)
+        assert await client.count("people", consistency="strong") == 1
+
+
+@pytest.mark.parametrize("shards", [0, -1, 17, "two", None])
+async def test_refuses_shards_that_cannot_be(home, shards) -> None:
+    async with home.client() as client:
+        assert isinstance(await home.error_of(client.create_collection(home.PEOPLE, shards=shards)), InvalidRequest)
+        assert await client.list_collections() == []
+
+
+def test_refuses_a_schema_that_cannot_be() -> None:
+    with pytest.raises(InvalidSchema):
+        CollectionSchema("people", (Field("id", "double"),), "id")
+
+
+async def test_a_collection_created_by_many_at_once_is_one(home) -> None:
+    async with home.node() as node, node.client() as one, node.client() as two:
+        made = await asyncio.gather(*(client.create_collection(home.PEOPLE) for client in (one, two) * 5))
+        assert len({collection.id for collection in made}) == 1
+
+
+async def test_dropping_by_many_at_once_drops_once(home) -> None:
+    async with home.people_client() as client:
+        results = await asyncio.gather(*(client.drop_collection("people") for _ in range(5)), return_exceptions=True)
+        assert any(result is None for result in results)
+        assert all(result is None or isinstance(result, CollectionNotFound) for result in results)
+        assert await client.list_collections() == []
+
+
+async def test_a_name_used_again_starts_empty(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1, 2, 3))
+        await client.flush("people")
+        await client.compact("people")
+        await client.insert("people", home.people(4))
+        first = await client.describe_collection("people")
+        await client.drop_collection("people")
+        assert not (home.tables / "people").exists()
+        second = await client.create_collection(home.PEOPLE)
+        assert second.id != first.id
+        assert await client.count("people", consistency="strong") == 0
+        await client.insert("people", home.people(7))
+        assert await client.count("people", consistency="strong") == 1
+        await client.flush("people")
+        stats = await client.stats("people", consistency="strong")
+        assert (stats.rows, dict(stats.versions)["insert"]) == (1, 1)
+    async with home.client() as client:
+        assert (await client.query("people", consistency="strong")).table["id"].to_pylist() == [7]
+
+
+async def test_a_client_that_remembers_an_older_collection_of_that_name_learns_of_the_new_one(home) -> None:
+    schema = replace(home.PEOPLE, fields=(Field("id", "int64"), Field("city", "varchar")))
+    async with home.node() as node, node.client() as old, node.client() as new:
+        await old.create_collection(home.PEOPLE)
+        await old.insert("people", home.people(1))
+        await new.drop_collection("people")
+        await new.create_collection(schema)
+        await new.insert("people", [{"id": 1, "city": "Bern"}])
+        await old.insert("people", [{"id": 2, "city": "Basel"}])
+        rows = (await old.query("people", consistency="strong", order_by=[("id", True)])).table
+        assert rows.to_pylist() == [{"id": 1, "city": "Bern"}, {"id": 2, "city": "Basel"}]
+
+
+async def test_a_flush_of_a_collection_that_is_dropped_ends(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        flush = asyncio.ensure_future(client.flush("people"))
+        await client.drop_collection("people")
+        result = (await asyncio.gather(flush, return_exceptions=True))[0]
+        assert isinstance(result, int | CollectionNotFound)
+
+
+async def test_everything_is_there_after_a_restart(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(*range(50)))
+        await client.flush("people")
+        await client.upsert("people", home.people(3, name="three"))
+        await client.delete("people", [4])
+    terms = []
+    for life in range(3):
+        async with home.node() as node, node.client() as client:
+            await client.insert("people", home.people(100 + life))
+            assert await client.count("people", consistency="strong") == 50 + life
+            rows = (await client.get("people", [3, 4], consistency="strong")).table.to_pylist()
+            assert [row["name"] for row in rows] == ["three"]
+            collection = await client.describe_collection("people")
+            if life == 1:
+                await client.flush("people")
+            reply = await client._caller.call("proxy", "sync", {"channels": channels_of(collection)})
+            terms.append([point[0] for point in reply.values["channels"].values()])
+    assert terms == sorted(terms)
+    assert len({tuple(each) for each in terms}) == 3, "each life has terms of its own"
+
+
+def channels_of(collection) -> list[str]:
+    return [name.rsplit("_", 1)[0] for name in collection.vchannels]
+
+
+async def test_tables_that_cannot_be_written_are_a_clear_error(home) -> None:
+    home.tables.write_text("not a directory")
+    async with home.node() as node:
+        async with node.client() as client:
+            create = client.create_collection(home.PEOPLE, deadline_s=5)
+            result = (await asyncio.gather(create, return_exceptions=True))[0]
+            assert isinstance(await node.failed(), DirectoryUnwritable) or isinstance(result, DirectoryUnwritable)
