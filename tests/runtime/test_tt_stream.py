@@ -21,7 +21,7 @@ from tidewal.runtime.errors import (
 from tidewal.runtime.messages import MsgPack, Position
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.tt_stream import TtMsgStream
+from tidewal.runtime.tt_stream import PROMISES_MAX, TtMsgStream
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromTime
 
 Key = tuple[int, str, bytes]
@@ -285,10 +285,15 @@ async def test_a_heartbeat_moves_an_idle_channel_once_its_records_are_read(wal):
     assert follower.packs[-1].end_ts == 50
     for time in range(60, 60 + 500):  # many beats for a record that is not there yet do not pile up
         follower.stream.announce("c1", 1, 3, time)
+    for cseq in range(4, 500):
+        follower.stream.announce("c1", 1, cseq, 600 + cseq)
+    assert len(follower.stream._channels["c1"].promises) <= PROMISES_MAX
     await put(wal, "c1", rows(600, 3))
-    follower.stream.announce("c1", 1, 3, 700)
     await settle()
-    assert follower.packs[-1].end_ts == 700
+    assert follower.packs[-1].end_ts == 600
+    await put(wal, "c1", *(rows(597 + cseq, cseq) for cseq in range(4, 500)))
+    await settle()
+    assert follower.packs[-1].end_ts == 1099
     await follower.stop()
 
 

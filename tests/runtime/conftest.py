@@ -1,0 +1,158 @@
+"""A small world for the tests of writers and streams: one log, its owners, and who follows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from tidewal.runtime.channel_pumps import reading
+from tidewal.runtime.clock import HybridClock, add_ms
+from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.heartbeats import announcements
+from tidewal.runtime.messages import MsgPack
+from tidewal.runtime.record import Record, RecordType, decode
+from tidewal.runtime.testing.clock import VirtualClock
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+from tidewal.runtime.tt_stream import TtMsgStream
+from tidewal.runtime.wal import Append, ChannelPolicy, From, OnAppended
+from tidewal.runtime.writer import Grant, Writer
+
+BEATS = "heartbeats"
+LEASE_MS = 10_000
+
+
+class HoldingWal(MemoryWal):
+    """A memory WAL whose answers and writes can be held back, in order."""
+
+    def __init__(self, log: MemoryLog | None = None) -> None:
+        super().__init__(log)
+        self.holding = False
+        self.holding_answers = False
+        self.held: list[Callable[[], None]] = []
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        if self.holding_answers:
+            super().submit(entries, lambda result: self.held.append(lambda: done(result)))
+        elif not self.holding:
+            super().submit(entries, done)
+            return
+        taken = list(entries)
+        self.held.append(lambda: super(HoldingWal, self).submit(taken, done))
+
+    def let_go(self) -> None:
+        self.holding = False
+        held, self.held = self.held, []
+        for submit in held:
+            submit()
+
+
+@dataclass
+class Owner:
+    """A node that owns channels: what a proxy is to its writer."""
+
+    wal: MemoryWal
+    clock: HybridClock
+    writer: Writer
+    limit: int = 0
+
+    async def own(self, *channels: str, term: int = 1, previous_limit: int = 0, **grant: object) -> dict[str, bytes]:
+        self.limit = add_ms(max(self.clock.now(), previous_limit), LEASE_MS)
+        grants = [Grant(channel, term, previous_limit, self.limit, **grant) for channel in channels]  # type: ignore[arg-type]
+        fences = await self.writer.take(grants)
+        self.writer.open(channels)
+        return fences
+
+
+@dataclass
+class Following:
+    """A stream that is read as it comes, with the heartbeats passed on."""
+
+    stream: TtMsgStream
+    wal: MemoryWal
+    packs: list[MsgPack] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def _read(self) -> None:
+        async for pack in self.stream:
+            self.packs.append(pack)
+
+    async def _listen(self) -> None:
+        async with reading(self.wal, BEATS, From.EARLIEST) as batches:
+            async for entries in batches:
+                for entry in entries:
+                    for told in announcements(decode(entry.payload)):
+                        self.stream.announce(*told)
+
+    async def stop(self) -> list[MsgPack]:
+        await self.stream.close()
+        self.tasks[1].cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        return self.packs
+
+    @property
+    def messages(self) -> list[Record]:
+        return [message for pack in self.packs for message in pack.messages]
+
+
+class World:
+    """Makes owners and followers over one log."""
+
+    def __init__(self) -> None:
+        self.source = VirtualClock()
+        self.log = MemoryLog()
+
+    async def channels(self, *names: str) -> None:
+        wal = MemoryWal(self.log)
+        await wal.create_channel(BEATS, ChannelPolicy(ephemeral=True))
+        for name in names:
+            await wal.create_channel(name, ChannelPolicy())
+
+    def owner(self, wal: MemoryWal | None = None, **options: object) -> Owner:
+        wal = wal or MemoryWal(self.log)
+        clock = HybridClock(self.source)
+        return Owner(wal, clock, Writer(wal, clock, heartbeat_channel=BEATS, **options))  # type: ignore[arg-type]
+
+    def follow(self, *channels: str, start: From = From.EARLIEST, **options: object) -> Following:
+        wal = MemoryWal(self.log)
+        stream = TtMsgStream(wal, group="g", **options)  # type: ignore[arg-type]
+        stream.as_consumer(channels, start)
+        following = Following(stream, wal)
+        following.tasks = [asyncio.ensure_future(following._read()), asyncio.ensure_future(following._listen())]
+        return following
+
+    def records(self, channel: str) -> list[Record]:
+        return [decode(entry.payload, entry.id) for entry in self.log.channels[channel].entries]
+
+    @staticmethod
+    async def settle() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    @staticmethod
+    def rows(body: bytes = b"", vchannel: str = "") -> Record:
+        return Record(RecordType.ROWS, vchannel=vchannel, body=body)
+
+    @staticmethod
+    async def outcome(future: asyncio.Future[object]) -> object:
+        try:
+            return await future
+        except TidewalError as error:
+            return error
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def make_world() -> type[World]:
+    return World
+
+
+@pytest.fixture
+def holding_wal() -> type[HoldingWal]:
+    return HoldingWal

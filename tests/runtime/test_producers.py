@@ -1,0 +1,86 @@
+"""What is remembered of producers, for how long, and how that survives in snapshots."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewal.runtime.errors import BadRecord, OutcomeUnknown
+from tidewal.runtime.writer import producers
+from tidewal.runtime.writer.producers import EXPIRY_MS, REMEMBERED_PER_PRODUCER, Outcome, ProducerTable
+
+
+def test_a_number_too_old_to_tell_is_unknown_and_a_new_one_never_happened():
+    table = ProducerTable()
+    for pseq in range(REMEMBERED_PER_PRODUCER + 10):
+        table.remember("p", pseq, Outcome(pseq, 1), 0)
+    for pseq in range(10):
+        with pytest.raises(OutcomeUnknown):
+            table.find("p", pseq)
+    assert table.find("p", 10) == Outcome(10, 1)
+    assert table.find("p", REMEMBERED_PER_PRODUCER + 10) is None
+    assert table.find("stranger", 5) is None
+
+
+def test_a_producer_silent_for_too_long_is_known_only_by_its_last_number():
+    table = ProducerTable()
+    table.remember("quiet", 5, Outcome(1, 1), 0)
+    table.remember("other", 1, Outcome(2, 1), EXPIRY_MS)
+    assert table.find("quiet", 5) == Outcome(1, 1)
+    table.remember("other", 2, Outcome(3, 1), EXPIRY_MS + 1)
+    with pytest.raises(OutcomeUnknown):
+        table.find("quiet", 5)
+    assert table.find("quiet", 6) is None
+    table.remember("quiet", 6, Outcome(4, 1), EXPIRY_MS + 2)
+    with pytest.raises(OutcomeUnknown):
+        table.find("quiet", 5)
+    assert table.find("quiet", 6) == Outcome(4, 1)
+
+
+def test_outcomes_and_names_are_bounded(monkeypatch):
+    monkeypatch.setattr(producers, "OUTCOMES_MAX", 50)
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 20)
+    table = ProducerTable()
+    for number in range(100):
+        for pseq in (1, 2):
+            table.remember(f"p{number}", pseq, Outcome(number, 1), number)
+    assert table.find("p99", 2) == Outcome(99, 1)
+    with pytest.raises(OutcomeUnknown):
+        table.find("p70", 2)
+    assert table.find("p0", 2) is None  # forgotten altogether
+    assert sum(len(page) for page in table.pages()) < 2_000
+
+
+steps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30), st.integers(0, 2**62)), max_size=80)
+
+
+@given(steps, st.integers(1, 9))
+def test_the_pages_of_a_snapshot_are_the_table(history, page):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(producers, "REMEMBERED_PER_PRODUCER", 4)
+        patch.setattr(producers, "OUTCOMES_MAX", 8)
+        patch.setattr(producers, "OUTCOMES_PER_PAGE", page)
+        table, copy = ProducerTable(), ProducerTable()
+        for now, (name, pseq, ts) in enumerate(history):
+            table.remember(name, pseq, Outcome(ts, 1), now)
+        for data in table.pages():
+            copy.merge(ProducerTable.from_bytes(data))
+
+        def answer(of: ProducerTable, name: str, pseq: int) -> Outcome | str | None:
+            try:
+                return of.find(name, pseq)
+            except OutcomeUnknown:
+                return "unknown"
+
+        for name in "abcd":
+            for pseq in range(32):
+                assert answer(copy, name, pseq) == answer(table, name, pseq)
+
+
+@given(st.one_of(st.binary(max_size=40), st.sampled_from([(2, []), (1, 3), (1, [("p", 1)]), (1, [("p", 0, 0, [1])])])))
+def test_a_damaged_snapshot_is_told(data):
+    wire = data if isinstance(data, bytes) else msgpack.packb(data)
+    with pytest.raises(BadRecord):
+        ProducerTable.from_bytes(wire)

@@ -1,0 +1,564 @@
+"""The channel writer: acknowledged means in the log, a tick never lies, a retry is recognised, an owner can be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+
+import pytest
+
+from tidewal.runtime.clock import add_ms
+from tidewal.runtime.errors import (
+    BadRecord,
+    Closed,
+    DeadlineExceeded,
+    Fenced,
+    MessageTooLarge,
+    Overloaded,
+    TidewalError,
+    Unavailable,
+)
+from tidewal.runtime.record import BatchPart, Record, RecordType
+from tidewal.runtime.testing.clock import run_virtual
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryWal
+from tidewal.runtime.wal import From
+from tidewal.runtime.writer import AckManager, Appended, Grant, WriterObserver
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_timestamps_are_released_once_each_in_order_and_hold_the_watermark(rng):
+    acks: AckManager[int] = AckManager()
+    opened, released, now, watermark = {}, [], 0, 0
+    while len(released) < 1_000:
+        now += 1
+        if len(opened) < 50 and rng.random() < 0.55:
+            opened[now] = acks.begin(now, now)
+            if rng.random() < 0.1:
+                acks.withdraw(opened.pop(now))
+        elif opened:
+            ts = rng.choice(list(opened))
+            released += acks.finish(opened.pop(ts))
+        assert acks.watermark(now) < min(opened, default=now + 1)
+        assert acks.watermark(now) >= watermark
+        watermark = acks.watermark(now)
+        assert len(acks) >= len(opened)
+    assert released == sorted(set(released))
+
+
+@pytest.mark.parametrize("round", range(4))
+def test_ticks_never_lie_under_delays_and_failures(seed, round, make_world):
+    rng = random.Random(seed + round)
+    world = make_world()
+
+    async def main() -> None:
+        await world.channels("a", "b")
+        plan = FaultPlan(seed + round, Rates(fail=0.2, delay=0.4, drop=0.2, duplicate=0.2))
+        owner = world.owner(MemoryWal(world.log, plan))
+        plan.rates, rates = Rates(), plan.rates
+        await owner.own("a", "b")
+        plan.rates = rates
+        owner.writer.extend(add_ms(owner.limit, 600_000))
+        following, unordered = world.follow("a", "b"), world.follow("a", "b", ordered=False)
+        outcomes: dict[bytes, Appended | TidewalError] = {}
+        sizes: dict[bytes, int] = {}
+        answered: list[int] = []
+        watermarks: list[int] = []
+
+        async def produce(name: str) -> None:
+            for number in range(60):
+                body = f"{name}{number}".encode()
+                pairs = [(channel, world.rows(body)) for channel in rng.sample(["a", "b", "b", "a"], rng.randint(1, 3))]
+                sizes[body] = len(pairs)
+                outcomes[body] = await world.outcome(owner.writer.append(pairs))
+                if isinstance(outcomes[body], Appended):
+                    answered.append(outcomes[body].ts)
+                await asyncio.sleep(rng.random() * 0.03)
+
+        async def beat() -> None:
+            while True:
+                owner.writer.beat()
+                watermarks.append(owner.writer.sync_point().time)
+                if rng.random() < 0.3:
+                    await world.outcome(owner.writer.tick_now())
+                await asyncio.sleep(0.02)
+
+        beats = asyncio.ensure_future(beat())
+        await asyncio.gather(*(produce(name) for name in "xyz"))
+        beats.cancel()
+        plan.rates = Rates()
+        await owner.writer.tick_now()
+        owner.writer.beat()
+        await asyncio.sleep(1)
+
+        assert watermarks == sorted(watermarks)
+        assert answered == sorted(answered)
+        for channel in "ab":
+            told = 0
+            for record in world.records(channel):
+                if record.type is RecordType.TIME_TICK:
+                    told = max(told, record.ts)
+                elif record.type is RecordType.ROWS:
+                    assert record.ts > told
+        acked = Counter({body: sizes[body] for body, outcome in outcomes.items() if isinstance(outcome, Appended)})
+        assert 0 < len(acked) < len(outcomes)
+        for follower in (following, unordered):
+            packs = await follower.stop()
+            for pack in packs:
+                assert all(pack.begin_ts < message.ts <= pack.end_ts for message in pack.messages)
+            assert Counter(bytes(message.body) for message in follower.messages) == acked
+            assert follower.stream.late == 0
+        await owner.writer.close()
+
+    run_virtual(main(), world.source)
+
+
+async def test_idle_channels_store_nothing_and_their_readers_time_goes_on(world):
+    await world.channels("a", "b")
+    owner = world.owner()
+    await owner.own("a", "b")
+    following = world.follow("a", "b")
+    await owner.writer.append([("a", world.rows())])
+    owner.writer.beat()
+    before = {name: len(world.records(name)) for name in "ab"}
+    times = []
+    for _ in range(100):
+        world.source.advance(0.02)
+        owner.writer.beat()
+        await world.settle()
+        times.append(following.stream.end_ts)
+    assert {name: len(world.records(name)) for name in "ab"} == before
+    assert times == sorted(set(times))
+    assert times[-1] > add_ms(times[0], 1_900)
+    await following.stop()
+
+
+async def test_a_tick_asked_for_during_a_tick_follows_it_at_once_and_is_shared(world, holding_wal):
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a")
+    await owner.writer.append([("a", world.rows())])
+    wal.holding = True
+    first = owner.writer.tick_now()
+    append = owner.writer.append([("a", world.rows())])
+    others = [owner.writer.tick_now() for _ in range(10)]
+    assert len(wal.held) == 2
+    wal.held.pop(0)()  # the first tick is stored: another cannot cover what is still on its way
+    await world.settle()
+    assert first.done()
+    wal.let_go()
+    appended = await append
+    await asyncio.gather(*others)
+    await owner.writer.tick_now()
+    ticks = [record.ts for record in world.records("a") if record.type is RecordType.TIME_TICK]
+    assert ticks[-1] >= appended.ts
+    assert len(ticks) <= 3
+
+
+async def test_a_tick_overtaken_by_its_appends_answer_is_followed_by_another(world, holding_wal):
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a")
+    await owner.writer.append([("a", world.rows())])
+    wal.holding = True
+    append = owner.writer.append([("a", world.rows())])
+    owner.writer.beat()  # its tick stands below the append's timestamp, and behind it in the log
+    wal.let_go()
+    appended = await append
+    owner.writer.beat()
+    assert max(r.ts for r in world.records("a") if r.type is RecordType.TIME_TICK) >= appended.ts
+
+
+async def test_time_is_told_while_the_loop_is_blocked(world):
+    await world.channels("a")
+    owner = world.owner()
+    await owner.own("a")
+    await owner.writer.append([("a", world.rows())])
+    following = world.follow("a")
+    await world.settle()
+    heart = threading.Thread(target=lambda: [owner.writer.beat() for _ in range(3)])
+    heart.start()
+    heart.join()  # blocks the loop
+    beats = len(world.log.channels["heartbeats"].entries)
+    assert beats >= 3
+    assert world.records("a")[-1].type is RecordType.TIME_TICK
+    for _ in range(5):
+        await world.settle()
+    assert following.stream.end_ts >= world.records("a")[-1].ts
+    await following.stop()
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+async def test_records_that_share_a_channel_are_parts_of_one_whole(world):
+    await world.channels("a", "b")
+    owner = world.owner()
+    await owner.own("a", "b")
+    await owner.writer.append([("a", world.rows(b"1", "v0")), ("b", world.rows(b"2")), ("a", world.rows(b"3", "v1"))])
+    first, second = (record for record in world.records("a") if record.type is RecordType.ROWS)
+    assert (first.part, second.part) == (BatchPart(first.ts, 0, 2), BatchPart(first.ts, 1, 2))
+    assert world.records("b")[-1].part is None
+    following = world.follow("a", "b")
+    owner.writer.beat()
+    await world.settle()
+    assert [[bytes(m.body) for m in pack.messages] for pack in await following.stop() if pack.messages] == [
+        [b"1", b"3", b"2"]
+    ]
+
+
+async def test_an_append_that_is_refused_changes_nothing(world, holding_wal):
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal, inflight_bytes=1_000)
+    await owner.own("a")
+    before = owner.writer.sync_point()
+    with pytest.raises(MessageTooLarge):
+        owner.writer.append([("a", world.rows(bytes(6 * 1024 * 1024)))])
+    with pytest.raises(BadRecord):
+        owner.writer.append([("a", Record(RecordType.ROWS, tags={"t": "x" * 300_000}))])
+    with pytest.raises(Unavailable):
+        owner.writer.append([("unknown", world.rows())])
+    assert owner.writer.sync_point().time > before.time
+    wal.holding = True
+    first = owner.writer.append([("a", world.rows(bytes(900)))])
+    with pytest.raises(Overloaded) as caught:
+        owner.writer.append([("a", world.rows(bytes(200)))])
+    assert caught.value.retryable
+    assert owner.writer.sync_point().time < before.time + (1 << 30)
+    wal.let_go()
+    await first
+    await owner.writer.append([("a", world.rows(bytes(200)))])
+    assert [record.cseq for record in world.records("a")] == [1, 2, 3]
+
+
+async def test_an_append_returns_the_ids_of_its_records(world):
+    await world.channels("a", "b")
+    owner = world.owner()
+    await owner.own("a", "b")
+    appended = await owner.writer.append([("a", world.rows()), ("b", world.rows())])
+    assert appended.ids == (world.records("a")[-1].id, world.records("b")[-1].id)
+
+
+# ---- who owns --------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_taken_before_the_fence_is_in_the_catalog(world):
+    await world.channels("a")
+    owner = world.owner()
+    grant = Grant("a", 1, 0, add_ms(owner.clock.now(), 1_000))
+    fences = await owner.writer.take([grant])
+    assert world.records("a")[-1].id == fences["a"]
+    with pytest.raises(Unavailable):
+        owner.writer.append([("a", world.rows())])
+    owner.writer.open(["a"])
+    assert (await owner.writer.append([("a", world.rows())])).ts > 0
+
+
+async def test_beyond_its_limit_an_owner_neither_stamps_nor_promises(world):
+    await world.channels("a")
+    owner = world.owner()
+    await owner.own("a")
+    following = world.follow("a")
+    world.source.advance(10.1)
+    with pytest.raises(Unavailable):
+        owner.writer.append([("a", world.rows())])
+    with pytest.raises(Unavailable):
+        owner.writer.sync_point()
+    owner.writer.beat()
+    assert isinstance(await world.outcome(owner.writer.tick_now()), Unavailable)
+    await world.settle()
+    assert following.stream.end_ts < owner.limit
+    owner.writer.extend(add_ms(owner.limit, 5_000))
+    assert (await owner.writer.append([("a", world.rows())])).ts > owner.limit
+    await following.stop()
+
+
+async def test_the_lowest_limit_of_the_open_channels_holds_for_all(world):
+    await world.channels("a", "b")
+    owner = world.owner()
+    await owner.own("a")
+    await owner.writer.take([Grant("b", 1, 0, add_ms(owner.limit, 10_000))])
+    owner.writer.open(["b"])
+    world.source.advance(10.1)
+    with pytest.raises(Unavailable):
+        owner.writer.sync_point()
+
+
+async def test_a_new_owner_stamps_above_the_old_limit_though_the_wall_clock_went_back(world):
+    await world.channels("a")
+    old = world.owner()
+    await old.own("a")
+    await old.writer.append([("a", world.rows(b"old"))])
+    world.source.jump_wall(-3_600_000)
+    new = world.owner()
+    await new.own("a", term=2, previous_limit=old.limit)
+    assert (await new.writer.append([("a", world.rows(b"new"))])).ts > old.limit
+
+
+async def test_what_a_deposed_owner_still_writes_is_never_seen(world):
+    await world.channels("a")
+    old, new = world.owner(), world.owner()
+    await old.own("a")
+    await old.writer.append([("a", world.rows(b"before"))])
+    following = world.follow("a")
+    fences = await new.own("a", term=2, previous_limit=old.limit)
+    await old.writer.append([("a", world.rows(b"zombie"))])
+    old.writer.beat()
+    await new.writer.append([("a", world.rows(b"after"))])
+    new.writer.beat()
+    await world.settle()
+    assert [bytes(m.body) for m in following.messages] == [b"before", b"after"]
+    await following.stop()
+    late = world.owner()
+    await late.own("a", term=3, previous_limit=new.limit, fences={2: fences["a"]})
+    assert len(await late.writer.take([])) == 0
+
+
+# ---- unknown outcomes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_an_unknown_outcome_stalls_until_a_new_term_decides_it(world, written):
+    await world.channels("a")
+    plan = FaultPlan(0, channels="a")
+    owner = world.owner(MemoryWal(world.log, plan))
+    await owner.own("a")
+    following = world.follow("a")
+    plan.rates = Rates(unknown=1.0) if written else Rates(lost=1.0)
+    unknown = owner.writer.append([("a", world.rows(b"?"))], producer="p", pseq=1, rows=3)
+    plan.rates = Rates()
+    retry = asyncio.ensure_future(world.outcome(owner.writer.append([], producer="p", pseq=1)))
+    entries = len(world.records("a"))
+    assert owner.writer.stalled
+    for refused in (lambda: owner.writer.append([("a", world.rows())]), owner.writer.sync_point):
+        with pytest.raises(Unavailable):
+            refused()
+    owner.writer.beat()
+    await world.settle()
+    assert len(world.records("a")) == entries
+    assert not unknown.done()
+    await owner.own("a", term=2, previous_limit=owner.limit)
+    outcome = await world.outcome(unknown)
+    assert not owner.writer.stalled
+    owner.writer.beat()
+    await world.settle()
+    delivered = [bytes(message.body) for message in following.messages]
+    if written:
+        assert isinstance(outcome, Appended)
+        assert await retry == outcome
+        assert delivered == [b"?"]
+        assert (await owner.writer.append([], producer="p", pseq=1)).repeated
+    else:
+        assert isinstance(outcome, Unavailable)
+        assert delivered == []
+        assert not (await owner.writer.append([("a", world.rows())], producer="p", pseq=1)).repeated
+    await following.stop()
+
+
+async def test_taking_one_more_channel_decides_nothing_in_the_others(world, holding_wal):
+    await world.channels("a", "b")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a")
+    wal.holding = True
+    append = owner.writer.append([("a", world.rows())])
+    held, wal.held = wal.held, []
+    wal.holding = False
+    await owner.own("b")
+    await world.settle()
+    assert not append.done()
+    held[0]()
+    assert (await append).ids
+
+
+async def test_a_batch_over_two_channels_is_decided_when_both_are_taken_again(world):
+    await world.channels("a", "b")
+    plan = FaultPlan(0)
+    owner = world.owner(MemoryWal(world.log, plan))
+    await owner.own("a", "b")
+    plan.rates = Rates(unknown=1.0)
+    unknown = owner.writer.append([("a", world.rows()), ("b", world.rows())])
+    plan.rates = Rates()
+    await owner.own("a", term=2, previous_limit=owner.limit)
+    await world.settle()
+    assert owner.writer.stalled
+    assert not unknown.done()
+    await owner.own("b", term=2, previous_limit=owner.limit)
+    assert isinstance(await unknown, Appended)
+    assert not owner.writer.stalled
+
+
+async def test_what_was_answered_after_the_lease_is_not_acknowledged(world):
+    await world.channels("a")
+    lease = [True]
+    owner = world.owner(lease_holds=lambda: lease[0])
+    await owner.own("a")
+    lease[0] = False
+    append = owner.writer.append([("a", world.rows())])
+    await world.settle()
+    assert owner.writer.stalled
+    assert not append.done()
+    lease[0] = True
+    await owner.own("a", term=2, previous_limit=owner.limit)
+    assert isinstance(await append, Appended)
+
+
+async def test_losing_ownership_ends_what_is_unknown_and_refuses_the_rest(world):
+    await world.channels("a")
+    plan = FaultPlan(0)
+    owner = world.owner(MemoryWal(world.log, plan))
+    await owner.own("a")
+    plan.rates = Rates(unknown=1.0)
+    unknown = owner.writer.append([("a", world.rows())])
+    owner.writer.fence(Fenced("another node owns a", channel="a", term=2))
+    assert isinstance(await world.outcome(unknown), DeadlineExceeded)
+    with pytest.raises(Fenced):
+        owner.writer.append([("a", world.rows())])
+    with pytest.raises(Fenced):
+        owner.writer.sync_point()
+    await owner.writer.close()
+
+
+@pytest.mark.parametrize("fault", ["none", "unknown", "delay"])
+def test_close_leaves_nobody_waiting_and_tells_a_limit(world, fault):
+    async def main() -> None:
+        await world.channels("a")
+        plan = FaultPlan(0)
+        owner = world.owner(MemoryWal(world.log, plan))
+        await owner.own("a")
+        plan.rates = Rates(unknown=float(fault == "unknown"), delay=float(fault == "delay"))
+        append = owner.writer.append([("a", world.rows())])
+        append.add_done_callback(lambda done: done.cancelled() or done.exception())
+        limit = await owner.writer.close()
+        await asyncio.sleep(0)
+        assert append.done()
+        assert limit >= max(record.ts for record in world.records("a"))
+        with pytest.raises(Closed):
+            owner.writer.append([("a", world.rows())])
+        if fault != "unknown":
+            assert world.records("a")[-1].type is RecordType.TIME_TICK
+
+    run_virtual(main(), world.source)
+
+
+# ---- recovery --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_retry_is_recognised_in_flight_afterwards_and_by_the_next_owner(world, holding_wal):
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a")
+    wal.holding = True
+    attempts = [owner.writer.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5) for _ in range(3)]
+    assert len(wal.held) == 1
+    wal.let_go()
+    results = await asyncio.gather(*attempts)
+    assert len(set(results)) == 1
+    after = await owner.writer.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5)
+    assert (after.ts, after.rows, after.repeated) == (results[0].ts, 5, True)
+    successor = world.owner()
+    await successor.own("a", term=2, previous_limit=owner.limit)
+    after = await successor.writer.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5)
+    assert (after.ts, after.rows, after.repeated) == (results[0].ts, 5, True)
+    assert sum(record.type is RecordType.ROWS for record in world.records("a")) == 1
+
+
+async def test_snapshots_bound_what_the_next_owner_reads_and_forget_no_producer(world):
+    class Count(WriterObserver):
+        recovered_records = 0
+
+        def recovered(self, channel: str, record: Record) -> None:
+            self.recovered_records += 1
+
+    await world.channels("a")
+    owner = world.owner(snapshot_records=10)
+    await owner.own("a")
+    for number in range(95):
+        await owner.writer.append([("a", world.rows())], producer="p", pseq=number, rows=1)
+        if number % 3 == 0:
+            owner.writer.beat()
+    checkpoint = owner.writer.checkpoints()["a"]
+    count = Count()
+    successor = world.owner(observer=count)
+    await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
+    assert 0 < count.recovered_records <= 20
+    for number in range(95):
+        assert (await successor.writer.append([], producer="p", pseq=number)).repeated
+
+
+async def test_a_snapshot_beside_an_open_append_does_not_hide_it_from_the_next_owner(world, holding_wal):
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal, snapshot_records=2)
+    await owner.own("a")
+    await owner.writer.append([("a", world.rows())], producer="p", pseq=1)
+    wal.holding = True
+    second = owner.writer.append([("a", world.rows())], producer="p", pseq=2)
+    owner.writer.beat()
+    wal.let_go()
+    await second
+    successor = world.owner()
+    checkpoint = owner.writer.checkpoints()["a"]
+    assert checkpoint
+    await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
+    for number in (1, 2):
+        assert (await successor.writer.append([], producer="p", pseq=number)).repeated
+
+
+async def test_strong_points_name_the_last_acknowledged_record(world):
+    await world.channels("a", "b")
+    owner = world.owner()
+    await owner.own("a", "b")
+    appended = await owner.writer.append([("a", world.rows())])
+    point = owner.writer.sync_point()
+    last = world.records("a")[-1]
+    assert point.time >= appended.ts
+    assert point.channels["a"] == (last.term, last.cseq, last.id)
+    assert point.channels["b"].cseq == 1
+    assert owner.writer.channels == ["a", "b"]
+    following = world.follow("a", start=From.LATEST)
+    await world.settle()
+    owner.writer.beat()
+    await world.settle()
+    assert following.messages == []
+    assert following.stream.end_ts >= point.time
+    await following.stop()
+
+
+async def test_a_tick_answered_before_an_append_below_it_hides_nothing_from_the_next_owner(world, holding_wal):
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal, snapshot_records=2)
+    await owner.own("a")
+    await owner.writer.append([("a", world.rows())], producer="p", pseq=1)
+    wal.holding_answers = True
+    owner.writer.append([("a", world.rows())], producer="p", pseq=2)  # in the log, and never answered
+    wal.holding_answers = False
+    owner.writer.beat()
+    owner.writer.beat()
+    successor = world.owner()
+    checkpoint = owner.writer.checkpoints()["a"]
+    assert checkpoint
+    await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
+    for number in (1, 2):
+        assert (await successor.writer.append([], producer="p", pseq=number)).repeated
+
+
+async def test_owners_that_come_and_go_do_not_let_recovery_grow(world):
+    await world.channels("a")
+    checkpoint, limit = b"", 0
+    for term in range(1, 6):
+        owner = world.owner(snapshot_records=10)
+        await owner.own("a", term=term, previous_limit=limit, checkpoint=checkpoint)
+        for _ in range(4):
+            await owner.writer.append([("a", world.rows())])
+        owner.writer.beat()
+        checkpoint, limit = owner.writer.checkpoints()["a"], owner.limit
+    assert checkpoint
