@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from ..runtime.errors import TidewalError
+from .demo.command import demo
 from .doctor import doctor
 
 FAILED = 2  # exit status for an error that Tidewal raised on purpose
@@ -25,6 +26,7 @@ def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it:
     pass
 
 
+app.command()(demo)
 app.command()(doctor)
 
 

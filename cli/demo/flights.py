@@ -30,12 +30,13 @@ import pyarrow as pa
 from pyarrow import compute, csv
 
 from ...runtime.errors import InvalidRequest
+from ...runtime.schema import FieldType
 
 COLLECTION = "flights"
 PRIMARY_KEY = "id"
 
 # Name, type and whether it may be null, of each column of the collection.
-SCHEMA: list[tuple[str, str, bool]] = [
+SCHEMA: list[tuple[str, FieldType, bool]] = [
     ("id", "varchar", False),
     ("carrier", "varchar", False),
     ("flight", "int64", False),

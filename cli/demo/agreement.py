@@ -1,0 +1,132 @@
+"""Whether everybody who read the log saw the same: one column for each reader, one row for each thing compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyarrow import compute
+
+from ...actors.client import Client
+from ...runtime.errors import TidewalError
+from .checksum import checksum
+from .expectation import Expectation
+from .flights import COLLECTION
+
+pc = cast(Any, compute)  # its stubs refuse plain values as arguments
+
+ORIGINS = ("EWR", "JFK", "LGA")
+OPS = ("insert", "upsert", "delete")
+DIGITS = 10  # of a number shown: more than any count here has
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one reader saw. `windows` is None for a reader that does not look back."""
+
+    name: str
+    versions: Mapping[str, int]
+    current_rows: int
+    checksum: int
+    in_air_jfk: int
+    windows: pa.Table | None = None
+
+    @staticmethod
+    def of(name: str, versions: Mapping[str, int], current: pa.Table, windows: pa.Table | None = None) -> View:
+        """The view of a reader that holds `current` as its current rows."""
+        in_air = pc.and_(pc.equal(current["status"], "departed"), pc.equal(current["origin"], "JFK"))
+        return View(name, versions, current.num_rows, checksum(current), pc.sum(in_air).as_py() or 0, windows)
+
+    def values(self) -> dict[str, str]:
+        """What is compared, as it is shown."""
+        shown = {f"{op}s": f"{self.versions.get(op, 0):,}" for op in OPS}
+        shown["current rows"] = f"{self.current_rows:,}"
+        shown["their checksum"] = f"{self.checksum:016x}"
+        shown["in the air from JFK"] = f"{self.in_air_jfk:,}"
+        if self.windows is not None:
+            shown["departure windows"] = f"{self.windows.num_rows:,}"
+            shown["checksum of these"] = f"{checksum(self.windows):016x}"
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a reader saw that was not expected."""
+
+    what: str
+    reader: str
+    expected: str
+    found: str
+
+
+def expected_view(expectation: Expectation) -> View:
+    """What pyarrow computes from the file alone."""
+    return View(
+        "expected",
+        expectation.versions,
+        expectation.current_rows,
+        expectation.checksum,
+        expectation.in_air_jfk,
+        expectation.windows,
+    )
+
+
+async def querynode_view(client: Client, upto: int) -> View:
+    """What the QueryNode holds, once it has applied everything up to `upto`; nobody may write meanwhile."""
+    stats = await client.stats(COLLECTION, consistency="strong")
+    tables: list[pa.Table] = []
+    for origin in ORIGINS:  # an answer is one message, which has a limit
+        answer = await client.query(COLLECTION, f'origin == "{origin}"', consistency="strong")
+        if answer.tsafe < upto:
+            raise TidewalError(f"a strong answer is as of {answer.tsafe}, before the cut at {upto}")
+        tables.append(answer.table)
+    return View.of("QueryNode", stats.versions, pa.concat_tables(tables))
+
+
+def delta_view(tables: Path, upto: int) -> View:
+    """What the two tables hold, opened with plain `deltalake`."""
+    log = DeltaTable(tables / COLLECTION / "log").to_pyarrow_table(
+        columns=["_ts", "_op", "origin", "status", "event_time", "dep_delay"]
+    )
+    log = log.filter(pc.less_equal(log["_ts"], upto))
+    counted = log.group_by("_op").aggregate([([], "count_all")]).to_pylist()
+    versions = {cast(str, row["_op"]): cast(int, row["count_all"]) for row in counted}
+    current = DeltaTable(tables / COLLECTION / "current").to_pyarrow_table()
+    return View.of("Delta", versions, current, _windows(log))
+
+
+def _windows(log: pa.Table) -> pa.Table:
+    """Departures and their mean delay by origin and hour of event time."""
+    departures = log.filter(pc.and_(pc.equal(log["_op"], "upsert"), pc.equal(log["status"], "departed")))
+    hour = pc.floor_temporal(departures["event_time"], unit="hour")
+    means = departures.append_column("hour", hour).group_by(["origin", "hour"])
+    table = means.aggregate([("dep_delay", "count"), ("dep_delay", "mean")])
+    table = table.select(["origin", "hour", "dep_delay_count", "dep_delay_mean"])
+    return table.rename_columns(["origin", "hour", "departures", "mean_dep_delay"])
+
+
+def compare(expected: View, views: Sequence[View]) -> list[Difference]:
+    """Everything that some reader saw otherwise."""
+    wanted = expected.values()
+    return [
+        Difference(what, view.name, wanted[what], found)
+        for view in views
+        for what, found in view.values().items()
+        if found != wanted[what]
+    ]
+
+
+def rows(expected: View, views: Sequence[View], good: str, bad: str) -> list[list[str]]:
+    """The comparison as the rows of a table, each value marked. Of a checksum the first digits are shown."""
+    shown = [view.values() for view in views]
+    lines: list[list[str]] = []
+    for what, wanted in expected.values().items():
+        cells = [
+            f"{each[what][:DIGITS]} {good if each[what] == wanted else bad}" if what in each else "-" for each in shown
+        ]
+        lines.append([what, wanted[:DIGITS], *cells])
+    return lines

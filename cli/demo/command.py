@@ -1,0 +1,61 @@
+"""`tidewal demo`: its options, where it works, and what its exit status says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..stopping import INTERRUPTED, Interrupted, until_stopped
+
+DISAGREED = 1
+SERVED_PORT = 9091  # Milvus' own
+
+
+def demo(
+    events: Annotated[int | None, typer.Option(min=1, help="Only the first so many events of 1,001,615.")] = None,
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="With Spark, which needs a JDK.")] = True,
+    keep: Annotated[Path | None, typer.Option(help="Work in this directory and keep it; resume what is there.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Keep the node and its /metrics up until Ctrl-C.")] = False,
+    metrics_port: Annotated[int | None, typer.Option(help=f"Port of /metrics; {SERVED_PORT} with --serve.")] = None,
+    wal: Annotated[str, typer.Option(help="URL of the log, rocksmq:// only; in the directory by default.")] = "",
+    picture: Annotated[Path | None, typer.Option(help="Where to draw the delays; in the directory by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, the story to stderr.")] = False,
+) -> None:
+    """Replay a year of real flights through a node, ask it questions, and prove that all who read it agree.
+
+    The exit status is 0 when everything agreed, 1 when not, 130 when it was interrupted; then the directory is kept,
+    and --keep with it goes on from there.
+    """
+    # Heavy modules come with these, and the other commands do without them.
+    import uvloop
+
+    from .requirements import require
+    from .screen import Screen
+    from .story import Demo, Options, check_wal
+
+    require(spark=spark)
+    check_wal(wal)
+    directory = keep or Path(tempfile.mkdtemp(prefix="tidewal-demo-"))
+    picture = picture or (directory / "picture.png" if keep else Path("tidewal-demo.png"))
+    port = metrics_port if metrics_port is not None else SERVED_PORT if serve else 0
+    screen = Screen(to_stderr=as_json)
+    story = Demo(Options(directory, events, spark, serve, wal, port, picture), screen)
+    try:
+        uvloop.run(until_stopped(story.run()))
+    except Interrupted:
+        if story.agreed is None:
+            screen.say()
+            screen.say(f"Interrupted; nothing is lost. It goes on with: tidewal demo --keep {directory}")
+            raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if keep is None and story.agreed:
+            shutil.rmtree(directory, ignore_errors=True)
+    if as_json:
+        typer.echo(json.dumps(story.figures, default=str))
+    if not story.agreed:
+        raise typer.Exit(DISAGREED)

@@ -1,0 +1,308 @@
+"""The demo's steps, one after the other. Each is a method that a person can read beside what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import platform
+import time
+from collections.abc import Generator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...actors.client import Client
+from ...actors.standalone import Standalone
+from ...runtime.clock import physical_ms
+from ...runtime.config import load_settings
+from ...runtime.errors import ConfigError, InvalidRequest
+from ...runtime.factory import open_wal
+from ...runtime.schema import CollectionSchema, Field
+from ..stopping import while_healthy
+from . import agreement, expectation, flights, picture
+from .figures import percentiles, shown
+from .questions import Questions
+from .replay import IN_FLIGHT, Replay
+from .screen import Report, Screen
+
+PROGRESS_EVERY_S = 0.25
+TABLE_ROWS = 8
+BUSY_HOUR = 10  # departures from which on an hour's mean says something
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line chose. `wal` of "" is a RocksMQ in `directory`; `metrics_port` 0 is off."""
+
+    directory: Path
+    events: int | None
+    spark: bool
+    serve: bool
+    wal: str
+    metrics_port: int
+    picture: Path
+
+
+class Demo:
+    """A replay of the flights through a standalone node in `options.directory`, and the proof that all agree."""
+
+    def __init__(self, options: Options, screen: Screen) -> None:
+        self._options = options
+        self._screen = screen
+        self._url = options.wal or f"rocksmq://{options.directory.absolute()}/log"
+        self._tables = options.directory.absolute() / "tables"
+        self._seconds: dict[str, float] = {}
+        self.figures: dict[str, object] = {}
+        self.agreed: bool | None = None  # not known before the proof
+
+    async def run(self) -> None:
+        """Run all steps; `agreed` tells how it went. Also stops, with the error, when a role of the node gives up."""
+        started = time.perf_counter()
+        screen, options = self._screen, self._options
+        screen.heading("A node on a log of its own")
+        self._options.directory.mkdir(parents=True, exist_ok=True)
+        settings = load_settings(arguments={"metrics.port": options.metrics_port})
+        async with AsyncExitStack() as stack:
+            with self._timed("start"):
+                wal = await open_wal(self._url, own=True)
+                stack.push_async_callback(wal.close)
+                node = await stack.enter_async_context(Standalone(wal, self._tables, settings=settings))
+            screen.say(f"log     {self._url}")
+            screen.say(f"tables  {self._tables}")
+            if options.metrics_port:
+                screen.say(f"metrics http://{settings.metrics.host}:{options.metrics_port}/metrics")
+            await while_healthy(node, self._steps(node, started))
+            if options.serve:
+                screen.say()
+                screen.say("The node goes on running (--serve); Ctrl-C ends it.")
+                raise await node.failed()
+
+    async def _steps(self, node: Standalone, started: float) -> None:
+        async with node.client() as client:
+            events, done = await self._prepare(client)
+            await self._write(node, client, events, done)
+            upto = await self._store(client)
+            views = [await agreement.querynode_view(client, upto)]
+        views.append(await asyncio.to_thread(agreement.delta_view, self._tables, upto))
+        if self._options.spark:
+            views.insert(0, await self._spark(upto))
+        agreed = await self._agree(upto, events.num_rows, views)
+        await self._picture(views)
+        self._summary(agreed, time.perf_counter() - started)
+        self.agreed = agreed
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, client: Client) -> tuple[pa.Table, int]:
+        """The events, and how many of them the log already holds."""
+        screen, limit = self._screen, self._options.events
+        with self._timed("load"):
+            events = await asyncio.to_thread(lambda: flights.events(flights.load(), limit))
+        fields = tuple(Field(name, kind, nullable) for name, kind, nullable in flights.SCHEMA)
+        await client.create_collection(CollectionSchema(flights.COLLECTION, fields, flights.PRIMARY_KEY))
+        done = await self._durable(client, events)
+        first, last = events["event_time"][0].as_py(), events["event_time"][-1].as_py()
+        screen.say(f"events  {events.num_rows:,}, from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC")
+        if done:
+            screen.say(f"resumes {done:,} events are in the log already")
+        return events, done
+
+    async def _durable(self, client: Client, events: pa.Table) -> int:
+        """How many events are in the log: a beginning of them, since they are written in order (see `Replay`)."""
+        stats = await client.stats(flights.COLLECTION, consistency="strong")
+        done = sum(stats.versions.values())
+        where = self._options.directory
+        if done > events.num_rows:
+            raise InvalidRequest(
+                f"{where} holds {done:,} events, more than the {events.num_rows:,} asked for: give --events {done} or "
+                "more, or another directory"
+            )
+        beginning = events.slice(0, done).group_by("_op").aggregate([([], "count_all")]).to_pylist()
+        expected = {cast(str, each["_op"]): cast(int, each["count_all"]) for each in beginning}
+        rows = expected.get("insert", 0) - expected.get("delete", 0)
+        if {op: count for op, count in stats.versions.items() if count} != expected or stats.rows != rows:
+            raise InvalidRequest(
+                f"{where} holds {done:,} row versions that are not the first events ({dict(stats.versions)}, expected "
+                f"{expected}): something else wrote into it; use another directory"
+            )
+        return done
+
+    async def _write(self, node: Standalone, client: Client, events: pa.Table, done: int) -> None:
+        screen = self._screen
+        screen.heading("Replay: durable, acknowledged writes, and questions while they flow")
+        replay = Replay(client, list(flights.batches(events.slice(done))) if done < events.num_rows else [], done)
+        if done == events.num_rows:
+            replay.event_time = events["event_time"][-1].as_py()
+        questions = Questions(client, lambda: replay.event_time, screen.say)
+        with screen.progress(events.num_rows, done) as report:
+            beside = [
+                asyncio.create_task(questions.run()),
+                asyncio.create_task(_report(report, replay, node, client)),
+            ]
+            writing = asyncio.create_task(replay.run())
+            try:
+                await asyncio.wait([writing, *beside], return_when=asyncio.FIRST_COMPLETED)
+                for failed in (task for task in beside if task.done()):
+                    failed.result()
+                await writing
+                await _tell(report, replay, node, client)
+            finally:
+                for task in (writing, *beside):
+                    task.cancel()
+                await asyncio.gather(writing, *beside, return_exceptions=True)
+        await questions.ask(show=True)
+        self._seconds["write"] = replay.seconds
+        self.figures["write"] = {
+            "events": replay.written,
+            "seconds": round(replay.seconds, 3),
+            "events_per_s": round(replay.rate),
+            "refused": replay.pauses,
+            **percentiles(replay.latencies_ms),
+        }
+        self.figures["questions"] = {level: timings.figures() for level, timings in questions.timings.items()}
+        screen.say(
+            f"{replay.written:,} events in {replay.seconds:.1f} s: {replay.rate:,.0f}/s, in batches of "
+            f"{flights.ROWS_PER_BATCH:,}, {IN_FLIGHT} in flight"
+        )
+
+    async def _store(self, client: Client) -> int:
+        """The cut that everything is compared at, and the tables brought up to it."""
+        self._screen.heading("Delta: flush, then compact")
+        upto = await client.cut(flights.COLLECTION)
+        with self._timed("flush"):
+            await client.flush(flights.COLLECTION)
+        with self._timed("compact"):
+            compacted = await client.compact(flights.COLLECTION)
+        commits = len(list((self._tables / flights.COLLECTION / "log" / "_delta_log").glob("*.json")))
+        self.figures["tables"] = {
+            "log_commits": commits,
+            "flush_s": round(self._seconds["flush"], 3),
+            "compact_s": round(self._seconds["compact"], 3),
+        }
+        self._screen.say(
+            f"{commits} commits hold all row versions; the last flush took {self._seconds['flush']:.2f} s, compaction "
+            f"to {compacted['rows']:,} current rows {self._seconds['compact']:.2f} s"
+        )
+        return upto
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def _spark(self, upto: int) -> agreement.View:
+        """Spark's view. It reads through this process, so it works on a thread while the node goes on."""
+        from .spark_part import SparkPart
+
+        screen = self._screen
+        screen.heading("Spark: a windowed stream and a batch read")
+        part = SparkPart(self._options.directory.absolute() / "spark", self._url)
+        work = asyncio.ensure_future(asyncio.to_thread(part.run, upto))
+        try:
+            result = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(part.stop)
+            with contextlib.suppress(Exception):  # what ends it now is the interruption
+                await work
+            raise
+        self._seconds |= {"Spark start": result.start_s, "stream": result.stream_s, "batch": result.batch_s}
+        self.figures["spark"] = {
+            "start_s": round(result.start_s, 3),
+            "stream_s": round(result.stream_s, 3),
+            "batch_s": round(result.batch_s, 3),
+            "micro_batches": result.micro_batches,
+        }
+        screen.say("Mean departure delay by origin and hour of event time, from spark.readStream; the worst hours:")
+        busy = result.windows.filter(pc.field("departures") >= BUSY_HOUR)
+        screen.table(
+            ["origin", "hour, UTC", "departures", "mean delay, min"],
+            [
+                [row["origin"], f"{row['hour']:%Y-%m-%d %H:%M}", str(row["departures"]), f"{row['mean_dep_delay']:.1f}"]
+                for row in busy.sort_by([("mean_dep_delay", "descending")]).slice(0, TABLE_ROWS).to_pylist()
+            ],
+            left=2,
+        )
+        screen.say(
+            f"Of {result.windows.num_rows:,} windows, {busy.num_rows:,} with {BUSY_HOUR} departures or more. "
+            f"{result.micro_batches} micro-batches in this run, each an interval of the log between two cuts."
+        )
+        screen.say(
+            "The watermark on event time allows no delay, and nothing is late: log time never falls, and the events "
+            "were written in the order of event time."
+        )
+        return agreement.View.of("Spark", result.versions, result.current, result.windows)
+
+    async def _agree(self, upto: int, events: int, views: list[agreement.View]) -> bool:
+        screen = self._screen
+        screen.heading("Agreement")
+        with self._timed("expectation"):
+            expected = agreement.expected_view(await asyncio.to_thread(expectation.expect, events))
+        screen.say(f"Everybody as of T = {upto}; expected is computed by pyarrow from the file alone.")
+        columns = ["", expected.name, *(view.name for view in views)]
+        screen.table(columns, agreement.rows(expected, views, screen.good, screen.bad))
+        differences = agreement.compare(expected, views)
+        for each in differences:
+            screen.say(f"{each.reader}, {each.what}: {each.found}, expected {each.expected}")
+        self.figures["agreement"] = {
+            "T": upto,
+            "agreed": not differences,
+            "checksum": f"{expected.checksum:016x}",
+            "versions": expected.versions,
+            "current_rows": expected.current_rows,
+            "differences": [asdict(each) for each in differences],
+        }
+        return not differences
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def _picture(self, views: list[agreement.View]) -> None:
+        windows = next(view.windows for view in views if view.windows is not None)
+        with self._timed("picture"):
+            path = await asyncio.to_thread(picture.draw, windows, self._options.picture)
+        self.figures["picture"] = str(path)
+
+    def _summary(self, agreed: bool, total_s: float) -> None:
+        screen = self._screen
+        screen.heading("Summary")
+        self.figures |= {"seconds": round(total_s, 3), "python": platform.python_version()}
+        write = cast("Mapping[str, float]", self.figures["write"])
+        questions = cast("Mapping[str, Mapping[str, Mapping[str, float]]]", self.figures["questions"])
+        lines = [("writes", f"{write['events_per_s']:,} events/s; a batch {shown(write)}")] if write["events"] else []
+        for level, timings in questions.items():
+            lines.append((f"{level} questions", f"{shown(timings['took'])}; age {shown(timings['age'])}"))
+        lines.append(("seconds", ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._seconds.items())))
+        lines += [("picture", str(self.figures["picture"])), ("in all", f"{total_s:.1f} s")]
+        for name, text in lines:
+            screen.say(f"{name:18} {text}")
+        screen.say()
+        screen.say(f"{screen.good} everything agreed" if agreed else f"{screen.bad} NOT everything agreed, see above")
+        (self._options.directory / "demo.json").write_text(json.dumps(self.figures, indent=2, default=str) + "\n")
+
+    @contextmanager
+    def _timed(self, name: str) -> Generator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - started
+
+
+async def _report(report: Report, replay: Replay, node: Standalone, client: Client) -> None:
+    """Move the bar until cancelled."""
+    while True:
+        await _tell(report, replay, node, client)
+        await asyncio.sleep(PROGRESS_EVERY_S)
+
+
+async def _tell(report: Report, replay: Replay, node: Standalone, client: Client) -> None:
+    """Show how far the writing is, and how far the QueryNode's watermark lies behind the log's present."""
+    tsafe = (await client.stats(flights.COLLECTION, consistency="eventually")).tsafe
+    behind_ms = max(0, node.node.clock.clock.wall_ms() - physical_ms(tsafe))
+    reached = f"{replay.event_time:%Y-%m-%d %H:%M}" if replay.event_time else "-"
+    report(replay.done, f"{replay.rate:>9,.0f} events/s  event time {reached}  watermark {behind_ms} ms behind")
+
+
+def check_wal(url: str) -> None:
+    """Raise `ConfigError` for a log that the demo cannot be told on: Spark reads RocksMQ only, so far."""
+    if url and not url.startswith("rocksmq://"):
+        raise ConfigError(f"the demo runs on rocksmq:// only, not {url!r}", key="wal")

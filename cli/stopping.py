@@ -1,0 +1,68 @@
+"""End a command on SIGINT or SIGTERM in good order, or when its node has given up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from ..actors.standalone import Standalone
+
+INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """A signal asked the command to end, and it has ended in good order."""
+
+
+async def until_stopped(work: Coroutine[object, object, T]) -> T:
+    """Run `work`, cancel it at the first SIGINT or SIGTERM, wait until it has drained, and raise `Interrupted`.
+
+    A second signal ends the process at once, without draining.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    interrupted = False
+
+    def stop() -> None:
+        nonlocal interrupted
+        interrupted = True
+        _give_back(loop)
+        task.cancel()
+
+    for each in SIGNALS:
+        loop.add_signal_handler(each, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if interrupted:
+            raise Interrupted from None
+        raise
+    finally:
+        if not interrupted:
+            _give_back(loop)
+
+
+def _give_back(loop: asyncio.AbstractEventLoop) -> None:
+    for each in SIGNALS:
+        loop.remove_signal_handler(each)
+        signal.signal(each, signal.SIG_DFL)
+
+
+async def while_healthy(node: Standalone, work: Coroutine[object, object, T]) -> T:
+    """Run `work`; when a role of `node` gives up first, end it and raise why."""
+    task = asyncio.ensure_future(work)
+    failed = asyncio.ensure_future(node.failed())
+    try:
+        await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise failed.result()
+        return task.result()
+    finally:
+        for each in (task, failed):
+            each.cancel()
+        await asyncio.gather(task, failed, return_exceptions=True)
