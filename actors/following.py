@@ -6,6 +6,8 @@ import asyncio
 from typing import Protocol
 
 from ..runtime.catalog import READY, Collection
+from ..runtime.dead_letters import DeadLetters
+from ..runtime.factory import PACK_BYTES
 from ..runtime.heartbeats import announcements
 from ..runtime.names import physical
 from ..runtime.record import decode
@@ -35,6 +37,7 @@ class Follower(Role):
         super().__init__(node)
         self._pipelines: dict[int, Pipeline] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.dead_letters = DeadLetters(node.wal, node.clock, node.names.dead_letters, on_counted=self._bad)
 
     def pipeline(self, collection: Collection) -> Pipeline:
         """A new pipeline for `collection`."""
@@ -48,16 +51,31 @@ class Follower(Role):
 
     async def prepare(self) -> None:
         await super().prepare()
+        await self.dead_letters.open()
         self.spawn_task(self._watch(), name="collections")
         self.spawn_task(self._listen(), name="heartbeats")
 
+    def _bad(self, channel: str, reason: str) -> None:
+        self.node.metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason).inc()
+
     async def _watch(self) -> None:
         while True:
-            for collection in list(self.catalog.catalog.collections.values()):
-                if collection.state == READY and collection.id not in self._pipelines:
-                    self._pipelines[collection.id] = self.pipeline(collection)
-                    self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
+            self._start_pipelines()
             await self.catalog.changed()
+
+    def _start_pipelines(self) -> None:
+        for collection in list(self.catalog.catalog.collections.values()):
+            if collection.state == READY and collection.id not in self._pipelines:
+                self._pipelines[collection.id] = self.pipeline(collection)
+                self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
+
+    async def find_pipeline(self, name: str) -> Pipeline:
+        """The pipeline of a collection. Raises `CollectionNotFound`."""
+        collection = self.catalog.catalog.collections.get(name)
+        if collection is None or collection.id not in self._pipelines:
+            collection = (await self.catalog.catch_up()).collection(name)
+            self._start_pipelines()
+        return self._pipelines[collection.id]
 
     async def _run(self, id: int) -> None:
         """Run a pipeline as a task of its own, so that a release can end it without ending the actor."""
@@ -81,6 +99,9 @@ class Follower(Role):
             await asyncio.gather(task, return_exceptions=True)
         self._pipelines.pop(collection.id, None)
         await self.forget(collection)
+        self.node.metrics.forget("collection_name", collection.name)
+        for vchannel in collection.vchannels:
+            self.node.metrics.forget("channel_name", vchannel)
         return None
 
     async def _listen(self) -> None:
@@ -97,10 +118,16 @@ def pchannels_of(collection: Collection) -> list[str]:
     return sorted({physical(vchannel) for vchannel in collection.vchannels})
 
 
-def open_stream(role: Role, collection: Collection, after: int) -> TtMsgStream:
+def open_stream(role: Follower, collection: Collection, after: int) -> TtMsgStream:
     """The messages of `collection` with ts > `after`."""
     channels = pchannels_of(collection)
-    stream = TtMsgStream(role.node.wal, group=role.role, vchannels=collection.vchannels)
+    stream = TtMsgStream(
+        role.node.wal,
+        group=role.role,
+        vchannels=collection.vchannels,
+        buffer_bytes=role.node.settings.mq.mq_buf_size * PACK_BYTES,
+        on_bad=role.dead_letters.bad,
+    )
     start = FromTime(max(after, collection.created_ts - 1))
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
     return stream

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import quote
 
 import anyio.to_thread
 
 from ..runtime.actor import ActorStatus, ActorSystem
+from ..runtime.actor.measures import ActorMeasures
 from ..runtime.clock import Clock, HybridClock
+from ..runtime.config import wal_options
 from ..runtime.errors import Closed
 from ..runtime.factory import open_wal
 from ..runtime.metrics import Metrics
@@ -29,14 +33,14 @@ from .querynode import QueryNode
 from .role import Role
 
 # Those that others ask come first. They stop in the opposite order, so that the Proxy can give its lease back.
-ROLES: tuple[Callable[[Node], Role], ...] = (MixCoord, Proxy, DataNode, QueryNode)
+ROLES: tuple[type[Role], ...] = (MixCoord, Proxy, DataNode, QueryNode)
 
 
 class Standalone:
     """A node with MixCoord, Proxy, DataNode and QueryNode as supervised actors. An async context manager.
 
     `wal` must be open and owned; it is not closed here. With `threads=False` and a `blocking` that runs in place a
-    whole node is deterministic on a virtual loop (`runtime/testing`).
+    whole node is deterministic on a virtual loop (`runtime/testing`). Give `metrics` to share them with the log's.
     """
 
     def __init__(
@@ -49,10 +53,11 @@ class Standalone:
         blocking: RunBlocking = anyio.to_thread.run_sync,
         threads: bool = True,
         name: str = "",
+        metrics: Metrics | None = None,
     ) -> None:
         settings = settings or Settings()
-        name = name or f"{socket.gethostname()}-{os.getpid()}"
-        metrics = Metrics(name)
+        name = name or (metrics.node_id if metrics is not None else node_name())
+        metrics = metrics or Metrics(name)
         self.node = Node(name, wal, Path(tables), settings, HybridClock(clock), metrics, blocking)
         self._clock = clock
         self._threads = threads
@@ -65,15 +70,21 @@ class Standalone:
         if interval_ms:
             sys.setswitchinterval(interval_ms / 1000)
         async with AsyncExitStack() as stack:
+            measures = ActorMeasures(self.node.metrics)
             system = ActorSystem(
                 clock=self._clock,
                 mailbox_size=actor.mailbox_size,
+                mailbox_bytes=actor.mailbox_bytes,
                 blocked_after_ms=actor.blocked_after_ms,
+                stop_deadline_s=actor.stop_deadline,
+                stop_grace_s=actor.stop_grace,
                 threads=self._threads,
+                observer=measures,
             )
             self._system = await stack.enter_async_context(system)
+            measures.watch([role.role for role in ROLES], system.status, lambda: system.loop_lag_s)
             for role in ROLES:
-                await system.spawn(lambda role=role: role(self.node), name=role.role)  # pyright: ignore
+                await system.spawn(partial(role, self.node), name=role.role)
             async with self.client("start") as client:
                 await client.ready()
             endpoint = self.node.settings.metrics
@@ -129,12 +140,19 @@ async def standalone(
     """
     settings = settings or Settings()
     home = _absolute(directory)
-    log = await open_wal(wal or settings.wal or f"rocksmq://{home / 'log'}", own=True)
+    metrics = Metrics(node_name())
+    url = wal or settings.wal or f"rocksmq://{quote(str(home / 'log'))}"
+    log = await open_wal(url, own=True, **wal_options(settings, url, metrics))
     try:
-        async with Standalone(log, home / "tables", settings=settings) as node:
+        async with Standalone(log, home / "tables", settings=settings, metrics=metrics) as node:
             yield node
     finally:
         await log.close()
+
+
+def node_name() -> str:
+    """A name for this process."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _absolute(directory: str | Path) -> Path:

@@ -26,6 +26,7 @@ class ReadCounts:
     fenced: int = 0
     incomplete: int = 0  # batches of which a part was missing
     bad: int = 0
+    late: int = 0  # counted by a time-ticked stream: behind a time already told
 
 
 class ChannelReader:

@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from .errors import ConfigError
+from .metrics import Metrics
 from .milvus_keys import IGNORED_MILVUS_KEYS
 from .settings import MIB, Settings
 
@@ -126,11 +127,13 @@ def wal_url(settings: Settings, standalone: bool = True) -> str:
     return f"{name}://"
 
 
-def wal_options(settings: Settings, standalone: bool = True) -> dict[str, object]:
-    """What `open_wal` is given beside the URL: the settings of that backend that are options of its adapter."""
-    if resolve_mq_type(settings, standalone) != "rocksmq":
+def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, object]:
+    """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
+    options of its adapter, and where it counts."""
+    if urlsplit(url or wal_url(settings)).scheme != "rocksmq":
         return {}
     return {
+        "metrics": metrics,
         "segment_bytes": settings.rocksmq.segment_size_in_mb * MIB,
         "free_space_bytes": settings.rocksmq.free_space_in_mb * MIB,
     }

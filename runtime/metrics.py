@@ -22,7 +22,7 @@ PREFIX = "tidewal_"
 NODE_LABEL = "node_id"
 
 Kind = Literal["counter", "gauge", "histogram"]
-Unit = Literal["count", "bytes", "seconds", "milliseconds", "timestamp", "info"]
+Unit = Literal["count", "bytes", "seconds", "milliseconds", "info"]
 
 
 def _exponential(first: float, last: float, count: int) -> tuple[float, ...]:
@@ -76,29 +76,39 @@ def _bytes(name: str, meaning: str, *labels: str) -> Metric:
 CHANNEL = "channel_name"
 
 _WAL = (
-    _counter("wal_append_message_total", "Records appended, by outcome", CHANNEL, "message_type", "status"),
-    _bytes("wal_append_message_bytes", "Size of appended batches", CHANNEL, "status"),
-    _seconds("wal_append_message_duration_seconds", "From append to durable", CHANNEL, "status"),
-    _counter("wal_append_deduplicated_total", "Retries answered from the producer table, not written again", CHANNEL),
-    _counter("wal_append_fenced_total", "Appends refused because a newer owner holds the channel", CHANNEL),
-    _counter("wal_append_outcome_unknown_total", "Appends whose outcome took a new term to find out", CHANNEL),
-    _gauge("wal_append_inflight_bytes", "bytes", "Appended, not yet durable", CHANNEL),
-    _gauge("wal_info", "info", "1 for each channel owned, with its term and backend", CHANNEL, "term", "wal_name"),
-    _gauge("wal_last_allocated_time_tick", "timestamp", "Highest timestamp stamped", CHANNEL),
-    _gauge("wal_last_confirmed_time_tick", "timestamp", "Timestamp up to which every append is decided", CHANNEL),
-    _counter("wal_sync_time_tick_total", "Time ticks, stored or announced in a heartbeat", CHANNEL, "type"),
-    _counter("wal_scan_message_total", "Records read", CHANNEL),
-    _counter("wal_scan_message_bytes_total", "Bytes read", CHANNEL, unit="bytes"),
+    _counter("wal_append_message_total", "Records appended, by outcome", CHANNEL, "status"),
+    _bytes("wal_append_message_bytes", "Size of appended batches, over all their channels", "status"),
+    _seconds(
+        "wal_append_message_duration_seconds",
+        "From append to durable, by batch",
+        "status",
+        buckets=COMMIT_SECONDS_BUCKETS,
+    ),
+    _counter("wal_append_deduplicated_total", "Retries answered from the producer table, not written again"),
+    _counter("wal_append_outcome_unknown_total", "Appends whose outcome took a new term to find out"),
+    _gauge("wal_term", "count", "The term under which this node owns the channel", CHANNEL),
+    _gauge("wal_last_allocated_time_tick", "seconds", "Highest timestamp given out, as Unix time"),
+    _gauge("wal_last_confirmed_time_tick", "seconds", "Timestamp up to which every append is decided, as Unix time"),
+    _counter("wal_sync_time_tick_total", "Time ticks of channels, by type: stored, or told in a heartbeat", "type"),
+    _counter("wal_scan_message_total", "Records read", CHANNEL, "role_name"),
+    _counter("wal_scan_message_bytes_total", "Bytes read", CHANNEL, "role_name", unit="bytes"),
     _counter(
         "wal_scan_time_tick_violation_message_total",
         "Records at or below a tick that came before them; anything but 0 is a defect",
         CHANNEL,
-        "message_type",
+        "role_name",
     ),
-    _counter("wal_scan_duplicate_message_total", "Records dropped because their (term, cseq) had been read", CHANNEL),
-    _counter("wal_scan_fenced_message_total", "Records of a lower term dropped behind a fence", CHANNEL),
-    _counter("wal_scan_incomplete_batch_total", "Batches dropped because a part was missing at their tick", CHANNEL),
-    _gauge("wal_scanner_pending_queue_bytes", "bytes", "Read and not yet consumed", CHANNEL),
+    _counter(
+        "wal_scan_duplicate_message_total",
+        "Records dropped because their (term, cseq) had been read",
+        CHANNEL,
+        "role_name",
+    ),
+    _counter("wal_scan_fenced_message_total", "Records of a lower term dropped behind a fence", CHANNEL, "role_name"),
+    _counter(
+        "wal_scan_incomplete_batch_total", "Batches dropped because a part of them was missing", CHANNEL, "role_name"
+    ),
+    _gauge("wal_scanner_pending_queue_bytes", "bytes", "Read and not yet consumed", "collection_name", "role_name"),
     _counter("wal_dead_letter_message_total", "Bad records kept aside, by reason", CHANNEL, "reason"),
 )
 
@@ -118,8 +128,8 @@ _ROCKSMQ = (
 )
 
 _PROXY = (
-    _gauge("proxy_tt_lag_ms", "milliseconds", "Now minus the last tick produced", CHANNEL),
-    _milliseconds("proxy_mutation_latency", "From request to acknowledgement", "msg_type", "status"),
+    _gauge("proxy_tt_lag_ms", "milliseconds", "Now minus the last time told", CHANNEL),
+    _milliseconds("proxy_mutation_latency", "From request to acknowledgement", "status"),
     _counter("proxy_insert_vectors_total", "Rows inserted", "collection_name"),
     _counter("proxy_upsert_vectors_total", "Rows upserted", "collection_name"),
     _counter("proxy_delete_vectors_total", "Rows deleted", "collection_name"),
@@ -134,42 +144,50 @@ _PROXY = (
 )
 
 _DATANODE = (
-    _gauge("datanode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark consumed", CHANNEL),
+    _gauge("datanode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark consumed; by vchannel", CHANNEL),
     _counter("datanode_consume_msg_total", "Records consumed", "msg_type"),
     _counter("datanode_consume_bytes_total", "Bytes consumed", unit="bytes"),
-    _counter("datanode_msg_rows_total", "Rows consumed", "msg_type"),
+    _counter("datanode_msg_rows_total", "Rows consumed"),
     _gauge("datanode_fg_buffer_size", "bytes", "Buffered for the next flush", "collection_name"),
     _counter("datanode_flush_req_total", "Flushes, by outcome", "collection_name", "status"),
-    _counter("datanode_flush_conflict_total", "Flushes started over because the table had moved", "collection_name"),
     _counter("datanode_flushed_data_size_total", "Bytes flushed to the table", "collection_name", unit="bytes"),
     _counter("datanode_flushed_data_rows_total", "Rows flushed to the table", "collection_name"),
     _seconds("datanode_flush_duration_seconds", "One flush: write, commit and announce", "collection_name"),
-    _gauge("datanode_channel_checkpoint_unix_seconds", "seconds", "Log time that the table holds up to", CHANNEL),
+    _gauge(
+        "datanode_channel_checkpoint_unix_seconds",
+        "seconds",
+        "Log time that the table holds up to; by vchannel",
+        CHANNEL,
+    ),
 )
 
 _QUERYNODE = (
-    _gauge("querynode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark applied", CHANNEL),
+    _gauge("querynode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark applied; by vchannel", CHANNEL),
     _counter("querynode_consume_msg_total", "Records consumed", "msg_type"),
     _counter("querynode_consume_bytes_total", "Bytes consumed", unit="bytes"),
     _milliseconds("querynode_sq_wait_tsafe_latency", "Wait for the freshness a read asked for", "query_type"),
     _milliseconds("querynode_sq_req_latency", "A read as a whole", "query_type", "status"),
-    _gauge("querynode_memory_bytes", "bytes", "Rows and vectors held; limit queryNode.memoryLimitBytes"),
-    _gauge("querynode_entity_num", "count", "Rows held", "collection_name", "segment_state"),
+    _gauge(
+        "querynode_memory_bytes",
+        "bytes",
+        "Rows and vectors held; limit queryNode.memoryLimitBytes",
+        "collection_name",
+    ),
+    _gauge("querynode_entity_num", "count", "Rows held", "collection_name"),
 )
 
 _MIXCOORD = (
     _gauge("mixcoord_leader", "info", "1 on the node that leads"),
-    _counter("mixcoord_election_total", "Claims to lead, by outcome", "status"),
+    _counter("mixcoord_election_total", "Elections won"),
     _counter("mixcoord_assignment_total", "Channels assigned, by role", "role_name"),
-    _counter("mixcoord_lease_expired_total", "Leases that ran out", "role_name"),
-    _gauge("mixcoord_cut_lag_ms", "milliseconds", "Now minus the last stored cut"),
+    _gauge(
+        "mixcoord_cut_lag_ms", "milliseconds", "Now minus the last stored cut; none is stored while nothing is written"
+    ),
     _gauge("rootcoord_dml_channel_num", "count", "Physical channels for data"),
 )
 
 _ACTORS = (
-    _gauge("actor_mailbox_depth", "count", "Messages waiting, by lane", "actor", "lane"),
-    _counter("actor_message_total", "Messages handled", "actor"),
-    _seconds("actor_handler_duration_seconds", "One handler", "actor"),
+    _gauge("actor_mailbox_depth", "count", "Messages waiting", "actor"),
     _counter("actor_restart_total", "Restarts after a failure", "actor"),
     _counter("actor_blocked_total", "Handlers that held the event loop too long", "actor"),
     _gauge("event_loop_lag_seconds", "seconds", "How late the event loop runs what is due"),

@@ -102,7 +102,6 @@ class TtMsgStream(ChannelPumps[_Channel]):
     ) -> None:
         """Messages of other vchannels than `vchannels` are dropped; None takes all."""
         super().__init__(wal, group, buffer_bytes, on_bad)
-        self.late = 0
         self._vchannels = None if vchannels is None else frozenset(vchannels)
         self._ordered = ordered
         self._on_late = on_late
@@ -137,6 +136,11 @@ class TtMsgStream(ChannelPumps[_Channel]):
         return _Channel(reader, start)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def late(self) -> int:
+        """Records that came behind a time already told."""
+        return sum(counts.late for counts in self.counts.values())
 
     @property
     def end_ts(self) -> int:
@@ -201,7 +205,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
             channel.keep(record)
 
     def _late(self, channel: _Channel, record: Record) -> None:
-        self.late += 1
+        channel.reader.counts.late += 1
         channel.pass_by(record)
         if self._on_late is None:
             raise OrderViolated(

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from ...runtime.arrow import decode_rows
 from ...runtime.catalog import Collection
-from ...runtime.clock import physical_ms
 from ...runtime.errors import DiskFull, TidewalError
 from ...runtime.messages import MsgPack, Position
 from ...runtime.names import physical
@@ -23,10 +22,10 @@ from ...runtime.record import Record, RecordType, encode
 from ...runtime.rpc import Params
 from ...runtime.schema import OP_COLUMN, Op
 from ..flushes import Flushed
-from ..following import open_stream, pchannels_of
-from ..role import Role
+from ..following import Follower, open_stream, pchannels_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
+from .measures import FlushMeasures
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -54,7 +53,7 @@ class FlushPipeline:
     The table's T decides where reading begins, so whatever a crash interrupts is read again, and stored once.
     """
 
-    def __init__(self, role: Role, collection: Collection) -> None:
+    def __init__(self, role: Follower, collection: Collection) -> None:
         self.collection = collection
         self.log: LogTable
         self._role = role
@@ -70,6 +69,7 @@ class FlushPipeline:
         self._flushing: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._stream = open_stream(role, collection, 0)
+        self._measures: FlushMeasures
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
         self._stream.announce(channel, term, cseq, time)
@@ -80,6 +80,9 @@ class FlushPipeline:
         self.log = await self._node.blocking(partial(LogTable.open, self._directory / "log", schema, key))
         self._stored = min([await self._node.blocking(partial(self.log.flushed, v)) for v in self.collection.vchannels])
         self._stream = open_stream(self._role, self.collection, self._stored)
+        self._measures = FlushMeasures(
+            self._node.metrics, self._node.clock, self.collection, self._stream, lambda: self._buffer.bytes
+        )
         await self._hold_start()
         if self._stored:
             await self._tell(self._stored, FlushResult(self.log.version, 0, 0))
@@ -91,6 +94,7 @@ class FlushPipeline:
         finally:
             if self._flushing is not None:
                 await asyncio.gather(self._flushing, return_exceptions=True)
+            self._measures.publish()
             await self._stream.close()
 
     async def _hold_start(self) -> None:
@@ -114,11 +118,7 @@ class FlushPipeline:
             elif record.type is RecordType.FLUSH:
                 self._asked = max(self._asked, record.ts)
         self._positions = pack.end_positions
-        metrics, name = self._node.metrics, self.collection.name
-        metrics.gauge("datanode_fg_buffer_size", collection_name=name).set(self._buffer.bytes)
-        lag_ms = self._node.clock.clock.wall_ms() - physical_ms(pack.end_ts)
-        for channel in pack.end_positions:
-            metrics.gauge("datanode_consume_tt_lag_ms", channel_name=channel).set(max(0, lag_ms))
+        self._measures.consumed(pack)
 
     async def _flush_if_due(self, pack: MsgPack) -> None:
         settings = self._node.settings.data_node
@@ -147,11 +147,7 @@ class FlushPipeline:
         self._flushes += 1
         if self._flushes % FLUSHES_PER_TIDYING == 0:
             await self._node.blocking(self._tidy)
-        metrics, name = self._node.metrics, self.collection.name
-        metrics.counter("datanode_flush_req_total", collection_name=name, status="success").inc()
-        metrics.counter("datanode_flushed_data_rows_total", collection_name=name).inc(result.rows)
-        metrics.counter("datanode_flushed_data_size_total", collection_name=name).inc(result.size_bytes)
-        metrics.histogram("datanode_flush_duration_seconds", collection_name=name).observe(perf_counter() - started)
+        self._measures.flushed(result, perf_counter() - started)
 
     def _tidy(self) -> None:
         """Join small files, and remove those that no reader needs any more."""
@@ -170,8 +166,7 @@ class FlushPipeline:
                 if not (error.retryable or isinstance(error, DiskFull)):
                     raise
                 _log.warning("cannot flush %s, trying again in %g s: %s", self.collection.name, pause_s, error)
-                labels = {"collection_name": self.collection.name, "status": "failed"}
-                self._node.metrics.counter("datanode_flush_req_total", **labels).inc()
+                self._measures.failed()
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_MAX_S)
 
@@ -200,6 +195,7 @@ class FlushPipeline:
         event = Flushed(self.collection.id, name, times, result.version, result.rows, result.size_bytes)
         await self._node.wal.append(self._node.names.insert_events, encode(event.to_record(ts)), ts)
         self._told = time
+        self._measures.stored(time)
 
     async def compact(self) -> CompactResult:
         """Bring the table of current rows forward to what is stored."""

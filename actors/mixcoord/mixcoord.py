@@ -23,7 +23,9 @@ from ...runtime.names import physical
 from ...runtime.record import encode
 from ...runtime.rpc import Params, Request
 from ...runtime.schema import CollectionSchema
+from ...runtime.settings import MIB
 from ...runtime.wal import ChannelPolicy
+from ..measures import lag_ms
 from ..node import Node
 from ..role import Answer, Handler, Role
 
@@ -50,6 +52,7 @@ class MixCoord(Role):
         self._registered = asyncio.Event()
         self._ddl = asyncio.Lock()
         self._cut_ends: dict[int, dict[str, CutEnd]] = {}
+        self._cut_time = 0
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -65,7 +68,11 @@ class MixCoord(Role):
     async def prepare(self) -> None:
         await self.catalog.claim(self.node.name)
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
-        self.node.metrics.gauge("mixcoord_leader").set(1)
+        metrics, clock = self.node.metrics, self.node.clock
+        metrics.counter("mixcoord_election_total").inc()
+        metrics.gauge("mixcoord_leader").set(1)
+        metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
+        metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
         self.spawn_task(self._draw_cuts(), name="cuts")
 
     # ---- collections ------------------------------------------------------------------------------------------------
@@ -107,7 +114,10 @@ class MixCoord(Role):
 
     def _policy(self) -> ChannelPolicy:
         minutes = self.node.settings.rocksmq.retention_time_in_minutes
-        return ChannelPolicy(retention_s=None if minutes < 0 else minutes * 60.0)
+        size = self.node.settings.rocksmq.retention_size_in_mb
+        return ChannelPolicy(
+            retention_s=None if minutes < 0 else minutes * 60.0, retention_bytes=None if size < 0 else size * MIB
+        )
 
     async def _finish_create(self, collection: Collection) -> None:
         await self._assign(physical(vchannel) for vchannel in collection.vchannels)
@@ -224,7 +234,12 @@ class MixCoord(Role):
         record = cut.to_record()
         await self.node.wal.append(self.node.names.cuts, encode(record), cut.time)
         self._cut_ends[collection.id] = ends
+        self._cut_time = max(self._cut_time, cut.time)
         return cut
+
+    async def on_stop(self) -> None:
+        self.node.metrics.gauge("mixcoord_leader").set(0)
+        await super().on_stop()
 
     async def _draw_cuts(self) -> None:
         """While data flows, store a cut for each collection now and then: what other processes read up to."""

@@ -19,11 +19,12 @@ from ...runtime.rpc import REQUEST_CHANNEL, Request
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.wal import ChannelPolicy, From
 from ...runtime.writer import Appended, Grant, Writer
-from ...runtime.writer.observer import WriterObserver
+from ...runtime.writer.measures import WriterMeasures
 from ..flushes import Flushed
 from ..node import Node
 from ..role import Answer, Handler, Role
 from ..rows import split_by_bytes, split_by_shard, to_batch
+from .measures import ProxyMeasures
 from .unflushed import Unflushed
 
 RENEW_S = 3.0
@@ -45,6 +46,7 @@ class Proxy(Role):
         super().__init__(node)
         self._writer: Writer
         self._beat: Beat
+        self._measures: ProxyMeasures
         self._batches = 0
         self._unflushed = Unflushed(node.settings.proxy.max_unflushed_bytes)
         self._registered = asyncio.Event()
@@ -73,6 +75,9 @@ class Proxy(Role):
             inflight_bytes=node.settings.proxy.max_inflight_bytes,
             observer=_Observer(self),
         )
+        self._measures = ProxyMeasures(node.metrics, lambda: self._writer.inflight_bytes)
+        for collection in self.catalog.catalog.collections.values():
+            self._watch(collection)
         interval_s = node.settings.proxy.time_tick_interval / 1000
         self._beat = self.system.heart.every(interval_s, self._writer.beat, f"ticks of {self.name}")
         self.spawn_task(self._follow_flushes(), name="flushes")
@@ -145,7 +150,11 @@ class Proxy(Role):
         await self._writer.append(self._to_all(collection, kind))
         if not begins:
             self._unflushed.forget(collection.vchannels)
+            self._measures.forget(collection)
         return None
+
+    def _watch(self, collection: Collection) -> None:
+        self._measures.watch(collection, lambda: self._unflushed.bytes(collection.vchannels))
 
     def _to_all(self, collection: Collection, kind: RecordType) -> list[tuple[str, Record]]:
         return [(physical(vchannel), Record(kind, vchannel=vchannel)) for vchannel in collection.vchannels]
@@ -156,14 +165,16 @@ class Proxy(Role):
         started = perf_counter()
         try:
             appended = await self._append(request)
-        except Overloaded as error:
-            self.node.metrics.counter("overloaded_total", limit=str(error.fields.get("limit"))).inc()
+        except TidewalError as error:
+            self._measures.answered((perf_counter() - started) * 1000, error)
             raise
-        latency_ms = (perf_counter() - started) * 1000
-        self.node.metrics.histogram("proxy_mutation_latency", msg_type="rows", status="success").observe(latency_ms)
+        self._measures.answered((perf_counter() - started) * 1000, None)
         return {"ts": appended.ts, "rows": appended.rows}
 
     async def _append(self, request: Request) -> Appended:
+        if self.node.settings.quota_and_limits.limit_writing.force_deny:
+            key = "quotaAndLimits.limitWriting.forceDeny"
+            raise Overloaded(f"all writes are refused, because {key} is set", limit=key)
         await self._owning(len(request.body))
         collection = await _find(self.catalog, request.params["collection"])
         schema = collection.schema
@@ -177,6 +188,9 @@ class Proxy(Role):
         if not appended.repeated:
             for _, record in records:
                 self._unflushed.add(record.vchannel, appended.ts, len(record.body))
+            if not self._measures.watches(collection):
+                self._watch(collection)
+            self._measures.written(collection, records)
         return appended
 
     async def _owning(self, size: int) -> None:
@@ -264,10 +278,11 @@ class Proxy(Role):
         await super().on_stop()
 
 
-class _Observer(WriterObserver):
+class _Observer(WriterMeasures):
     """What the writer's progress means to its proxy."""
 
     def __init__(self, proxy: Proxy) -> None:
+        super().__init__(proxy.node.metrics, proxy.node.clock)
         self._proxy = proxy
         self._loop = asyncio.get_running_loop()
 
@@ -275,6 +290,7 @@ class _Observer(WriterObserver):
         self._proxy.recovered(record)
 
     def stalled(self, error: TidewalError) -> None:
+        super().stalled(error)
         self._loop.call_soon_threadsafe(self._proxy.register)
 
 

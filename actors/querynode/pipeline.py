@@ -6,21 +6,22 @@ import asyncio
 import heapq
 import itertools
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
 from ...runtime.arrow import decode_rows
 from ...runtime.catalog import Collection
-from ...runtime.clock import physical_ms
 from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.messages import MsgPack
 from ...runtime.record import RecordType
 from ...runtime.schema import OP_COLUMN, Op
 from ..datanode.log_reader import NewestVersions, read_current_at
 from ..datanode.log_table import LogTable
-from ..following import open_stream, pchannels_of
-from ..role import Role
+from ..following import Follower, open_stream, pchannels_of
+from ..measures import lag_ms
+from .measures import RowMeasures
 from .segments import RowStore
 from .view import View
 
@@ -34,7 +35,7 @@ class RowPipeline:
     every question then gets `MemoryLimitExceeded`, until the collection is dropped or the node started with more.
     """
 
-    def __init__(self, role: Role, collection: Collection) -> None:
+    def __init__(self, role: Follower, collection: Collection) -> None:
         self.collection = collection
         self.tsafe = 0
         self._role = role
@@ -48,6 +49,10 @@ class RowPipeline:
         self._announced: dict[str, tuple[int, int, int]] = {}
         limit = role.node.settings.query_node.memory_limit_bytes // collection.shards
         self._stores = {vchannel: RowStore(collection.schema, limit) for vchannel in collection.vchannels}
+        self._begun = role.node.clock.now()
+        self._measures = RowMeasures(
+            role.node.metrics, role.node.clock, collection, lambda: self.tsafe, lambda: self.stores
+        )
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
         self._announced[channel] = (term, cseq, time)
@@ -58,14 +63,17 @@ class RowPipeline:
         try:
             loaded = await self._load()
             self._stream = open_stream(self._role, self.collection, loaded)
+            self._measures.reading(self._stream)
             for channel, told in self._announced.items():  # while the table was being read
                 self._stream.announce(channel, *told)
             self._advance(loaded)
             async for pack in self._stream:
                 await self._apply(pack)
+                self._measures.consumed(pack)
         except MemoryLimitExceeded as error:
             self._fail(error)
         finally:
+            self._measures.publish()
             await self._stream.close()
             self._fail(Lagging(f"{self.collection.name} is being loaded again; retry"))
 
@@ -131,19 +139,31 @@ class RowPipeline:
             waiter = heapq.heappop(self._waiters)[2]
             if not waiter.done():
                 waiter.set_result(None)
-        metrics = self._node.metrics
-        lag_ms = max(0, self._node.clock.clock.wall_ms() - physical_ms(self.tsafe))
-        for channel in pchannels_of(self.collection):
-            metrics.gauge("querynode_consume_tt_lag_ms", channel_name=channel).set(lag_ms)
 
     async def wait_for(self, time: int) -> None:
-        """Wait until everything up to `time` is applied."""
+        """Wait until everything up to `time` is applied. Raises `Lagging` at once while that is further away than
+        `queryNode.scheduler.maxTimestampLag`."""
         if self._failure is not None:
             raise self._failure
         if time > self.tsafe:
+            self._check_lag()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiters, (time, next(self._numbers), waiter))
             await waiter
+
+    def _check_lag(self) -> None:
+        limit_s = self._node.settings.query_node.scheduler.max_timestamp_lag
+        lag_s = lag_ms(self._node.clock, max(self.tsafe, self._begun)) / 1000
+        if lag_s > limit_s:
+            channel, told = min(self._stream.times.items(), key=itemgetter(1))
+            raise Lagging(
+                f"{self.collection.name} is {lag_s:.1f} s behind, more than {limit_s} s "
+                f"(queryNode.scheduler.maxTimestampLag); {channel} told the time last {lag_ms(self._node.clock, told)} "
+                "ms ago; retry",
+                channel=channel,
+                lag_s=lag_s,
+                last_tick=told,
+            )
 
     def _fail(self, error: TidewalError) -> None:
         self._failure = self._failure or error

@@ -275,7 +275,7 @@ async def test_rocksmq_is_opened_as_configured(tmp_path):
     given = {"rocksmq.path": str(tmp_path / "a log"), "rocksmq.segmentSizeInMB": 1, "rocksmq.freeSpaceInMB": 1}
     settings = load_settings(environment={}, arguments=given)
     options = wal_options(settings)
-    assert options == {"segment_bytes": 1024 * 1024, "free_space_bytes": 1024 * 1024}
+    assert options == {"metrics": None, "segment_bytes": 1024 * 1024, "free_space_bytes": 1024 * 1024}
     wal = await open_wal(wal_url(settings), **options)
     assert (tmp_path / "a log").is_dir()
     await wal.close()
