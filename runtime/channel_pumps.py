@@ -84,6 +84,7 @@ class ChannelPumps(ABC, Generic[Channel]):
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
         self._closed = False
+        self._sought = False
 
     # ---- where to start ---------------------------------------------------------------------------------------------
 
@@ -96,7 +97,8 @@ class ChannelPumps(ABC, Generic[Channel]):
     ) -> None:
         """Read `channels` from `start`. `fences` are the known fences of each channel, from the catalog (see
         `ChannelReader`). The same channel twice is one channel."""
-        self._check_fresh()
+        if self._channels:
+            raise InvalidRequest("the stream has its channels already: open another stream to read from elsewhere")
         if not channels:
             raise InvalidRequest("name at least one channel to read")
         for name in dict.fromkeys(channels):
@@ -104,24 +106,27 @@ class ChannelPumps(ABC, Generic[Channel]):
             self._channels[name] = self._new_channel(reader, start)
 
     def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
-        """Go on from saved positions; with `include_current` the message at each position is delivered again. Raises
-        `PositionMismatch` for another backend's position, `InvalidRequest` for an empty one or a channel named twice;
-        reading raises `PositionLost` when retention has removed it."""
-        self._check_fresh()
+        """Go on from saved positions; with `include_current` the message at each position is delivered again. Alone it
+        says which channels are read; after `as_consumer` it moves some of those, and the others start as said there.
+        Raises `PositionMismatch` for another backend's position, `InvalidRequest` for an empty one, a channel that is
+        not read, or a second `seek`; reading raises `PositionLost` when retention has removed it."""
+        if self._sought or self._tasks:
+            raise InvalidRequest("the stream has its positions already: open another stream to read from elsewhere")
         channels: dict[str, Channel] = {}
         for position in positions:
             self._check_position(position)
-            if position.channel in channels:
-                raise InvalidRequest(f"two positions of {position.channel}")
+            if position.channel in channels or (self._channels and position.channel not in self._channels):
+                raise InvalidRequest(f"{position.channel} is not read by this stream, or has two positions")
             cseq = max(0, position.cseq - 1) if include_current else position.cseq
             reader = ChannelReader(position.channel, after=(position.term, cseq), on_bad=self._on_bad)
             # With an owner's numbers the reader itself knows what it has seen, and a position may lie before its entry.
             start = FromId(position.message_id, inclusive=include_current or position.term > 0)
-            channel = channels[position.channel] = self._new_channel(reader, start)
-            channel.position = (position.message_id, position.term, cseq)
+            reader.position = (position.message_id, position.term, cseq)
+            channels[position.channel] = self._new_channel(reader, start)
         if not channels:
             raise InvalidRequest("give at least one position to go on from")
-        self._channels = channels
+        self._channels.update(channels)
+        self._sought = True
 
     def _check_position(self, position: Position) -> None:
         if position.wal != self._wal.name:
@@ -132,12 +137,6 @@ class ChannelPumps(ABC, Generic[Channel]):
             )
         if not position.message_id:
             raise InvalidRequest(f"an empty position of {position.channel}: start with as_consumer instead")
-
-    def _check_fresh(self) -> None:
-        if self._closed:
-            raise Closed("the stream is closed")
-        if self._channels:
-            raise InvalidRequest("the stream has its channels already: open another stream to read from elsewhere")
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

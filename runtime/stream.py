@@ -29,8 +29,8 @@ class MsgStream(ChannelPumps[BufferedChannel]):
     A producer through a `Writer` appends to channels that the writer owns: stamped, numbered and ticked. Without one
     it appends to unowned channels (event and control channels): stamped by `clock`, with term 0, many producers at
     once. A consumer is an async iterator of `MsgPack`s that hold what was there: no order between channels, the order
-    of the log within each. Choose where to start with `as_consumer` or `seek`, once. Memory is bounded by
-    `buffer_bytes`.
+    of the log within each. Choose where to start with `as_consumer` or `seek`, or one after the other. Memory is
+    bounded by `buffer_bytes`.
     """
 
     def __init__(

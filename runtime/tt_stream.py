@@ -77,7 +77,7 @@ class _Channel(BufferedChannel):
 class TtMsgStream(ChannelPumps[_Channel]):
     """An async iterator of `MsgPack`s with `begin_ts < ts <= end_ts`, strictly increasing `end_ts`, each message once.
 
-    Choose where to start with `as_consumer` or `seek`, once, then iterate. A pack without messages only moves time.
+    Choose where to start with `as_consumer` or `seek`, or one after the other, then iterate. A pack without messages only moves time.
     Messages of one timestamp come channel by channel (by name), each channel's in the order of its log. Memory is
     bounded by `buffer_bytes`: a channel that is ahead of the others is not read further until they follow.
 
@@ -123,9 +123,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
             self._begin = self._end = start.timestamp
 
     def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
-        """Go on from saved positions, which must be of one pack; with `include_current` the message at each position
-        is delivered again. Raises `PositionMismatch` for another backend's position, `InvalidRequest` for an empty
-        one; reading raises `PositionLost` when retention has removed it."""
+        """Go on from saved positions, which must be of one pack; see `ChannelPumps.seek`."""
         positions = list(positions)
         super().seek(positions, include_current=include_current)
         if not include_current:

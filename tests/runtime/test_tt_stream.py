@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -307,6 +307,11 @@ async def test_heartbeats_of_an_idle_channel_reach_a_reader_that_starts_at_its_e
     assert (follower.packs[-1].end_ts, sum(map(len, follower.packs))) == (200, 0)
     saved = follower.packs[-1].end_positions.values()
     await follower.stop()
+    again = TtMsgStream(wal)
+    again.seek(saved)
+    again.announce("c1", 1, 2, 250)
+    saved = (await anext(again)).end_positions.values()
+    await again.close()
     await put(wal, "c1", rows(300, 3))
     again = TtMsgStream(wal)
     again.seek(saved)
@@ -448,8 +453,13 @@ async def test_wrong_starts_are_refused(wal):
         await anext(TtMsgStream(wal))
     stream = TtMsgStream(wal)
     stream.as_consumer(["c1"])
+    with pytest.raises(InvalidRequest, match="not read"):
+        stream.seek([replace(good, channel="c2")])
+    stream.seek([good])
     with pytest.raises(InvalidRequest):
         stream.seek([good])
+    with pytest.raises(InvalidRequest):
+        stream.as_consumer(["c2"])
 
 
 async def test_a_position_that_retention_removed_is_told(wal):

@@ -562,3 +562,25 @@ async def test_owners_that_come_and_go_do_not_let_recovery_grow(world):
         owner.writer.beat()
         checkpoint, limit = owner.writer.checkpoints()["a"], owner.limit
     assert checkpoint
+
+
+async def test_an_answer_that_comes_after_the_new_fence_has_decided_changes_nothing(world):
+    class LateAnswers(MemoryWal):
+        late: list[object]
+
+        def submit(self, entries, done):
+            super().submit(entries, (lambda result: self.late.append(done)) if hasattr(self, "late") else done)
+
+    await world.channels("a")
+    wal = LateAnswers(world.log)
+    owner = world.owner(wal)
+    await owner.own("a")
+    wal.late = []
+    append = owner.writer.append([("a", world.rows())])
+    (answer,) = wal.late
+    del wal.late
+    await owner.own("a", term=2, previous_limit=owner.limit)
+    assert isinstance(await append, Appended)
+    answer(Unavailable("too late to matter", outcome_unknown=True))
+    assert not owner.writer.stalled
+    assert owner.writer.sync_point().channels["a"].term == 2

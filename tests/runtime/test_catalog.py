@@ -1,0 +1,188 @@
+"""The catalog's fold: log order decides who leads, the deposed are not heard, and a snapshot tells everything."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewal.runtime.catalog import CREATING, DROPPING, READY, Catalog, Collection, decode_event, encode_event
+from tidewal.runtime.errors import BadRecord, CollectionNotFound
+from tidewal.runtime.record import Record, RecordType
+from tidewal.runtime.schema import CollectionSchema, Field
+
+
+class Log:
+    """Catalog records in order, each with its id."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def put(self, term: int, kind: str, **fields: object) -> Record:
+        id = (len(self.records) + 1).to_bytes(8, "big")
+        record = dataclasses.replace(encode_event(term, {"kind": kind, **fields}), id=id)
+        self.records.append(record)
+        return record
+
+
+def state(catalog: Catalog) -> dict[str, object]:
+    return {"term": catalog.term, **catalog.snapshot()}
+
+
+def collection(id: int, name: str, channels: int = 2) -> dict[str, object]:
+    schema = CollectionSchema(name, (Field("id", "int64"), Field("v", "double", nullable=True)), "id")
+    return Collection(id, schema, tuple(f"p{n}_{id}v{n}" for n in range(channels)), created_ts=id * 10).to_wire()
+
+
+def led(log: Log, term: int = 1, node: str = "m", previous: bytes = b"") -> Catalog:
+    catalog = Catalog()
+    assert catalog.apply(log.put(term, "leader", node=node, previous=previous))
+    return catalog
+
+
+def test_a_collection_begins_becomes_ready_and_ends():
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "create", collection=collection(5, "flights")))
+    assert catalog.by_id(5).state == CREATING
+    with pytest.raises(CollectionNotFound):
+        catalog.collection("flights")
+    catalog.apply(log.put(1, "ready", id=5))
+    found = catalog.collection("flights")
+    assert (found.state, found.shards, found.name, catalog.next_id) == (READY, 2, "flights", 6)
+    catalog.apply(log.put(1, "drop", id=5))
+    assert catalog.by_id(5).state == DROPPING
+    catalog.apply(log.put(1, "dropped", id=5))
+    assert catalog.collections == {}
+    assert catalog.by_id(5) is None
+    assert catalog.next_id == 6  # an id is never used again
+
+
+def test_of_two_claims_the_first_in_the_log_wins_and_the_deposed_are_not_heard():
+    log = Log()
+    catalog = led(log, 1, "first")
+    claim = catalog.leader_id
+    won = log.put(2, "leader", node="second", previous=claim)
+    lost = log.put(2, "leader", node="third", previous=claim)
+    also_lost = log.put(3, "leader", node="third", previous=claim)
+    assert [catalog.apply(record) for record in (won, lost, also_lost)] == [True, False, False]
+    assert (catalog.leader, catalog.term, catalog.leader_id) == ("second", 2, won.id)
+    assert not catalog.apply(log.put(1, "create", collection=collection(1, "zombie")))
+    assert not catalog.apply(log.put(3, "create", collection=collection(1, "impostor")))
+    assert not catalog.apply(log.put(1, **catalog.snapshot()))
+    assert not catalog.apply(log.put(9, **Catalog().snapshot()))
+    assert not catalog.apply(log.put(2, "leader", node="again", previous=won.id))  # a new claim needs a new term
+    assert catalog.collections == {}
+    assert catalog.leader == "second"
+
+
+def test_grants_leases_and_fences_tell_the_next_owner_what_it_must_pass():
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": 1, "p1": 1}, limit=100))
+    catalog.apply(log.put(1, "fenced", channels={"p0": b"f1", "p1": b"g1"}))
+    catalog.apply(log.put(1, "lease", node="a", limit=200, checkpoints={"p0": b"c", "p1": b"", "gone": b"x"}))
+    catalog.apply(log.put(1, "grant", node="b", channels={"p0": 2}, limit=150))
+    catalog.apply(log.put(1, "fenced", channels={"p0": b"f2"}))
+    first, second = catalog.channels["p0"], catalog.channels["p1"]
+    assert (first.owner, first.term, first.limit, first.previous_limit, first.checkpoint) == ("b", 2, 150, 200, b"c")
+    assert (second.owner, second.term, second.limit, second.previous_limit, second.checkpoint) == ("a", 1, 200, 0, b"")
+    assert catalog.fences(["p0", "unknown"]) == {"p0": {1: b"f1", 2: b"f2"}}
+
+
+names = st.sampled_from(["x", "y", "z"])
+pchannels = st.sampled_from(["p0", "p1", "p2"])
+ids = st.integers(1, 4)
+events = st.one_of(
+    st.tuples(st.just("create"), st.fixed_dictionaries({"collection": st.builds(collection, ids, names)})),
+    st.tuples(st.sampled_from(["ready", "drop", "dropped"]), st.fixed_dictionaries({"id": ids})),
+    st.tuples(
+        st.just("grant"),
+        st.fixed_dictionaries(
+            {
+                "node": names,
+                "channels": st.dictionaries(pchannels, st.integers(1, 9), min_size=1),
+                "limit": st.integers(0, 999),
+            }
+        ),
+    ),
+    st.tuples(
+        st.just("lease"),
+        st.fixed_dictionaries(
+            {
+                "node": names,
+                "limit": st.integers(0, 999),
+                "checkpoints": st.dictionaries(pchannels, st.binary(max_size=2)),
+            }
+        ),
+    ),
+    st.tuples(st.just("claim"), st.fixed_dictionaries({"node": names})),
+    st.tuples(st.just("zombie"), st.fixed_dictionaries({"id": ids})),
+    st.tuples(st.just("fence"), st.fixed_dictionaries({"id": st.binary(min_size=1, max_size=2)})),
+)
+
+
+@given(st.lists(events, max_size=40), st.data())
+def test_a_snapshot_and_the_rest_tell_what_the_whole_log_tells(history, data):
+    log = Log()
+    catalog = led(log)
+    for kind, fields in history:
+        match kind:
+            case "claim":
+                record = log.put(catalog.term + 1, "leader", previous=catalog.leader_id, **fields)
+            case "zombie":
+                record = log.put(max(0, catalog.term - 1), "dropped", **fields)
+            case "fence":
+                record = log.put(catalog.term, "fenced", channels=dict.fromkeys(catalog.channels, fields["id"]))
+            case _:
+                record = log.put(catalog.term, kind, **fields)
+        catalog.apply(record)
+    whole = Catalog()
+    cut = data.draw(st.integers(1, len(log.records)))
+    for record in log.records[:cut]:
+        whole.apply(record)
+    wire = msgpack.unpackb(encode_event(whole.term, whole.snapshot()).body, strict_map_key=False)
+    snapshot = Record(RecordType.CATALOG, term=whole.term, id=b"s", body=msgpack.packb(wire))
+    late = Catalog()
+    assert late.apply(snapshot)
+    assert state(late) == state(whole)
+    for record in log.records[cut:]:
+        assert late.apply(record) == whole.apply(record)
+    assert state(late) == state(whole) == state(catalog)
+
+
+def test_other_records_are_none_of_its_business():
+    assert Catalog().apply(Record(RecordType.ROWS)) is False
+
+
+@given(st.binary(max_size=40))
+def test_arbitrary_bytes_are_told(body):
+    with pytest.raises(BadRecord):
+        decode_event(Record(RecordType.CATALOG, body=body))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "unheard_of"},
+        {"kind": 7},
+        {"kind": "create"},
+        {"kind": "create", "collection": 5},
+        {"kind": "create", "collection": {"schema": {}}},
+        {"kind": "ready"},
+        {"kind": "grant", "channels": 3, "node": "n", "limit": 1},
+        {"kind": "fenced", "channels": {"unknown": b"f"}},
+        {"kind": "snapshot", "state": {}},
+        {"kind": "snapshot"},
+    ],
+)
+def test_a_malformed_event_is_told_and_changes_nothing(event):
+    log = Log()
+    catalog = led(log)
+    before = state(catalog)
+    with pytest.raises(BadRecord):
+        catalog.apply(log.put(1, **event))
+    assert state(catalog) == before

@@ -1,0 +1,65 @@
+"""Backends are found by URL through entry points, streams are made as configured."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tidewal.runtime.clock import HybridClock
+from tidewal.runtime.errors import ConfigError
+from tidewal.runtime.factory import PACK_BYTES, Factory, open_wal
+from tidewal.runtime.settings import Mq, Settings
+from tidewal.runtime.stream import MsgStream
+from tidewal.runtime.testing.memory import MemoryWal
+from tidewal.runtime.tt_stream import TtMsgStream
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a distribution with one adapter, as a third party would."""
+
+    def install(scheme: str, code: str) -> None:
+        (tmp_path / f"adapter_{scheme}.py").write_text(code)
+        info = tmp_path / f"third_party_{scheme}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: third-party-{scheme}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[tidewal.wal]\n{scheme} = adapter_{scheme}:open_wal\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    yield install
+    for name in [name for name in sys.modules if name.startswith("adapter_")]:
+        del sys.modules[name]
+
+
+async def test_a_url_opens_its_backend():
+    wal = await open_wal("memory://")
+    assert isinstance(wal, MemoryWal)
+    assert wal.name == "memory"
+    await wal.close()
+
+
+@pytest.mark.parametrize("url", ["carrier-pigeon://loft", "", "/a/path", "nonsense"])
+async def test_an_unknown_scheme_is_refused_with_the_known_ones(url):
+    with pytest.raises(ConfigError, match=r"memory://.*rocksmq://"):
+        await open_wal(url)
+
+
+async def test_a_third_party_adds_a_backend_and_gets_its_options(install):
+    install("third", "async def open_wal(url, **options):\n    return url, options\n")
+    assert await open_wal("third://x", size=3) == ("third://x", {"size": 3})
+
+
+async def test_an_adapter_whose_package_is_missing_names_what_to_install(install):
+    install("lame", "import a_package_that_nobody_has\n")
+    with pytest.raises(ConfigError, match=r"a_package_that_nobody_has.*pip install 'third-party-lame\[lame\]'"):
+        await open_wal("lame://x")
+
+
+async def test_streams_have_the_configured_buffers():
+    factory = Factory(MemoryWal(), HybridClock(), Settings(mq=Mq(mq_buf_size=3)))
+    plain, ticked = factory.stream("g"), factory.tt_stream("g", vchannels=["v"])
+    assert isinstance(plain, MsgStream)
+    assert isinstance(ticked, TtMsgStream)
+    assert (plain.group, ticked.group) == ("g", "g")
+    assert plain._buffer_bytes == ticked._buffer_bytes == 3 * PACK_BYTES
