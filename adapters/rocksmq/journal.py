@@ -26,6 +26,7 @@ from .index import Index, Place, SegmentSummary
 from .measures import Measures
 from .recovery import Extents, Recovered
 from .segments import HEADER_BYTES, Segment, Segments
+from .wakeup import Hubs
 
 COMMIT_BYTES = 8 * 1024 * 1024
 PENDING_BYTES = 256 * 1024 * 1024
@@ -70,6 +71,7 @@ class Journal:
         *,
         clock: Clock,
         deliver: Deliver,
+        hubs: Hubs,
         trim: Callable[[], None],
         need_spare: Callable[[], OSError | None],
         keep_ready: Callable[[], None],
@@ -81,7 +83,7 @@ class Journal:
         self.sealed = recovered.sealed
         self._disk, self._segments, self._index, self._clock = disk, segments, index, clock
         self._deliver, self._trim, self._need_spare, self._keep_ready = deliver, trim, need_spare, keep_ready
-        self._measures = measures
+        self._measures, self._hubs = measures, hubs
         self._segment: Segment | None = recovered.current
         self._sequence = recovered.next_sequence
         self._extents, self._indexer = recovered.extents, recovered.indexer
@@ -108,6 +110,7 @@ class Journal:
 
     def _run(self) -> None:
         carried: Write | None = None
+        self._hubs.gather()
         while True:
             write = carried or self._queue.get()
             if write is None:
@@ -138,11 +141,11 @@ class Journal:
         with self._pending_lock:
             for write in batch:
                 self.pending_bytes -= write.body_bytes
-        if self.failure is not None:
-            _fail(batch, _again(self.failure))
-            return
         try:
-            self._commit(batch)
+            if self.failure is not None:
+                _fail(batch, _again(self.failure))
+            else:
+                self._commit(batch)
         except DiskPressure as error:
             _fail(batch, error)
         except OSError as error:
@@ -153,6 +156,8 @@ class Journal:
             _log.exception("the journal's writer failed")
             failed = JournalFailed(f"the journal failed: {type(error).__name__}: {error}", outcome_unknown=True)
             self._poison(batch, failed)
+        finally:
+            self._hubs.flush()
 
     def _poison(self, batch: list[Write], failure: JournalFailed) -> None:
         _log.error("%s", failure.message)
@@ -180,9 +185,11 @@ class Journal:
         started = time.perf_counter()
         buffers = encode(segment.epoch, segment.salt, self._sequence, table, bodies, body_bytes)
         write_all(self._disk, segment.file, buffers, segment.end)
-        for write in batch:
-            if write.early:
+        early = [write for write in batch if write.early]
+        if early:
+            for write in early:
                 _settle(write, write.ids)
+            self._hubs.flush()
         self._disk.sync(segment.file)
         size = frame_bytes(len(table) // 4, body_bytes)
         segment.end += size
@@ -204,6 +211,7 @@ class Journal:
         for write in batch:
             if not write.early:
                 _settle(write, write.ids)
+        self._hubs.flush()
         if places and self._segment is not None:
             self._index.add(places, (self._segment.epoch, self._segment.end))
         self._trim()

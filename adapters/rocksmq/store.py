@@ -165,6 +165,7 @@ class RocksMQ:
             recovered,
             clock=self._clock,
             deliver=self._deliver,
+            hubs=self._hubs,
             trim=self._budget.trim,
             need_spare=self._keeper.need_spare,
             keep_ready=self._keeper.wake,
@@ -346,16 +347,19 @@ class RocksMQ:
         ids: list[bytes] | None = None
         with self._lock:
             self._check_writable()
-            rows = [(self._found(entry.channel), _frozen(entry.payload), entry.timestamp) for entry in entries]
+            rows: list[tuple[Channel, bytes | memoryview, int]] = []
             durable_bytes = 0
             busy = False
-            for channel, payload, _ in rows:
-                if len(payload) > channel.policy.max_message_bytes:
-                    raise _too_large(channel, len(payload))
+            for name, payload, timestamp in entries:
+                channel = self._found(name)
+                content = payload if type(payload) is bytes else _frozen(payload)
+                if len(content) > channel.policy.max_message_bytes:
+                    raise _too_large(channel, len(content))
                 if not channel.policy.ephemeral:
-                    durable_bytes += len(payload) + ROW_BYTES
+                    durable_bytes += len(content) + ROW_BYTES
                 elif channel.queued:
                     busy = True
+                rows.append((channel, content, timestamp))
             if durable_bytes:
                 self._check_room(durable_bytes)
             if durable_bytes or busy:
@@ -423,7 +427,10 @@ class RocksMQ:
                         trim_ephemeral(channel)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        return (await self.append_many((Append(channel, payload, timestamp),)))[0]
+        hub = self._hubs.current()
+        future: asyncio.Future[list[bytes]] = hub.loop.create_future()
+        self.submit((Append(channel, payload, timestamp),), lambda result: hub.settle(future, result))
+        return (await future)[0]
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         hub = self._hubs.current()
@@ -541,13 +548,16 @@ class RocksMQ:
 
     def _check_space_for(self, policy: ChannelPolicy) -> None:
         if self._pressure and not policy.ephemeral:
-            raise DiskPressure(
-                f"less than {self._free_space_bytes} bytes are free for {self._directory.path}",
-                limit="free_space_bytes",
-            )
+            raise self._too_little_space()
+
+    def _too_little_space(self) -> DiskPressure:
+        return DiskPressure(
+            f"less than {self._free_space_bytes} bytes are free for {self._directory.path}", limit="free_space_bytes"
+        )
 
     def _check_room(self, size: int) -> None:
-        self._check_space_for(ChannelPolicy())
+        if self._pressure:
+            raise self._too_little_space()
         if size > self._segments.capacity:
             raise MessageTooLarge(
                 f"one commit of {size} bytes is over what a segment holds ({self._segments.capacity})",
