@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, cast
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..runtime.arrow import encode_rows
 from ..runtime.catalog import Collection
-from ..runtime.errors import CollectionNotFound
+from ..runtime.errors import CollectionNotFound, InvalidRequest, InvalidRows
 from ..runtime.names import Names
 from ..runtime.rpc import Caller, Params, Reply
 from ..runtime.schema import CollectionSchema
@@ -57,6 +57,9 @@ class Stats:
     versions: Mapping[str, int]
     rows: int
     tsafe: int
+
+
+_RowsFor: TypeAlias = Callable[[CollectionSchema], Rows]
 
 
 class Client:
@@ -130,42 +133,46 @@ class Client:
 
     async def insert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
         """Add rows. A row whose key exists replaces it, as an upsert does: keys are not looked up before a write."""
-        return await self._write(collection, rows, "insert", deadline_s)
+        return await self._write(collection, lambda _: rows, "insert", deadline_s)
 
     async def upsert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
         """Add rows, or replace those of the same key as a whole."""
-        return await self._write(collection, rows, "upsert", deadline_s)
+        return await self._write(collection, lambda _: rows, "upsert", deadline_s)
 
     async def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> Written:
         """Remove the rows of `keys`; keys that are not there are no error."""
-        key = (await self._collection(collection)).schema.primary_key
-        return await self._write(collection, {key: list(keys)}, "delete", deadline_s)
+        return await self._write(collection, lambda schema: {schema.primary_key: list(keys)}, "delete", deadline_s)
 
     async def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
         """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row; a delete needs only
         the key. All rows get one timestamp, are seen together, and apply in their order."""
-        return await self._write(collection, rows, None, deadline_s)
+        return await self._write(collection, lambda _: rows, None, deadline_s)
 
-    async def _write(self, collection: str, rows: Rows, op: str | None, deadline_s: float) -> Written:
-        schema = (await self._collection(collection)).schema
-        batch = to_batch(rows, schema, op=op)
+    async def _write(self, name: str, rows: _RowsFor, op: str | None, deadline_s: float) -> Written:
+        known = self._collections.get(name)
+        if known is not None:
+            try:
+                return await self._write_to(known, rows, op, deadline_s)
+            except (CollectionNotFound, InvalidRows):
+                self._collections.pop(name, None)
+                if await self.describe_collection(name) == known:
+                    raise
+        return await self._write_to(await self.describe_collection(name), rows, op, deadline_s)
+
+    async def _write_to(self, collection: Collection, rows: _RowsFor, op: str | None, deadline_s: float) -> Written:
+        schema = collection.schema
+        batch = to_batch(rows(schema), schema, op=op)
         params = {
-            "collection": collection,
+            "collection": collection.name,
+            "id": collection.id,
             "schema_version": schema.version,
             "producer": self._caller.name,
             "pseq": next(self._pseqs),
         }
-        try:
-            reply = await self._caller.call("proxy", "write", params, encode_rows(batch), deadline_s=deadline_s)
-        except CollectionNotFound:
-            self._collections.pop(collection, None)
-            raise
+        reply = await self._caller.call("proxy", "write", params, encode_rows(batch), deadline_s=deadline_s)
         written = Written(reply.values["ts"], reply.values["rows"])
-        self._session[collection] = max(written.ts, self._session.get(collection, 0))
+        self._session[collection.name] = max(written.ts, self._session.get(collection.name, 0))
         return written
-
-    async def _collection(self, name: str) -> Collection:
-        return self._collections.get(name) or await self.describe_collection(name)
 
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
         """Wait until everything acknowledged before this call is in the collection's table; returns the time up to
@@ -225,7 +232,10 @@ class Client:
     ) -> Answer:
         """The rows of `keys`; a key that is not there has no row."""
         params = {"columns": None if columns is None else list(columns)}
-        body = cast(bytes, msgpack.packb(list(keys)))
+        try:
+            body = cast(bytes, msgpack.packb(list(keys)))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"keys are integers or strings: {error}") from None
         return await self._ask("get", collection, consistency, deadline_s, params, body)
 
     async def search(

@@ -108,7 +108,7 @@ class RequestInbox:
             return None
         answer = self._answers.get(known)
         if answer is not None:
-            self._send(record.producer, answer)
+            self._send(*known, answer)
             return None
         self._working.add(known)
         return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
@@ -120,7 +120,7 @@ class RequestInbox:
         self._working.discard(known)
         if len(payload) <= REMEMBERED_REPLY_BYTES:
             self._remember(known, payload)
-        self._send(request.client, payload)
+        self._send(*known, payload)
 
     def _remember(self, known: tuple[str, int], payload: bytes) -> None:
         self._answers[known] = payload
@@ -128,14 +128,14 @@ class RequestInbox:
         while len(self._answers) > REMEMBERED_REPLIES or self._answers_bytes > REMEMBERED_BYTES:
             self._answers_bytes -= len(self._answers.popitem(last=False)[1])
 
-    def _send(self, client: str, payload: bytes) -> None:
+    def _send(self, client: str, number: int, payload: bytes) -> None:
         try:
             self._wal.submit([Append(self._names.replies(client), payload)], _ignore)
         except (ChannelNotFound, Closed):  # the client has gone, or the node is going
             return
         except TidewalError as error:  # too large, or the log cannot take it now: say at least that
             refusal = {"ok": False, **to_wire(error)}
-            payload = encode(Record(RecordType.REPLY, pseq=decode(payload).pseq, key=_pack(refusal)))
+            payload = encode(Record(RecordType.REPLY, pseq=number, key=_pack(refusal)))
             with contextlib.suppress(TidewalError):  # then the caller's deadline says so
                 self._wal.submit([Append(self._names.replies(client), payload)], _ignore)
 

@@ -6,11 +6,9 @@ import shutil
 from functools import partial
 
 from ...runtime.catalog import Collection
-from ...runtime.errors import CollectionNotFound
 from ...runtime.names import physical
 from ...runtime.rpc import Request
 from ..following import Follower
-from ..node import Node
 from ..role import Answer, Handler
 from .pipeline import FlushPipeline
 
@@ -20,28 +18,20 @@ class DataNode(Follower):
 
     role = "datanode"
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node)
-        self._flushers: dict[str, FlushPipeline] = {}
-
     def handlers(self) -> dict[str, Handler]:
         return {**super().handlers(), "compact": self._compact}
 
     def pipeline(self, collection: Collection) -> FlushPipeline:
-        flusher = self._flushers[collection.name] = FlushPipeline(self, collection)
-        return flusher
+        return FlushPipeline(self, collection)
 
     async def forget(self, collection: Collection) -> None:
         """Remove the tables, and let go of the log."""
-        self._flushers.pop(collection.name, None)
         for vchannel in collection.vchannels:
             await self.node.wal.hold(physical(vchannel), f"datanode-{collection.id}", None)
         await self.node.blocking(partial(shutil.rmtree, self.node.tables / collection.name, ignore_errors=True))
 
     async def _compact(self, request: Request) -> Answer:
-        name = request.params["collection"]
-        flusher = self._flushers.get(name)
-        if flusher is None:
-            raise CollectionNotFound(f"no collection {name!r} to compact", collection=name)
+        flusher = await self.find_pipeline(request.params["collection"])
+        assert isinstance(flusher, FlushPipeline)
         result = await flusher.compact()
         return {"time": result.t, "rows": result.rows, "merged": result.merged}

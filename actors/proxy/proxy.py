@@ -178,8 +178,8 @@ class Proxy(Role):
         await self._owning(len(request.body))
         collection = await _find(self.catalog, request.params["collection"])
         schema = collection.schema
-        if request.params["schema_version"] != schema.version:
-            raise InvalidRows(f"the rows are of another schema version of {collection.name}; describe it again")
+        if (request.params["id"], request.params["schema_version"]) != (collection.id, schema.version):
+            raise InvalidRows(f"the rows are of another {collection.name}, or of another version; describe it again")
         rows = to_batch(decode_rows(request.body, schema.row_arrow()), schema, op=None)
         self._unflushed.check(collection.name, collection.vchannels, len(request.body))
         records = self._records(collection, rows)

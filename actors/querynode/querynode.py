@@ -34,7 +34,6 @@ class QueryNode(Follower):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._rows: dict[str, RowPipeline] = {}
         self._events: list[Params] = []
 
     def handlers(self) -> dict[str, Handler]:
@@ -46,11 +45,7 @@ class QueryNode(Follower):
         self.spawn_task(self._post_events(), name="query events")
 
     def pipeline(self, collection: Collection) -> RowPipeline:
-        pipeline = self._rows[collection.name] = RowPipeline(self, collection)
-        return pipeline
-
-    async def forget(self, collection: Collection) -> None:
-        self._rows.pop(collection.name, None)
+        return RowPipeline(self, collection)
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
@@ -70,6 +65,7 @@ class QueryNode(Follower):
         if not isinstance(keys, list):
             raise InvalidRequest("get takes a list of keys")
         pipeline, waited_ms = await self._fresh(request.params)
+        _check_keys(cast("list[object]", keys), pipeline.collection)
         started = perf_counter()
         columns = request.params.get("columns")
         table = pa.concat_tables([store.get(cast("list[object]", keys), columns) for store in pipeline.stores])
@@ -109,17 +105,10 @@ class QueryNode(Follower):
     async def _fresh(self, params: Params) -> tuple[RowPipeline, float]:
         """The pipeline of the collection, once it is as fresh as asked; and how long that took, in ms."""
         started = perf_counter()
-        pipeline = await self._pipeline(params["collection"])
+        pipeline = await self.find_pipeline(params["collection"])
+        assert isinstance(pipeline, RowPipeline)
         await pipeline.wait_for(await self._guarantee(pipeline, params))
         return pipeline, (perf_counter() - started) * 1000
-
-    async def _pipeline(self, name: str) -> RowPipeline:
-        pipeline = self._rows.get(name)
-        if pipeline is None:
-            catalog = await self.catalog.catch_up()
-            while (pipeline := self._rows.get(name)) is None or pipeline.collection.id != catalog.collection(name).id:
-                catalog = await self.catalog.changed()
-        return pipeline
 
     async def _guarantee(self, pipeline: RowPipeline, params: Params) -> int:
         """The time up to which the answer must reflect the log."""
@@ -127,7 +116,10 @@ class QueryNode(Follower):
         if consistency == "strong":
             return await pipeline.present()
         if consistency == "session":
-            return int(params["session_ts"])
+            written = int(params["session_ts"])
+            if written > pipeline.tsafe:
+                await pipeline.present()  # sooner than the next tick
+            return written
         if consistency == "bounded":
             staleness_ms = params.get("staleness_ms") or self.node.settings.common.graceful_time
             return add_ms(self.node.clock.now(), -staleness_ms)
@@ -151,3 +143,11 @@ class QueryNode(Follower):
             except TidewalError as error:
                 if not error.retryable:
                     raise
+
+
+def _check_keys(keys: list[object], collection: Collection) -> None:
+    key = collection.schema.key
+    for number, value in enumerate(keys):
+        fits = type(value) is str if key.type == "varchar" else type(value) is int and -(2**63) <= value < 2**63
+        if not fits:
+            raise InvalidRequest(f"key {number} is {value!r}; {key.name!r} is {key.type}")

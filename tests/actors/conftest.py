@@ -95,6 +95,7 @@ class Home:
         self.tables = directory / "tables"
         self.log = MemoryLog()
         self.faults: FaultPlan | None = None
+        self.segment_bytes = SEGMENT_BYTES
         self.virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
 
     async def wal(self) -> Wal:
@@ -102,7 +103,7 @@ class Home:
         if self.virtual:
             return MemoryWal(self.log, self.faults)
         return await RocksMQ.open(
-            str(self.directory / "log"), segment_bytes=SEGMENT_BYTES, free_space_bytes=0, serve=False
+            str(self.directory / "log"), segment_bytes=self.segment_bytes, free_space_bytes=0, serve=False
         )
 
     @asynccontextmanager

@@ -1,0 +1,51 @@
+"""A node whose requests and replies get lost, doubled and delayed: every write happens once, every question is
+answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+
+pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
+
+BATCHES = 60
+RATES = {
+    "dropped": Rates(drop=0.3),
+    "doubled": Rates(duplicate=0.5),
+    "delayed": Rates(delay=0.5, delay_s_max=1.0),
+    "all at once": Rates(drop=0.2, duplicate=0.2, delay=0.2, delay_s_max=0.5),
+}
+
+
+@pytest.mark.parametrize("channels", ["requests", "replies", ""])
+@pytest.mark.parametrize("kind", RATES)
+async def test_every_write_happens_once_and_every_question_is_answered(home, seed, kind, channels) -> None:
+    rates = RATES[kind]
+    if not channels:  # durable channels are delayed too, never dropped
+        rates = Rates(**{name: getattr(rates, name) for name in ("drop", "duplicate", "delay", "delay_s_max")})
+    home.faults = FaultPlan(seed, rates, channels=channels)
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await client.create_collection(home.PEOPLE, deadline_s=300)
+
+        async def write(batch: int) -> None:
+            who = client if batch % 2 else other
+            await who.insert("people", home.people(*range(batch * 10, batch * 10 + 10)), deadline_s=300)
+            await who.upsert("people", home.people(batch * 10, name="new"), deadline_s=300)
+            found = await who.get("people", [batch * 10], consistency="strong", deadline_s=300)
+            assert found.table["name"].to_pylist() == ["new"]
+
+        await asyncio.gather(*(write(batch) for batch in range(BATCHES)))
+        assert await client.count("people", consistency="strong", deadline_s=300) == BATCHES * 10
+        stats = await client.stats("people", consistency="strong")
+        expected = {"insert": BATCHES * 10, "upsert": BATCHES, "delete": 0}
+        assert dict(stats.versions) == expected, "a write happened twice, or never"
+        await client.flush("people", deadline_s=600)
+        compacted = await client.compact("people", deadline_s=600)
+        assert compacted["rows"] == BATCHES * 10
+        await client.drop_collection("people", deadline_s=300)
+        await client.create_collection(home.PEOPLE, deadline_s=300)
+        assert await client.count("people", consistency="strong", deadline_s=300) == 0
+    assert home.faults.trace, "the plan did nothing: the test shows nothing"

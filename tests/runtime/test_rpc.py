@@ -1,0 +1,206 @@
+"""Requests and replies over a log that loses, doubles and delays them, and roles that live more than once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tidewal.runtime.errors import Closed, DeadlineExceeded, MessageTooLarge, Overloaded
+from tidewal.runtime.names import Names
+from tidewal.runtime.rpc import MESSAGE_BYTES_MAX, REMEMBERED_BYTES, Caller, Request, RequestInbox
+from tidewal.runtime.testing.clock import run_virtual
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+
+NAMES = Names()
+
+
+class Server:
+    """Answers `echo`, `fail`, and counts what it was asked."""
+
+    def __init__(self, wal: MemoryWal) -> None:
+        self.inbox = RequestInbox(wal, "server", NAMES)
+        self.asked: list[tuple[str, str]] = []
+        self.silent = False
+
+    async def serve(self) -> None:
+        async for pack in self.inbox:
+            for request in pack.requests:
+                self.asked.append((request.client, request.method))
+                if not self.silent:
+                    self.answer(request)
+
+    def answer(self, request: Request) -> None:
+        if request.method == "fail":
+            request.fail(Overloaded("enough", limit="test"))
+        elif request.method == "large":
+            request.reply(body=bytes(MESSAGE_BYTES_MAX + 1))
+        else:
+            request.reply(request.params, bytes(request.body))
+
+
+@asynccontextmanager
+async def serving(wal: MemoryWal) -> AsyncIterator[Server]:
+    server = Server(wal)
+    await server.inbox.open()
+    task = asyncio.create_task(server.serve())
+    try:
+        yield server
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def calling(wal: MemoryWal, name: str = "") -> AsyncIterator[Caller]:
+    caller = Caller(wal, NAMES, name=name)
+    await caller.open()
+    try:
+        yield caller
+    finally:
+        await caller.close()
+
+
+def test_answers_with_values_and_bytes_and_raises_what_was_raised() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with serving(wal), calling(wal) as caller:
+            reply = await caller.call("server", "echo", {"a": 1, "map": {7: b"x"}}, b"body")
+            assert dict(reply.values) == {"a": 1, "map": {7: b"x"}}
+            assert bytes(reply.body) == b"body"
+            with pytest.raises(Overloaded) as raised:
+                await caller.call("server", "fail")
+            assert raised.value.limit == "test"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", ["drop", "duplicate", "delay"])
+def test_each_request_is_worked_on_once_while_the_server_lives(seed: int, kind: str) -> None:
+    async def main() -> None:
+        plan = FaultPlan(seed, Rates(**{kind: 0.4}))
+        wal = MemoryWal(faults=plan)
+        async with serving(wal) as server, calling(wal) as caller:
+            replies = await asyncio.gather(
+                *(caller.call("server", "echo", {"n": number}, deadline_s=600) for number in range(200))
+            )
+            assert [reply.values["n"] for reply in replies] == list(range(200))
+            assert len(server.asked) == 200
+        assert plan.trace
+
+    run_virtual(main())
+
+
+def test_nobody_there_ends_with_the_deadline() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with calling(wal) as caller:
+            before = asyncio.get_running_loop().time()
+            with pytest.raises(DeadlineExceeded):
+                await caller.call("nobody", "echo", deadline_s=3)
+            assert asyncio.get_running_loop().time() - before == pytest.approx(3)
+
+    run_virtual(main())
+
+
+def test_a_server_that_comes_later_is_found() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with calling(wal) as caller:
+            call = asyncio.create_task(caller.call("server", "echo", {"n": 1}))
+            await asyncio.sleep(0)
+            async with serving(wal):
+                assert (await call).values["n"] == 1
+
+    run_virtual(main())
+
+
+def test_the_next_life_of_a_server_does_nothing_of_the_last_one_again() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with calling(wal) as caller:
+            async with serving(wal) as first:
+                for number in range(5):
+                    await caller.call("server", "echo", {"n": number})
+                first.silent = True
+                waiting = asyncio.create_task(caller.call("server", "waits", {"n": 9}))
+                while len(first.asked) < 6:  # noqa: ASYNC110 -- what is waited for has no event to await
+                    await asyncio.sleep(0)
+            async with serving(wal) as second:
+                assert (await waiting).values["n"] == 9
+                assert [method for _, method in second.asked] == ["waits"]
+
+    run_virtual(main())
+
+
+def test_a_new_caller_over_the_same_log_gets_answers_of_its_own() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        async with serving(MemoryWal(log)) as server:
+            for life in range(2):
+                async with calling(MemoryWal(log), f"life-{life}") as caller:
+                    assert (await caller.call("server", "echo", {"life": life})).values["life"] == life
+            assert len(server.asked) == 2
+
+    run_virtual(main())
+
+
+def test_too_large_a_request_or_answer_is_an_error_and_not_a_silence() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with serving(wal), calling(wal) as caller:
+            with pytest.raises(MessageTooLarge):
+                await caller.call("server", "echo", {}, bytes(MESSAGE_BYTES_MAX))
+            with pytest.raises(MessageTooLarge):
+                await caller.call("server", "large")
+            assert caller._waiting == {}
+            assert (await caller.call("server", "echo", {"still": "there"})).values["still"] == "there"
+
+    run_virtual(main())
+
+
+def test_closing_ends_the_calls_that_wait() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with calling(wal) as caller:
+            call = asyncio.create_task(caller.call("nobody", "echo"))
+            await asyncio.sleep(0)
+            await caller.close()
+            with pytest.raises(Closed):
+                await call
+            with pytest.raises(Closed):
+                await caller.call("server", "echo")
+        wal = MemoryWal()
+        async with calling(wal) as caller:
+            call = asyncio.create_task(caller.call("nobody", "echo"))
+            await asyncio.sleep(0)
+            await wal.close()
+            with pytest.raises(Closed):
+                await call
+
+    run_virtual(main())
+
+
+def test_what_is_remembered_is_bounded_in_bytes() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with serving(wal) as server, calling(wal) as caller:
+            for _ in range(REMEMBERED_BYTES // 15_000 + 100):
+                await caller.call("server", "echo", {}, bytes(15_000))
+            assert sum(map(len, server.inbox._answers.values())) <= REMEMBERED_BYTES
+
+    run_virtual(main())
+
+
+def test_garbage_on_the_channels_is_passed_over() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with serving(wal), calling(wal, "me") as caller:
+            await wal.append(NAMES.requests("server"), b"\xff garbage")
+            await wal.append(NAMES.replies("me"), b"garbage")
+            assert (await caller.call("server", "echo", {"n": 1})).values["n"] == 1
+
+    run_virtual(main())
