@@ -374,7 +374,7 @@ class RocksMQ:
     def _queue(self, rows: list[tuple[Channel, bytes | memoryview, int]], done: OnAppended) -> Write:
         """Make the rows part of the next commit."""
         write = Write(done)
-        ranks: set[Durability] = set()
+        synced = written = False  # the strongest durability that any of the channels asks for
         for channel, payload, timestamp in rows:
             number, id = channel.number, channel.next_id
             channel.next_id = id + 1
@@ -384,14 +384,16 @@ class RocksMQ:
                 channel.queued += 1
                 write.loose.append((number, entry))
             else:
-                ranks.add(channel.policy.acks)
+                synced = synced or channel.policy.acks is Durability.ALL
+                written = written or channel.policy.acks is Durability.ONE
                 write.entries.append((number, entry))
                 write.table += (number, len(payload), id, timestamp)
                 write.bodies.append(payload)
                 write.body_bytes += len(payload)
-        if ranks == {Durability.NONE}:
-            write.done = _unheard
-        write.early = bool(ranks) and Durability.ALL not in ranks
+        if write.entries and not synced:
+            write.early = True
+            if not written:
+                write.done = _unheard
         self._journal.put(write)
         return write
 
