@@ -14,6 +14,13 @@ class Measures:
             self._seconds = metrics.histogram("rocksmq_journal_commit_duration_seconds")
             self._bytes = metrics.histogram("rocksmq_journal_commit_bytes")
             self._written = metrics.counter("rocksmq_journal_written_bytes_total")
+            self._recycled = metrics.counter("rocksmq_journal_recycled_bytes_total")
+            self._failed = metrics.gauge("rocksmq_journal_failed")
+            self._free = metrics.gauge("rocksmq_free_space_bytes")
+            self._size = metrics.gauge("rocksmq_journal_bytes")
+            self._live = metrics.gauge("rocksmq_journal_segments", state="live")
+            self._spare = metrics.gauge("rocksmq_journal_segments", state="spare")
+            self._failed.set(0)  # opened anew
 
     def committed(self, seconds: float, body_bytes: int, written_bytes: int) -> None:
         if self._metrics is not None:
@@ -23,15 +30,15 @@ class Measures:
 
     def failed(self) -> None:
         if self._metrics is not None:
-            self._metrics.gauge("rocksmq_journal_failed").set(1)
+            self._failed.set(1)
 
     def removed(self, size: int) -> None:
         if self._metrics is not None:
-            self._metrics.counter("rocksmq_journal_recycled_bytes_total").inc(size)
+            self._recycled.inc(size)
 
     def space(self, free_bytes: int, journal_bytes: int, live_segments: int, spare_segments: int) -> None:
         if self._metrics is not None:
-            self._metrics.gauge("rocksmq_free_space_bytes").set(free_bytes)
-            self._metrics.gauge("rocksmq_journal_bytes").set(journal_bytes)
-            self._metrics.gauge("rocksmq_journal_segments", state="live").set(live_segments)
-            self._metrics.gauge("rocksmq_journal_segments", state="spare").set(spare_segments)
+            self._free.set(free_bytes)
+            self._size.set(journal_bytes)
+            self._live.set(live_segments)
+            self._spare.set(spare_segments)

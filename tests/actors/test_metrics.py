@@ -1,0 +1,276 @@
+"""Every metric of the table is written by a node that works, or by the fault that it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tidewal.actors.measures import ScanMeasures
+from tidewal.actors.standalone import Standalone
+from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.runtime.actor import Actor, ActorSystem
+from tidewal.runtime.actor.measures import ActorMeasures
+from tidewal.runtime.catalog import Collection
+from tidewal.runtime.clock import HybridClock, add_ms, physical_ms
+from tidewal.runtime.errors import JournalFailed, Lagging, OrderViolated, Overloaded, Unavailable
+from tidewal.runtime.metrics import METRICS, Metrics
+from tidewal.runtime.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.settings import Settings
+from tidewal.runtime.testing.disk import FaultyDisk
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryWal
+from tidewal.runtime.tt_stream import TtMsgStream
+from tidewal.runtime.wal import ChannelPolicy, From
+from tidewal.runtime.writer import Grant, Writer
+from tidewal.runtime.writer.measures import WriterMeasures
+
+PEOPLE = CollectionSchema("people", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
+ONLY_ON_FAULT = {  # each has a test below
+    "wal_append_deduplicated_total",
+    "wal_append_outcome_unknown_total",
+    "wal_scan_time_tick_violation_message_total",
+    "wal_scan_duplicate_message_total",
+    "wal_scan_fenced_message_total",
+    "wal_scan_incomplete_batch_total",
+    "wal_dead_letter_message_total",
+    "rocksmq_journal_recycled_bytes_total",
+    "rocksmq_journal_failed",
+    "overloaded_total",
+    "actor_restart_total",
+    "actor_blocked_total",
+}
+NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node with nothing to do
+    "wal_scanner_pending_queue_bytes",
+    "proxy_tt_lag_ms",
+    "proxy_inflight_bytes",
+    "proxy_unflushed_bytes",
+    "datanode_consume_tt_lag_ms",
+    "datanode_fg_buffer_size",
+    "querynode_consume_tt_lag_ms",
+    "mixcoord_cut_lag_ms",
+    "actor_mailbox_depth",
+    "event_loop_lag_seconds",
+}
+
+
+def shown(metrics: Metrics) -> dict[str, float]:
+    """Each metric of the table that has a series, and the sum of its series."""
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            name = sample.name.removesuffix("_count").removeprefix("tidewal_")
+            sums[name] = sums.get(name, 0.0) + sample.value
+    return {metric.name: sums[metric.name] for metric in METRICS if metric.name in sums}
+
+
+async def test_a_node_at_work_writes_every_metric(tmp_path):
+    metrics = Metrics("n1")
+    wal = await RocksMQ.open(str(tmp_path / "log"), segment_bytes=1 << 20, free_space_bytes=0, metrics=metrics)
+    async with Standalone(wal, tmp_path / "tables", metrics=metrics) as node, node.client() as client:
+        assert node.node.name == "n1"
+        await client.create_collection(PEOPLE)
+        await client.insert("people", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
+        await client.upsert("people", [{"id": 2, "name": "c"}])
+        await client.flush("people")
+        await client.delete("people", [2])
+        await client.cut("people")
+        assert await client.count("people", consistency="strong") == 1
+        await client.compact("people")
+        series = shown(metrics)
+        assert metrics.value("proxy_unflushed_bytes", collection_name="people") > 0
+        await client.drop_collection("people")
+        await client.create_collection(PEOPLE)
+        page = metrics.render().decode()
+    await wal.close()
+    silent = {metric.name for metric in METRICS} - {name for name, value in series.items() if value}
+    assert silent - ONLY_ON_FAULT - NOTHING_AT_REST == set()
+    assert set(series) >= NOTHING_AT_REST
+    assert 'collection_name="people"' in page  # of the second one; the first one's rows are not counted on
+    assert metrics.value("proxy_insert_vectors_total", collection_name="people") == 0
+
+
+# ---- the writer ------------------------------------------------------------------------------------------------------
+
+
+async def owning(wal: MemoryWal, metrics: Metrics) -> Writer:
+    clock = HybridClock()
+    await wal.create_channel("c", ChannelPolicy())
+    writer = Writer(wal, clock, observer=WriterMeasures(metrics, clock))
+    await writer.take([Grant("c", 1, 0, add_ms(clock.now(), 60_000))])
+    writer.open(["c"])
+    return writer
+
+
+async def test_a_retry_is_counted():
+    metrics = Metrics()
+    writer = await owning(MemoryWal(), metrics)
+    for _ in range(2):
+        await writer.append([("c", Record(RecordType.ROWS, body=b"x"))], producer="p", pseq=1)
+    assert metrics.value("wal_append_deduplicated_total") == 1
+    assert metrics.value("wal_append_message_total", channel_name="c", status="success") == 1
+    assert metrics.value("wal_term", channel_name="c") == 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "unknown", "failed"), [(Rates(unknown=1.0), 1, 0), (Rates(lost=1.0), 1, 0), (Rates(fail=1.0), 0, 1)]
+)
+async def test_an_append_that_fails_is_counted(rates: Rates, unknown: int, failed: int):
+    metrics, plan = Metrics(), FaultPlan(1)
+    writer = await owning(MemoryWal(faults=plan), metrics)
+    plan.rates = rates
+    appended = writer.append([("c", Record(RecordType.ROWS, body=b"x"))])
+    if failed:
+        with pytest.raises(Unavailable):
+            await appended
+    assert metrics.value("wal_append_outcome_unknown_total") == unknown
+    assert metrics.value("wal_append_message_total", channel_name="c", status="failed") == failed
+    assert metrics.value("wal_append_message_bytes", status="failed") == failed
+
+
+# ---- readers ---------------------------------------------------------------------------------------------------------
+
+
+def broken_log() -> Iterator[bytes]:
+    """A zombie's record, a record twice, half a batch, and a record behind its own time."""
+    yield encode(Record(RecordType.FENCE, ts=10, term=2, cseq=1))
+    for ts, term, cseq, part in (
+        (11, 1, 7, None),
+        (12, 2, 2, None),
+        (12, 2, 2, None),
+        (13, 2, 3, BatchPart(1, 0, 2)),
+        (14, 2, 4, None),
+        (9, 2, 5, None),
+    ):
+        yield encode(Record(RecordType.ROWS, ts=ts, term=term, cseq=cseq, part=part, vchannel="c_1v0", body=b"x"))
+
+
+async def test_what_a_reader_drops_is_counted():
+    metrics, wal = Metrics(), MemoryWal()
+    await wal.create_channel("c", ChannelPolicy())
+    for payload in broken_log():
+        await wal.append("c", payload, 0)
+    stream = TtMsgStream(wal, vchannels=["c_1v0"])
+    stream.as_consumer(["c"], From.EARLIEST)
+    measures = ScanMeasures(metrics, "datanode", a_collection(), stream)
+    with pytest.raises(OrderViolated):
+        async for _ in stream:
+            pass
+    for _ in range(2):
+        measures.publish()
+    read = {"channel_name": "c", "role_name": "datanode"}
+    assert metrics.value("wal_scan_message_total", **read) == 7
+    assert metrics.value("wal_scan_message_bytes_total", **read) == sum(map(len, broken_log()))
+    assert metrics.value("wal_scan_fenced_message_total", **read) == 1
+    assert metrics.value("wal_scan_duplicate_message_total", **read) == 1
+    assert metrics.value("wal_scan_incomplete_batch_total", **read) == 1
+    assert metrics.value("wal_scan_time_tick_violation_message_total", **read) == 1
+    await stream.close()
+
+
+def a_collection() -> Collection:
+    return Collection(1, PEOPLE, ("c_1v0",), 1)
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_a_bad_record_is_counted_kept_and_skipped(home):
+    async with home.node() as node, node.client() as client:
+        collection = await client.create_collection(home.PEOPLE, shards=1)
+        channel = collection.vchannels[0].rpartition("_")[0]
+        await node.node.wal.append(channel, b"not a record", 0)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        assert await client.count("people", consistency="strong") == 1
+        page = node.node.metrics.render().decode()
+        kept = await node.node.wal.latest_id(node.node.names.dead_letters)
+    lines = [line for line in page.splitlines() if line.startswith("tidewal_wal_dead_letter_message_total{")]
+    assert sum(float(line.rpartition(" ")[2]) for line in lines) == 2  # DataNode and QueryNode met it
+    assert kept is not None
+
+
+# ---- the log's backend -----------------------------------------------------------------------------------------------
+
+
+async def test_what_retention_takes_is_counted(tmp_path):
+    metrics = Metrics()
+    wal = await RocksMQ.open(str(tmp_path), segment_bytes=64 * 1024, free_space_bytes=0, metrics=metrics, serve=False)
+    await wal.create_channel("a", ChannelPolicy(retention_bytes=0))
+    for _ in range(8):
+        await wal.append("a", bytes(20_000))
+    wal.retain_now()
+    assert metrics.value("rocksmq_journal_recycled_bytes_total") > 0
+    await wal.close()
+
+
+async def test_a_failed_journal_is_shown(tmp_path):
+    metrics, disk = Metrics(), FaultyDisk()
+    wal = await RocksMQ.open(str(tmp_path), free_space_bytes=0, disk=disk, metrics=metrics, serve=False)
+    await wal.create_channel("a", ChannelPolicy())
+    assert metrics.value("rocksmq_journal_failed") == 0
+    disk.fail("sync", errno.EIO, times=100)
+    with pytest.raises(JournalFailed):
+        await wal.append("a", b"x")
+    assert metrics.value("rocksmq_journal_failed") == 1
+    await wal.close()
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_a_refused_write_names_its_limit(home):
+    key = "quotaAndLimits.limitWriting.forceDeny"
+    settings = Settings.model_validate({"quotaAndLimits": {"limitWriting": {"forceDeny": True}}})
+    async with home.node(settings=settings) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        with pytest.raises(Overloaded) as caught:
+            await client.insert("people", home.people(1))
+        assert caught.value.limit == key
+        assert node.node.metrics.value("overloaded_total", limit=key) == 1
+        assert node.node.metrics.value("proxy_mutation_latency", status="failed") == 1
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_a_read_too_far_behind_is_refused_with_the_channel_that_lags(home):
+    settings = Settings.model_validate({"queryNode": {"scheduler": {"maxTimestampLag": 5}}})
+    async with home.node(settings=settings) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=1)
+        await client.insert("people", home.people(1))
+        assert await client.count("people", consistency="strong") == 1
+        node.node.clock.clock.jump_wall(60_000)  # the lease does not reach so far, so nothing is ticked until renewed
+        with pytest.raises(Lagging, match="maxTimestampLag") as caught:
+            await client.count("people")
+        assert caught.value.channel.endswith("dml_0")
+        assert caught.value.lag_s > 55
+        assert physical_ms(caught.value.last_tick) < node.node.clock.clock.wall_ms() - 55_000
+        assert (await client.query("people", consistency="eventually")).table.num_rows == 1
+        await home.elapse(10.0)
+        assert await client.count("people") == 1  # by itself, once the lease was renewed
+
+
+# ---- actors ----------------------------------------------------------------------------------------------------------
+
+
+class Fragile(Actor):
+    async def on_message(self, message: object) -> None:
+        raise ZeroDivisionError(message)
+
+
+async def test_restarts_and_blocked_handlers_are_counted():
+    metrics = Metrics()
+    measures = ActorMeasures(metrics)
+    async with ActorSystem(threads=False, observer=measures) as system:
+        measures.watch(["fragile"], system.status, lambda: system.loop_lag_s)
+        ref = await system.spawn(Fragile, name="fragile")
+        ref.tell("x")
+        assert metrics.value("actor_mailbox_depth", actor="fragile") == 1
+        while not metrics.value("actor_restart_total", actor="fragile"):  # noqa: ASYNC110 -- a counter has no event
+            await asyncio.sleep(0)
+        measures.blocked("fragile/tick", 700, "")
+    assert metrics.value("actor_restart_total", actor="fragile") == 1
+    assert metrics.value("actor_blocked_total", actor="fragile") == 1
+    assert metrics.value("event_loop_lag_seconds") == 0
