@@ -61,29 +61,29 @@ class RocksMq(Section):
     )
 
 
-# ---- brokers: accepted as in milvus.yaml, read by the adapter of each ------------------------------------------------
+# ---- brokers: accepted as in milvus.yaml, for the adapter of each ----------------------------------------------------
 
 
 class KafkaSsl(Section):
     """TLS towards Kafka."""
 
-    enabled: bool = False
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_ca_cert: str = ""
-    tls_key_password: SecretStr = SecretStr("")
+    enabled: bool = Field(default=False, description="for the Kafka adapter: whether to use TLS")
+    tls_cert: str = Field(default="", description="for the Kafka adapter: the client's certificate, a file")
+    tls_key: str = Field(default="", description="for the Kafka adapter: the client's key, a file")
+    tls_ca_cert: str = Field(default="", description="for the Kafka adapter: whom to trust, a file")
+    tls_key_password: SecretStr = Field(default=SecretStr(""), description="for the Kafka adapter: opens the key")
 
 
 class Kafka(Section):
     """Kafka. `consumer.*` and `producer.*` are handed to the client as they are."""
 
     broker_list: str = Field(default="", description="host:port, comma separated; empty disables Kafka")
-    sasl_username: str = ""
-    sasl_password: SecretStr = SecretStr("")
-    sasl_mechanisms: str = ""
-    security_protocol: str = ""
+    sasl_username: str = Field(default="", description="for the Kafka adapter: who logs in")
+    sasl_password: SecretStr = Field(default=SecretStr(""), description="for the Kafka adapter: and with what")
+    sasl_mechanisms: str = Field(default="", description="for the Kafka adapter: PLAIN, SCRAM-SHA-256, …")
+    security_protocol: str = Field(default="", description="for the Kafka adapter: SASL_SSL, SASL_PLAINTEXT, SSL, …")
     ssl: KafkaSsl = KafkaSsl()
-    read_timeout: PositiveFloat = Field(default=10.0, description="s that a read waits")
+    read_timeout: PositiveFloat = Field(default=10.0, description="for the Kafka adapter: s that a read waits")
     consumer: dict[str, str] = {}
     producer: dict[str, str] = {}
 
@@ -92,29 +92,33 @@ class Pulsar(Section):
     """Pulsar."""
 
     address: str = Field(default="localhost", description="broker's host, or a pulsar:// URL; empty disables Pulsar")
-    port: int = Field(default=6650, ge=1, le=65535)
-    webport: int = Field(default=80, ge=1, le=65535)
-    webaddress: str = ""
-    max_message_size: PositiveInt = Field(default=2 * MIB, description="bytes")
-    tenant: str = "public"
-    namespace: str = "default"
-    auth_plugin: str = ""
-    auth_params: SecretStr = SecretStr("")
-    request_timeout: PositiveFloat = Field(default=60.0, description="s that the client waits for the broker")
+    port: int = Field(default=6650, ge=1, le=65535, description="broker's port")
+    webport: int = Field(default=80, ge=1, le=65535, description="for the Pulsar adapter: port of the admin API")
+    webaddress: str = Field(default="", description="for the Pulsar adapter: URL of the admin API")
+    max_message_size: PositiveInt = Field(default=2 * MIB, description="for the Pulsar adapter: bytes of a message")
+    tenant: str = Field(default="public", description="for the Pulsar adapter: tenant of the topics")
+    namespace: str = Field(default="default", description="for the Pulsar adapter: namespace of the topics")
+    auth_plugin: str = Field(default="", description="for the Pulsar adapter: how the client authenticates")
+    auth_params: SecretStr = Field(default=SecretStr(""), description="for the Pulsar adapter: and with what")
+    request_timeout: PositiveFloat = Field(
+        default=60.0, description="for the Pulsar adapter: s that the client waits for the broker"
+    )
 
 
 class WoodpeckerMeta(Section):
     """Where Woodpecker keeps its metadata."""
 
     type: str = Field(default="etcd", description="empty disables Woodpecker")
-    prefix: str = "woodpecker"
+    prefix: str = Field(default="woodpecker", description="for the Woodpecker adapter: prefix of its keys")
 
 
 class WoodpeckerStorage(Section):
     """Where Woodpecker keeps its segments."""
 
-    type: Literal["minio", "local", "service"] = "minio"
-    root_path: str = "default"
+    type: Literal["minio", "local", "service"] = Field(
+        default="minio", description="for the Woodpecker adapter: minio, local (one machine) or service"
+    )
+    root_path: str = Field(default="default", description="for the Woodpecker adapter: where in the storage")
     force_local_storage: bool = Field(default=False, description="permit local storage in a cluster")
 
 

@@ -78,8 +78,9 @@ class TtMsgStream(ChannelPumps[_Channel]):
     """An async iterator of `MsgPack`s with `begin_ts < ts <= end_ts`, strictly increasing `end_ts`, each message once.
 
     Choose where to start with `as_consumer` or `seek`, or one after the other, then iterate. A pack without messages
-    only moves time. Messages of one timestamp come channel by channel (by name), each channel's in the order of its log. Memory is
-    bounded by `buffer_bytes`: a channel that is ahead of the others is not read further until they follow.
+    only moves time. Messages of one timestamp come channel by channel (by name), each channel's in the order of its
+    log. Memory is bounded by `buffer_bytes`: a channel that is ahead of the others is not read further until they
+    follow.
 
     `ordered` says that the channels have owners that stamp in log order (guarantee 2). Channels written by others may
     hold records out of order between two ticks; then only ticks and announcements tell time, and what lies between two

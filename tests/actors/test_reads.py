@@ -163,4 +163,6 @@ async def test_an_idle_node_stores_nothing_and_still_answers(home) -> None:
 
 
 def stored(home) -> dict[str, int]:
-    return {name: len(channel.entries) for name, channel in home.log.channels.items() if "dml" in name or "cuts" in name}
+    return {
+        name: len(channel.entries) for name, channel in home.log.channels.items() if "dml" in name or "cuts" in name
+    }

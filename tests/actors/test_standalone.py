@@ -139,8 +139,7 @@ def channels_of(collection) -> list[str]:
 
 async def test_tables_that_cannot_be_written_are_a_clear_error(home) -> None:
     home.tables.write_text("not a directory")
-    async with home.node() as node:
-        async with node.client() as client:
-            create = client.create_collection(home.PEOPLE, deadline_s=5)
-            result = (await asyncio.gather(create, return_exceptions=True))[0]
-            assert isinstance(await node.failed(), DirectoryUnwritable) or isinstance(result, DirectoryUnwritable)
+    async with home.node() as node, node.client() as client:
+        create = client.create_collection(home.PEOPLE, deadline_s=5)
+        result = (await asyncio.gather(create, return_exceptions=True))[0]
+        assert isinstance(await node.failed(), DirectoryUnwritable) or isinstance(result, DirectoryUnwritable)
