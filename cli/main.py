@@ -10,6 +10,9 @@ import typer
 from ..runtime.errors import TidewalError
 from .demo.command import demo
 from .doctor import doctor
+from .inspect import inspect
+from .run import run
+from .tail import tail
 
 FAILED = 2  # exit status for an error that Tidewal raised on purpose
 
@@ -26,8 +29,8 @@ def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it:
     pass
 
 
-app.command()(demo)
-app.command()(doctor)
+for _command in (demo, run, tail, inspect, doctor):
+    app.command()(_command)
 
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:

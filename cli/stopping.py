@@ -26,12 +26,15 @@ async def until_stopped(work: Coroutine[object, object, T]) -> T:
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
+    before = {each: signal.getsignal(each) for each in SIGNALS}
     interrupted = False
 
     def stop() -> None:
         nonlocal interrupted
         interrupted = True
-        _give_back(loop)
+        for each in SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
         task.cancel()
 
     for each in SIGNALS:
@@ -43,14 +46,9 @@ async def until_stopped(work: Coroutine[object, object, T]) -> T:
             raise Interrupted from None
         raise
     finally:
-        if not interrupted:
-            _give_back(loop)
-
-
-def _give_back(loop: asyncio.AbstractEventLoop) -> None:
-    for each in SIGNALS:
-        loop.remove_signal_handler(each)
-        signal.signal(each, signal.SIG_DFL)
+        for each, handler in before.items():
+            loop.remove_signal_handler(each)
+            signal.signal(each, handler)
 
 
 async def while_healthy(node: Standalone, work: Coroutine[object, object, T]) -> T:

@@ -12,16 +12,16 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...actors.client import Client
-from ...actors.standalone import Standalone
+from ...actors.standalone import Standalone, standalone
 from ...runtime.clock import physical_ms
 from ...runtime.config import load_settings
 from ...runtime.errors import ConfigError, InvalidRequest
-from ...runtime.factory import open_wal
 from ...runtime.schema import CollectionSchema, Field
 from ..stopping import while_healthy
 from . import agreement, expectation, flights, picture
@@ -54,8 +54,9 @@ class Demo:
     def __init__(self, options: Options, screen: Screen) -> None:
         self._options = options
         self._screen = screen
-        self._url = options.wal or f"rocksmq://{options.directory.absolute()}/log"
-        self._tables = options.directory.absolute() / "tables"
+        home = options.directory.absolute()
+        self._url = options.wal or f"rocksmq://{quote(str(home / 'log'))}"
+        self._tables = home / "tables"
         self._seconds: dict[str, float] = {}
         self.figures: dict[str, object] = {}
         self.agreed: bool | None = None  # not known before the proof
@@ -65,13 +66,10 @@ class Demo:
         started = time.perf_counter()
         screen, options = self._screen, self._options
         screen.heading("A node on a log of its own")
-        self._options.directory.mkdir(parents=True, exist_ok=True)
         settings = load_settings(arguments={"metrics.port": options.metrics_port})
         async with AsyncExitStack() as stack:
             with self._timed("start"):
-                wal = await open_wal(self._url, own=True)
-                stack.push_async_callback(wal.close)
-                node = await stack.enter_async_context(Standalone(wal, self._tables, settings=settings))
+                node = await stack.enter_async_context(standalone(options.directory, wal=self._url, settings=settings))
             screen.say(f"log     {self._url}")
             screen.say(f"tables  {self._tables}")
             if options.metrics_port:

@@ -1,0 +1,173 @@
+"""`tidewal inspect`: what a log holds: channels, catalog, leases, cuts."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from ..runtime.catalog import Catalog
+from ..runtime.cuts import Cut
+from ..runtime.errors import BadRecord, ChannelNotFound
+from ..runtime.names import DEFAULT_PREFIX, Names
+from ..runtime.record import decode
+from ..runtime.wal import Wal
+from .reading import catalog_of, opened, shown_time, stored
+from .stopping import INTERRUPTED, Interrupted, until_stopped
+
+
+def inspect(
+    url: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")],
+    count: Annotated[bool, typer.Option("--count/--no-count", help="Count the entries, which reads them all.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    prefix: Annotated[str, typer.Option(help="Prefix of the cluster's channels.")] = DEFAULT_PREFIX,
+) -> None:
+    """Show the channels of a log with their policies, and what the catalog and the stored cuts say.
+
+    Reads through the process that has the log open, or opens the directory when there is none.
+    """
+    import uvloop
+
+    async def look() -> dict[str, Any]:
+        async with opened(url) as wal:
+            names = Names(prefix)
+            return {
+                "wal": url,
+                "channels": await _channels(wal, count),
+                **_catalog(await catalog_of(wal, names)),
+                "cuts": await _cuts(wal, names),
+            }
+
+    try:
+        told = uvloop.run(until_stopped(look()))
+    except Interrupted:
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        _print(told)
+
+
+async def _channels(wal: Wal, count: bool) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    for name in await wal.channels():
+        try:
+            info = await wal.describe(name)
+            policy = info.policy
+            channel: dict[str, Any] = {
+                "name": name,
+                "ephemeral": policy.ephemeral,
+                "acks": policy.acks.value,
+                "retention_s": policy.retention_s,
+                "retention_bytes": policy.retention_bytes,
+                "max_message_bytes": policy.max_message_bytes,
+                "first_id": info.first_id.hex() if info.first_id else None,
+                "latest_id": info.latest_id.hex() if info.latest_id else None,
+            }
+            if count and not policy.ephemeral:
+                channel |= await _counts(wal, name)
+        except ChannelNotFound:  # dropped meanwhile, as a client's replies are
+            continue
+        told.append(channel)
+    return told
+
+
+async def _counts(wal: Wal, name: str) -> dict[str, int]:
+    counted = size = 0
+    async for entry in stored(wal, name):
+        counted += 1
+        size += len(entry.payload)
+    return {"entries": counted, "bytes": size}
+
+
+def _catalog(catalog: Catalog) -> dict[str, Any]:
+    collections = [
+        {
+            "name": each.name,
+            "id": each.id,
+            "state": each.state,
+            "primary_key": each.schema.primary_key,
+            "fields": {field.name: field.type for field in each.schema.fields},
+            "vchannels": list(each.vchannels),
+            "created": shown_time(each.created_ts),
+        }
+        for each in catalog.collections.values()
+    ]
+    leases = [
+        {
+            "channel": name,
+            "owner": state.owner,
+            "term": state.term,
+            "limit": state.limit,
+            "until": shown_time(state.limit),
+        }
+        for name, state in sorted(catalog.channels.items())
+    ]
+    return {"leader": {"node": catalog.leader, "term": catalog.term}, "collections": collections, "leases": leases}
+
+
+async def _cuts(wal: Wal, names: Names) -> list[dict[str, Any]]:
+    """Of each collection how many cuts are stored, and the newest."""
+    newest: dict[str, Cut] = {}
+    counted: dict[str, int] = {}
+    async for entry in stored(wal, names.cuts):
+        try:
+            cut = Cut.from_record(decode(entry.payload, entry.id))
+        except BadRecord:  # `tail` shows it with its reason
+            continue
+        counted[cut.collection] = counted.get(cut.collection, 0) + 1
+        if cut.collection not in newest or cut.time > newest[cut.collection].time:
+            newest[cut.collection] = cut
+    return [
+        {
+            "collection": name,
+            "stored": counted[name],
+            "newest": cut.time,
+            "time": shown_time(cut.time),
+            "ends": {channel: {"term": end.term, "cseq": end.cseq} for channel, end in cut.ends.items()},
+        }
+        for name, cut in sorted(newest.items())
+    ]
+
+
+def _print(told: dict[str, Any]) -> None:
+    def section(title: str, lines: list[str]) -> None:
+        typer.echo(f"{title}\n" + "".join(f"  {line}\n" for line in lines or ["none"]))
+
+    section(
+        "channels",
+        [
+            f"{each['name']:44} {'ephemeral' if each['ephemeral'] else 'acks=' + each['acks']:10}"
+            f" {_range(each)}{_counted(each)}"
+            for each in told["channels"]
+        ],
+    )
+    section("leader", [f"{told['leader']['node']}, term {told['leader']['term']}"] if told["leader"]["node"] else [])
+    section(
+        "collections",
+        [
+            f"{each['name']} (id {each['id']}, {each['state']}): {len(each['vchannels'])} shards, key "
+            f"{each['primary_key']}, " + ", ".join(f"{name} {kind}" for name, kind in each["fields"].items())
+            for each in told["collections"]
+        ],
+    )
+    section(
+        "leases",
+        [f"{each['channel']}: {each['owner']}, term {each['term']}, to {each['until']}" for each in told["leases"]],
+    )
+    section(
+        "cuts",
+        [
+            f"{each['collection']}: {each['stored']} stored, newest {each['newest']} ({each['time']})"
+            for each in told["cuts"]
+        ],
+    )
+
+
+def _range(channel: dict[str, Any]) -> str:
+    return f"{channel['first_id'] or '-'} to {channel['latest_id'] or '-'}"
+
+
+def _counted(channel: dict[str, Any]) -> str:
+    return f"  {channel['entries']:,} entries, {channel['bytes']:,} bytes" if "entries" in channel else ""

@@ -1,0 +1,76 @@
+"""What the commands share that look into a log: open it without making one, read its channels, fold its catalog."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from ..runtime.catalog import Catalog
+from ..runtime.channel_pumps import reading
+from ..runtime.clock import physical_ms
+from ..runtime.errors import ChannelNotFound, ConfigError
+from ..runtime.factory import open_wal
+from ..runtime.names import Names
+from ..runtime.record import decode
+from ..runtime.wal import Entry, From, Start, Wal
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncGenerator[Wal]:
+    """The log at `url`: through its owner where one runs, else by opening it, which makes this process the owner for
+    as long as it looks. Raises `ConfigError` where there is none, since opening would create it."""
+    _check_there(url)
+    wal = await open_wal(url)
+    try:
+        yield wal
+    finally:
+        await wal.close()
+
+
+def _check_there(url: str) -> None:
+    parts = urlsplit(url)
+    directory = Path(parts.netloc + unquote(parts.path)).absolute()
+    if parts.scheme == "rocksmq" and not (directory / "FORMAT").is_file():
+        raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
+
+
+async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> AsyncIterator[Entry]:
+    """The entries of `channel` from `start` to the one with id `upto`; None goes on for ever."""
+    async with reading(wal, channel, start) as batches:
+        async for batch in batches:
+            for entry in batch:
+                yield entry
+                if upto is not None and entry.id >= upto:
+                    return
+
+
+async def stored(wal: Wal, channel: str) -> AsyncIterator[Entry]:
+    """The entries that `channel` holds now; none when it does not exist."""
+    try:
+        info = await wal.describe(channel)
+    except ChannelNotFound:
+        return
+    if info.first_id is not None:
+        async for entry in entries(wal, channel, From.EARLIEST, info.latest_id):
+            yield entry
+
+
+async def catalog_of(wal: Wal, names: Names) -> Catalog:
+    """The catalog as the log has it now."""
+    catalog = Catalog()
+    async for entry in stored(wal, names.catalog):
+        catalog.apply(decode(entry.payload, entry.id))
+    return catalog
+
+
+def shown_time(ts: int) -> str:
+    """The physical part of a timestamp as ISO 8601, UTC; "-" for 0 and for what no calendar has."""
+    from datetime import UTC, datetime
+
+    try:
+        moment = datetime.fromtimestamp(physical_ms(ts) / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return "-"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z") if ts else "-"

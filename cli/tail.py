@@ -1,0 +1,195 @@
+"""`tidewal tail`: the records of a channel, or of all channels of a collection, decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from ..runtime.catalog import Catalog, decode_event
+from ..runtime.cuts import Cut
+from ..runtime.errors import BadRecord, ChannelNotFound
+from ..runtime.names import DEFAULT_PREFIX, Names, physical
+from ..runtime.record import Record, RecordType, decode
+from ..runtime.schema import OP_COLUMN, Op
+from ..runtime.wal import Entry, From, Wal
+from .reading import catalog_of, entries, opened, shown_time
+from .stopping import INTERRUPTED, Interrupted, until_stopped
+
+HELD_ENTRIES = 256  # read ahead of what is printed
+
+
+class Where(StrEnum):
+    """Where to begin."""
+
+    earliest = "earliest"
+    latest = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Channels to read, and of their records those of some vchannels; none named: all."""
+
+    channels: list[str]
+    vchannels: frozenset[str] = field(default_factory=frozenset[str])
+
+
+def tail(
+    url: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")],
+    channel: Annotated[str, typer.Argument(help="A channel, a vchannel or a collection.")],
+    start: Annotated[Where, typer.Option("--from", help="Where to begin.")] = Where.earliest,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
+    rows: Annotated[int, typer.Option(min=0, help="Rows shown of each record.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each record.")] = False,
+    prefix: Annotated[str, typer.Option(help="Prefix of the cluster's channels.")] = DEFAULT_PREFIX,
+) -> None:
+    """Print the records of a channel: a line each on what the record is, and its rows where the schema is known.
+
+    Reads through the process that has the log open, or opens the directory when there is none. Of several channels
+    records appear as they are read; the order within a channel is the log's.
+    """
+    import uvloop
+
+    async def show() -> None:
+        async with opened(url) as wal:
+            catalog = await catalog_of(wal, Names(prefix))
+            chosen = await _choose(wal, catalog, channel)
+            begin = From.EARLIEST if start is Where.earliest else From.LATEST
+            shown = 0
+            async for name, entry in _merged(wal, chosen.channels, begin, follow):
+                picture = _picture(name, entry, catalog, chosen, rows)
+                if picture is None:
+                    continue
+                typer.echo(json.dumps(picture, default=_plain) if as_json else _text(picture))
+                shown += 1
+                if shown == limit:
+                    return
+
+    try:
+        uvloop.run(until_stopped(show()))
+    except Interrupted:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+async def _choose(wal: Wal, catalog: Catalog, name: str) -> Chosen:
+    known = await wal.channels()
+    if name in known:
+        return Chosen([name])
+    collection = catalog.collections.get(name)
+    if collection is not None:
+        return Chosen(sorted({physical(each) for each in collection.vchannels}), frozenset(collection.vchannels))
+    if physical(name) in known:
+        return Chosen([physical(name)], frozenset({name}))
+    there = ", ".join([*sorted(catalog.collections), *known]) or "none"
+    raise ChannelNotFound(f"no channel or collection {name!r}; there are: {there}", channel=name)
+
+
+async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> AsyncIterator[tuple[str, Entry]]:
+    """The entries of all `channels` as they come."""
+    queue: asyncio.Queue[tuple[str, Entry] | Exception | None] = asyncio.Queue(HELD_ENTRIES)
+
+    async def read(name: str) -> None:
+        ended: Exception | None = None
+        try:
+            upto = None if follow else await wal.latest_id(name)
+            if follow or (upto is not None and begin is From.EARLIEST):
+                async for entry in entries(wal, name, begin, upto):
+                    await queue.put((name, entry))
+        except Exception as error:  # -- it is raised where the entries are taken
+            ended = error
+        await queue.put(ended)
+
+    readers = [asyncio.create_task(read(name)) for name in channels]
+    running = len(readers)
+    try:
+        while running:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                yield found
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+def _picture(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int) -> dict[str, Any] | None:
+    """What is to be told of a record; None for one that was not asked for."""
+    told: dict[str, Any] = {"channel": name, "id": entry.id.hex()}
+    try:
+        record = decode(entry.payload, entry.id)
+    except BadRecord as error:
+        return told | {"type": "BAD", "reason": error.message}
+    if chosen.vchannels and record.vchannel and record.vchannel not in chosen.vchannels:
+        return None
+    told |= {"type": record.type.name, "ts": record.ts, "time": shown_time(record.ts)}
+    if record.term:
+        told |= {"term": record.term, "cseq": record.cseq}
+    for key in ("vchannel", "producer", "pseq", "schema_version"):
+        if value := getattr(record, key):
+            told[key] = value
+    if record.tags:
+        told["tags"] = dict(record.tags)
+    told["body_bytes"] = len(record.body)
+    try:
+        return told | _body(record, catalog, rows)
+    except BadRecord as error:
+        return told | {"reason": error.message}
+
+
+def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
+    """What the body says, for the types of record that a person looks for."""
+    if record.type is RecordType.CATALOG:
+        event = dict(decode_event(record))
+        return {"kind": event.pop("kind"), "event": event}
+    if record.type is RecordType.CUT:
+        cut = Cut.from_record(record)
+        ends = {name: {"term": end.term, "cseq": end.cseq, "id": end.id.hex()} for name, end in cut.ends.items()}
+        return {"collection": cut.collection, "cut": cut.time, "ends": ends}
+    if record.type is RecordType.ROWS:
+        return _rows(record, catalog, rows)
+    return {}
+
+
+def _rows(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
+    from ..runtime.arrow import decode_rows
+
+    of = next((each for each in catalog.collections.values() if record.vchannel in each.vchannels), None)
+    if of is None or of.schema.version != record.schema_version:
+        return {}
+    batch = decode_rows(record.body, of.schema.row_arrow())
+    few = batch.slice(0, rows).to_pylist()
+    for row in few:
+        row[OP_COLUMN] = Op(row[OP_COLUMN]).name.lower()
+    return {"collection": of.name, "row_count": batch.num_rows, "rows": few}
+
+
+def _plain(value: object) -> str:
+    """What JSON has no word for: ids and bodies in hex, times as ISO 8601."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _text(told: dict[str, Any]) -> str:
+    """A record for people: one line, and one for each row."""
+    words = [told.get("time", "-"), told["channel"], told["type"]]
+    hidden = {"time", "channel", "type", "id", "ts", "rows", "event", "ends"}
+    words += [f"{key}={value}" for key, value in told.items() if key not in hidden]
+    if told.get("event"):
+        words.append(json.dumps(told["event"], default=_plain))
+    lines = ["  ".join(words)]
+    lines += ["    " + json.dumps(row, default=_plain) for row in told.get("rows", ())]
+    if told.get("row_count", 0) > len(told.get("rows", ())):
+        lines.append(f"    … {told['row_count'] - len(told['rows']):,} more")
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""The demo as a whole: it agrees, resumes, is interrupted and refuses, and says so with its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidewal.actors.standalone import standalone
+from tidewal.cli.demo import expectation, flights, requirements
+
+ROOT = Path(__file__).parents[3]
+READERS = ["QueryNode", "Delta"]
+
+
+@pytest.fixture
+def demo(command: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    def run(*arguments: object, spark: bool = False) -> Any:
+        options = [] if spark else ["--no-spark"]
+        return command("demo", "--keep", tmp_path / "data", "--events", *arguments, *options)
+
+    return run
+
+
+def test_everything_agrees_and_the_story_is_plain_text(demo: Callable[..., Any], tmp_path: Path):
+    ended = demo(3000)
+    assert ended.status == 0, ended.out + ended.err
+    assert "everything agreed" in ended.out
+    assert "in the air out of JFK" in ended.out
+    assert "\x1b" not in ended.out
+    assert "\r" not in ended.out
+    assert (tmp_path / "data" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads((tmp_path / "data" / "demo.json").read_text())
+    assert told["write"]["events"] == 3000
+    assert sum(told["agreement"]["versions"].values()) == 3000
+
+
+def test_resumes_behind_what_the_log_has(demo: Callable[..., Any]):
+    assert demo(2500).status == 0
+    ended = demo(4000)
+    assert ended.status == 0, ended.out
+    assert "2,500 events are in the log already" in ended.out
+    assert "1,500 events in" in ended.out
+    again = demo(4000, "--json")
+    assert again.status == 0
+    assert json.loads(again.out)["write"]["events"] == 0
+    assert "everything agreed" in again.err
+    fewer = demo(1000)
+    assert fewer.status == 2
+    assert "--events 4000" in fewer.err
+
+
+async def write_one_more(directory: Path) -> None:
+    events = flights.events(flights.load(), 2)
+    async with standalone(directory) as node, node.client() as client:
+        await client.apply(flights.COLLECTION, events.slice(0, 1).to_batches()[0])
+
+
+def test_rows_of_somebody_else_are_noticed(demo: Callable[..., Any], tmp_path: Path):
+    assert demo(1000).status == 0
+    asyncio.run(write_one_more(tmp_path / "data"))
+    ended = demo(2000)
+    assert ended.status == 2
+    assert "something else wrote into it" in ended.err
+
+
+def test_a_disagreement_is_named_and_fails(demo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    truth = expectation.expect
+    monkeypatch.setattr(expectation, "expect", lambda limit: replace(truth(limit), checksum=1, current_rows=17))
+    ended = demo(1000)
+    assert ended.status == 1
+    assert "NOT everything agreed" in ended.out
+    for reader in READERS:
+        assert f"{reader}, current rows: " in ended.out
+        assert f"{reader}, their checksum: " in ended.out
+        assert f"{reader}, inserts" not in ended.out
+
+
+def test_a_missing_jdk_is_named_before_anything_starts(
+    demo: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(requirements, "find_java", lambda: None)
+    ended = demo(1000, spark=True)
+    assert ended.status == 2
+    assert "JDK 17" in ended.err
+    assert "--no-spark" in ended.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_other_logs_are_refused(command: Callable[..., Any]):
+    ended = command("demo", "--no-spark", "--wal", "kafka://localhost:9092")
+    assert ended.status == 2
+    assert "rocksmq://" in ended.err
+
+
+def test_ctrl_c_drains_and_leaves_a_directory_that_resumes(
+    start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
+):
+    process = start("demo", "--no-spark", "--keep", tmp_path / "data", "--events", 120_000)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("2. Replay"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    assert process.wait(30) == 130, rest
+    assert f"tidewal demo --keep {tmp_path / 'data'}" in rest
+    assert "Traceback" not in rest
+    ended = command("demo", "--no-spark", "--keep", tmp_path / "data", "--events", 120_000)
+    assert ended.status == 0, ended.out + ended.err
+
+
+@pytest.mark.spark
+def test_spark_agrees_and_goes_on_from_its_checkpoint(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
+    """In processes of their own: one Python process has one Spark, with one set of settings, for its whole life."""
+    for events in (20_000, 30_000):
+        process = start("demo", "--keep", tmp_path / "data", "--events", events)
+        assert process.stdout is not None
+        out = process.stdout.read()
+        assert process.wait(10) == 0, out
+        assert "everything agreed" in out
+        assert "1 micro-batches in this run" in out
+    stored = sorted((tmp_path / "data" / "spark" / "windows").glob("*.parquet"))
+    assert sum(pa.parquet.read_table(path).num_rows > 0 for path in stored) == 2
+
+
+@pytest.mark.spark
+def test_ctrl_c_ends_spark_too(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
+    process = start("demo", "--keep", tmp_path / "data", "--events", 5000)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "Spark:" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    rest = process.stdout.read()
+    assert process.wait(60) == 130, rest
+    assert "Traceback" not in rest
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
+def test_three_kills(seed: int, tmp_path: Path):
+    script = [sys.executable, str(ROOT / "tests" / "kill_demo.py"), "--kills", "3", "--spark-kills", "1"]
+    ended = subprocess.run(
+        [*script, "--events", "60000", "--seed", str(seed)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    print(ended.stdout)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,0 +1,174 @@
+"""`run`, `tail` and `inspect` on a real log, with and without a process that has it open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from tidewal.actors.standalone import standalone
+from tidewal.runtime.schema import CollectionSchema, Field
+
+SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
+
+
+async def fill(directory: Path) -> None:
+    async with standalone(directory) as node, node.client() as client:
+        await client.create_collection(SCHEMA)
+        await client.insert("things", [{"id": number, "name": f"thing {number}"} for number in range(8)])
+        await client.delete("things", [3])
+        await client.cut("things")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A directory in which a node has been."""
+    asyncio.run(fill(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def running(data: Path, start: Callable[..., subprocess.Popen[str]]) -> dict[str, Any]:
+    """A node as a process of its own on that directory, and where it listens."""
+    process = start("run", "--data", data, "--json")
+    assert process.stdout is not None
+    where: dict[str, Any] = json.loads(process.stdout.readline())
+    return where | {"process": process}
+
+
+def url(data: Path) -> str:
+    return f"rocksmq://{data}/log"
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def check_records(records: list[dict[str, Any]]) -> None:
+    rows = [row for record in records for row in record.get("rows", ())]
+    assert {row["id"] for row in rows if row["_op"] == "insert"} == set(range(8))
+    assert [row["id"] for row in rows if row["_op"] == "delete"] == [3]
+    assert {record["type"] for record in records} >= {"FENCE", "CREATE_COLLECTION", "ROWS"}
+    for channel in {record["channel"] for record in records}:
+        ids = [record["id"] for record in records if record["channel"] == channel]
+        assert ids == sorted(ids)
+
+
+def test_tail_of_a_collection_without_an_owner(command: Callable[..., Any], data: Path):
+    ended = command("tail", url(data), "things", "--no-follow", "--json", "--rows", 100)
+    assert ended.status == 0, ended.err
+    check_records(json_lines(ended.out))
+
+
+def test_tail_through_the_owner(command: Callable[..., Any], running: dict[str, Any]):
+    ended = command("tail", running["wal"], "things", "--no-follow", "--json", "--rows", 100)
+    assert ended.status == 0, ended.err
+    check_records(json_lines(ended.out))
+
+
+def test_tail_for_people(command: Callable[..., Any], data: Path):
+    ended = command("tail", url(data), "things", "--no-follow", "--rows", 1)
+    assert '{"id": 3, "name": null, "_op": "delete"}' in ended.out
+    assert " more\n" in ended.out
+    assert "Z  by-dev-rootcoord-dml_" in ended.out
+
+
+def test_tail_of_the_catalog_ends_at_its_limit(command: Callable[..., Any], data: Path):
+    ended = command("tail", url(data), "by-dev-collection_schema", "--json", "--limit", 2)
+    assert ended.status == 0
+    first, _ = json_lines(ended.out)
+    assert first["kind"] == "leader"
+
+
+def test_tail_follows_until_it_is_interrupted(start: Callable[..., subprocess.Popen[str]], running: dict[str, Any]):
+    process = start("tail", running["wal"], "by-dev-cuts", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["collection"] == "things"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert "Traceback" not in process.stdout.read()
+
+
+def test_an_unknown_channel_is_answered_with_what_there_is(command: Callable[..., Any], data: Path):
+    ended = command("tail", url(data), "nothings", "--no-follow")
+    assert ended.status == 2
+    assert "things" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def check_inspection(told: dict[str, Any]) -> None:
+    channels = {channel["name"]: channel for channel in told["channels"]}
+    catalog = channels["by-dev-collection_schema"]
+    assert catalog["retention_s"] is None
+    assert catalog["entries"] > 3
+    assert catalog["bytes"] > 0
+    assert catalog["first_id"] < catalog["latest_id"]
+    assert channels["by-dev-requests-proxy"]["ephemeral"]
+    (things,) = told["collections"]
+    assert (things["name"], things["state"], things["primary_key"]) == ("things", "ready", "id")
+    assert things["fields"] == {"id": "int64", "name": "varchar"}
+    assert {lease["channel"] for lease in told["leases"]} >= {name.rpartition("_")[0] for name in things["vchannels"]}
+    assert told["leader"]["term"] >= 1
+    (cut,) = told["cuts"]
+    assert cut["stored"] >= 1
+    assert cut["newest"] > 0
+
+
+def test_inspect_without_an_owner(command: Callable[..., Any], data: Path):
+    ended = command("inspect", url(data), "--json")
+    assert ended.status == 0, ended.err
+    check_inspection(json.loads(ended.out))
+    assert "things (id 1, ready): 2 shards" in command("inspect", url(data), "--no-count").out
+
+
+def test_inspect_through_the_owner(command: Callable[..., Any], running: dict[str, Any]):
+    check_inspection(json.loads(command("inspect", running["wal"], "--json").out))
+
+
+@pytest.mark.parametrize("arguments", [("tail", "things"), ("inspect",)])
+def test_looking_makes_no_log(command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...]):
+    name, *rest = arguments
+    ended = command(name, url(tmp_path), *rest)
+    assert ended.status == 2
+    assert "there is no log" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_drains_and_lets_go_of_the_directory(running: dict[str, Any], data: Path):
+    process = running["process"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert "Traceback" not in process.stdout.read()
+    assert not (data / "log" / "socket").exists()
+
+
+def test_a_second_node_on_the_directory_is_refused(command: Callable[..., Any], running: dict[str, Any], data: Path):
+    ended = command("run", "--data", data)
+    assert ended.status == 2
+    assert "in use by process" in ended.err
+    assert running["process"].poll() is None
+
+
+def test_metrics_are_where_run_says(start: Callable[..., subprocess.Popen[str]], tmp_path: Path, free_port: int):
+    process = start("run", "--data", tmp_path / "new", "--metrics-port", free_port, "--json")
+    assert process.stdout is not None
+    where = json.loads(process.stdout.readline())
+    assert where["tables"] == str(tmp_path / "new" / "tables")
+    with urlopen(where["metrics"], timeout=10) as answer:
+        assert b"tidewal_" in answer.read()
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
