@@ -7,7 +7,8 @@ from typing import Protocol
 
 from ..runtime.catalog import READY, Collection
 from ..runtime.dead_letters import DeadLetters
-from ..runtime.factory import PACK_BYTES
+from ..runtime.errors import BadRecord
+from ..runtime.factory import Factory
 from ..runtime.heartbeats import announcements
 from ..runtime.names import physical
 from ..runtime.record import decode
@@ -108,7 +109,12 @@ class Follower(Role):
         await self.node.wal.create_channel(self.node.names.heartbeats, REQUEST_CHANNEL)
         async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
             for entry in entries:
-                for told in announcements(decode(entry.payload)):
+                try:
+                    announced = announcements(decode(entry.payload))
+                except BadRecord as error:  # another heartbeat follows
+                    self.dead_letters.bad(self.node.names.heartbeats, entry, error)
+                    continue
+                for told in announced:
                     for pipeline in self._pipelines.values():
                         pipeline.announce(*told)
 
@@ -121,13 +127,9 @@ def pchannels_of(collection: Collection) -> list[str]:
 def open_stream(role: Follower, collection: Collection, after: int) -> TtMsgStream:
     """The messages of `collection` with ts > `after`."""
     channels = pchannels_of(collection)
-    stream = TtMsgStream(
-        role.node.wal,
-        group=role.role,
-        vchannels=collection.vchannels,
-        buffer_bytes=role.node.settings.mq.mq_buf_size * PACK_BYTES,
-        on_bad=role.dead_letters.bad,
-    )
+    node = role.node
+    factory = Factory(node.wal, node.clock, node.settings, dead_letters=role.dead_letters)
+    stream = factory.tt_stream(role.role, vchannels=collection.vchannels)
     start = FromTime(max(after, collection.created_ts - 1))
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
     return stream

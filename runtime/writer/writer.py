@@ -111,7 +111,10 @@ class Writer:
     async def _recover(self, own: Owned, grant: Grant, fence: bytes, undecided: Set[RecordKey]) -> set[RecordKey]:
         """Read what stands below the fence: the clock passes it, producers are remembered, and which of the
         `undecided` records are there comes back."""
-        start = FromId(grant.checkpoint, inclusive=True) if grant.checkpoint else From.EARLIEST
+        first = (await self._wal.describe(own.channel)).first_id or b""
+        # a checkpoint that retention has passed is older than any producer that is still known
+        behind = not grant.checkpoint or grant.checkpoint < first
+        start = From.EARLIEST if behind else FromId(grant.checkpoint, inclusive=True)
         reader = ChannelReader(own.channel, fences=grant.fences)
         found: set[RecordKey] = set()
         async with reading(self._wal, own.channel, start) as batches:

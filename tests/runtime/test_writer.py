@@ -493,6 +493,22 @@ async def test_snapshots_bound_what_the_next_owner_reads_and_forget_no_producer(
         assert (await successor.writer.append([], producer="p", pseq=number)).repeated
 
 
+async def test_a_checkpoint_that_retention_has_passed_is_no_obstacle(world):
+    await world.channels("a")
+    owner = world.owner(snapshot_records=2)
+    await owner.own("a")
+    for number in range(4):
+        await owner.writer.append([("a", world.rows())], producer="p", pseq=number, rows=1)
+        owner.writer.beat()
+    checkpoint = owner.writer.checkpoints()["a"]
+    last = await owner.writer.append([("a", world.rows())], producer="p", pseq=4, rows=1)
+    assert b"" < checkpoint < last.ids[0]
+    await MemoryWal(world.log).truncate("a", last.ids[0])
+    successor = world.owner()
+    await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
+    assert (await successor.writer.append([], producer="p", pseq=4)).repeated
+
+
 async def test_a_snapshot_beside_an_open_append_does_not_hide_it_from_the_next_owner(world, holding_wal):
     await world.channels("a")
     wal = holding_wal(world.log)
