@@ -181,14 +181,15 @@ async def test_a_bad_record_is_counted_kept_and_skipped(home):
     async with home.node() as node, node.client() as client:
         collection = await client.create_collection(home.PEOPLE, shards=1)
         channel = collection.vchannels[0].rpartition("_")[0]
-        await node.node.wal.append(channel, b"not a record", 0)
+        for damaged in (channel, node.node.names.heartbeats):
+            await node.node.wal.append(damaged, b"not a record", 0)
         await client.insert("people", home.people(1))
         await client.flush("people")
         assert await client.count("people", consistency="strong") == 1
         page = node.node.metrics.render().decode()
         kept = await node.node.wal.latest_id(node.node.names.dead_letters)
     lines = [line for line in page.splitlines() if line.startswith("tidewal_wal_dead_letter_message_total{")]
-    assert sum(float(line.rpartition(" ")[2]) for line in lines) == 2  # DataNode and QueryNode met it
+    assert sum(float(line.rpartition(" ")[2]) for line in lines) == 4  # DataNode and QueryNode met both
     assert kept is not None
 
 
