@@ -22,7 +22,9 @@ from ..role import Answer, Handler
 from .pipeline import RowPipeline
 from .query import from_wire, run
 
-ON_LOOP_ROWS_MAX = 50_000  # larger collections are scanned on a thread, on a snapshot
+# Scanned in place in some ms; a larger collection on a thread and on a snapshot, which must win Python's lock from a
+# busy loop again and again (measured under full write load: 6 ms become 30).
+ON_LOOP_BYTES_MAX = 128 * 1024 * 1024
 EVENTS_INTERVAL_S = 1.0
 EVENTS_PENDING_MAX = 10_000
 
@@ -54,7 +56,7 @@ class QueryNode(Follower):
         pipeline, waited_ms = await self._fresh(request.params)
         started = perf_counter()
         tsafe = pipeline.tsafe
-        if sum(store.row_count for store in pipeline.stores) <= ON_LOOP_ROWS_MAX:
+        if sum(store.bytes for store in pipeline.stores) <= ON_LOOP_BYTES_MAX:
             table = run(pipeline.views(), asked)
         else:
             table = await self.node.blocking(partial(run, pipeline.snapshots(), asked))
