@@ -68,6 +68,7 @@ class FlushPipeline:
         self._flushes = 0
         self._flushing: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
+        self._ending = asyncio.Event()
         self._stream = open_stream(role, collection, 0)
         self._measures: FlushMeasures
 
@@ -92,6 +93,7 @@ class FlushPipeline:
                 self._take(pack)
                 await self._flush_if_due(pack)
         finally:
+            self._ending.set()
             if self._flushing is not None:
                 await asyncio.gather(self._flushing, return_exceptions=True)
             self._measures.publish()
@@ -167,8 +169,16 @@ class FlushPipeline:
                     raise
                 _log.warning("cannot flush %s, trying again in %g s: %s", self.collection.name, pause_s, error)
                 self._measures.failed()
-            await asyncio.sleep(pause_s)
+                if await self._ends_within(pause_s):
+                    raise
             pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    async def _ends_within(self, pause_s: float) -> bool:
+        try:
+            async with asyncio.timeout(pause_s):
+                return await self._ending.wait()
+        except TimeoutError:
+            return False
 
     def _store_blocking(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
         rows = versions_of(records, self.collection)

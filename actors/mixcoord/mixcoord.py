@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ...runtime.catalog import CREATING, DROPPING, READY, Collection
+from ...runtime.catalog import CREATING, DROPPING, READY, ChannelState, Collection
 from ...runtime.clock import add_ms
 from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
@@ -35,7 +35,7 @@ CUT_INTERVAL_S = 0.5
 DDL_DEADLINE_S = 30.0
 
 
-_PROXY_AWAY = (Unavailable, Overloaded, DeadlineExceeded, ActorStopped, HandlerFailed)
+_AWAY = (Unavailable, Overloaded, DeadlineExceeded, ActorStopped, HandlerFailed)
 
 _log = logging.getLogger("tidewal.mixcoord")
 
@@ -51,6 +51,7 @@ class MixCoord(Role):
         self._proxy = ""
         self._registered = asyncio.Event()
         self._ddl = asyncio.Lock()
+        self._assigning = asyncio.Lock()  # not the same: a collection in the making may wait for new terms
         self._cut_ends: dict[int, dict[str, CutEnd]] = {}
         self._cut_time = 0
 
@@ -157,11 +158,13 @@ class MixCoord(Role):
 
     async def _register(self, request: Request) -> Answer:
         """A proxy has started, or must find out what became of an append: it gets all channels, under new terms."""
-        async with self._ddl:
-            self._proxy = request.params["node"]
-            catalog = self.catalog.catalog
-            pchannels = {physical(v) for c in catalog.collections.values() for v in c.vchannels}
-            await self._assign(pchannels, again=True)
+        self._proxy = request.params["node"]
+        collections = self.catalog.catalog.collections.values()
+        used = request.params.get("used")
+        owned = [channel for channel in self.catalog.catalog.channels.values() if channel.owner == self._proxy]
+        if used and all(used > channel.previous_limit for channel in owned):  # else it was asked before
+            await self.catalog.append({"kind": "lease", "node": self._proxy, "limit": used, "checkpoints": {}})
+        await self._assign({physical(v) for c in collections for v in c.vchannels}, again=True)
         self._registered.set()
         self.spawn_task(self._finish(), name="unfinished collections")
         return None
@@ -170,29 +173,42 @@ class MixCoord(Role):
         """Finish what an earlier leader began."""
         async with self._ddl:
             for collection in list(self.catalog.catalog.collections.values()):
-                if collection.state == CREATING:
-                    await self._finish_create(collection)
-                elif collection.state == DROPPING:
-                    await self._finish_drop(collection)
+                try:
+                    if collection.state == CREATING:
+                        await self._finish_create(collection)
+                    elif collection.state == DROPPING:
+                        await self._finish_drop(collection)
+                except _AWAY as error:  # whoever uses the name next, or registers next, goes on from here
+                    _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
 
     async def _assign(self, pchannels: Iterable[str], *, again: bool = False) -> None:
         """Give channels to the proxy: the grant is in the catalog before the fence is written, and the fence's id
         before the new owner acknowledges anything (guarantee 3)."""
+        async with self._assigning:
+            await self._take(pchannels, again)
+
+    async def _take(self, pchannels: Iterable[str], again: bool) -> None:
         channels = self.catalog.catalog.channels
         terms = {
             name: (channels[name].term if name in channels else 0) + 1
             for name in sorted(set(pchannels))
-            if again or name not in channels or channels[name].owner != self._proxy
+            if again or name not in channels or not self._is_taken(channels[name])
         }
         if not terms:
             return
-        limit = self._limit()
+        # the new owner's clock begins behind the old limits
+        past = max((channels[name].limit for name in terms if name in channels), default=0)
+        limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
         await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": terms, "limit": limit})
         grants = [self._grant(name) for name in terms]
         reply = await self.caller.call("proxy", "take", {"grants": grants}, deadline_s=DDL_DEADLINE_S)
         await self.catalog.append({"kind": "fenced", "channels": reply.values["fences"]})
         await self.caller.call("proxy", "open", {"channels": list(terms)}, deadline_s=DDL_DEADLINE_S)
         self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))
+
+    def _is_taken(self, channel: ChannelState) -> bool:
+        """Whether the proxy has the channel: a grant that was interrupted has no fence in the catalog."""
+        return channel.owner == self._proxy and channel.term in channel.fences
 
     def _grant(self, name: str) -> Params:
         state = self.catalog.catalog.channels[name]
@@ -249,5 +265,5 @@ class MixCoord(Role):
                 if collection.state == READY:
                     try:
                         await self._draw(collection, only_changed=True)
-                    except _PROXY_AWAY as error:
+                    except _AWAY as error:
                         _log.warning("no cut of %s now: %s", collection.name, error)

@@ -96,7 +96,9 @@ class Proxy(Role):
         """Register at the start, with each new leader, and when an append's outcome is unknown."""
         while True:
             self._outdated.clear()
-            await self._ask_mixcoord("register_proxy", {"node": self.node.name})
+            # stalled, it stamps and promises nothing: its clock need not leap to the end of the old lease
+            used = self.node.clock.last if self._writer.stalled else 0
+            await self._ask_mixcoord("register_proxy", {"node": self.node.name, "used": used})
             if not self._outdated.is_set() and not self._writer.stalled:
                 self._registered.set()
                 await self._outdated.wait()
@@ -144,6 +146,7 @@ class Proxy(Role):
     async def _announce(self, request: Request) -> Answer:
         """Tell every vchannel that its collection begins or ends. Writes behind the end find no collection."""
         collection = Collection.from_wire(request.params["collection"])
+        await self._registered.wait()
         await self.catalog.catch_up()
         begins = request.params["what"] == "create"
         kind = RecordType.CREATE_COLLECTION if begins else RecordType.DROP_COLLECTION

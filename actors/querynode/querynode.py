@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from time import perf_counter
 from typing import cast
 
 import msgpack
@@ -49,12 +48,15 @@ class QueryNode(Follower):
     def pipeline(self, collection: Collection) -> RowPipeline:
         return RowPipeline(self, collection)
 
+    def _now_s(self) -> float:
+        return self.node.clock.clock.monotonic()
+
     # ---- questions --------------------------------------------------------------------------------------------------
 
     async def _query(self, request: Request) -> Answer:
         asked = from_wire(request.params["request"])
         pipeline, waited_ms = await self._fresh(request.params)
-        started = perf_counter()
+        started = self._now_s()
         tsafe = pipeline.tsafe
         if sum(store.bytes for store in pipeline.stores) <= ON_LOOP_BYTES_MAX:
             table = run(pipeline.views(), asked)
@@ -68,7 +70,7 @@ class QueryNode(Follower):
             raise InvalidRequest("get takes a list of keys")
         pipeline, waited_ms = await self._fresh(request.params)
         _check_keys(cast("list[object]", keys), pipeline.collection)
-        started = perf_counter()
+        started = self._now_s()
         columns = request.params.get("columns")
         table = pa.concat_tables([store.get(cast("list[object]", keys), columns) for store in pipeline.stores])
         return self._answer_with(request, table, pipeline, pipeline.tsafe, waited_ms, started)
@@ -89,7 +91,7 @@ class QueryNode(Follower):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-        took_ms = (perf_counter() - started) * 1000
+        took_ms = (self._now_s() - started) * 1000
         metrics = self.node.metrics
         metrics.histogram("querynode_sq_wait_tsafe_latency", query_type=request.method).observe(waited_ms)
         metrics.histogram("querynode_sq_req_latency", query_type=request.method, status="success").observe(
@@ -106,11 +108,11 @@ class QueryNode(Follower):
 
     async def _fresh(self, params: Params) -> tuple[RowPipeline, float]:
         """The pipeline of the collection, once it is as fresh as asked; and how long that took, in ms."""
-        started = perf_counter()
+        started = self._now_s()
         pipeline = await self.find_pipeline(params["collection"])
         assert isinstance(pipeline, RowPipeline)
         await pipeline.wait_for(await self._guarantee(pipeline, params))
-        return pipeline, (perf_counter() - started) * 1000
+        return pipeline, (self._now_s() - started) * 1000
 
     async def _guarantee(self, pipeline: RowPipeline, params: Params) -> int:
         """The time up to which the answer must reflect the log."""
