@@ -72,8 +72,8 @@ class Client:
     `name` must never have been used before: writes are recognised by it. By default it is random.
 
     Consistency of a question: `strong` sees every write acknowledged before it began, anywhere; `session` this
-    client's own writes; `bounded` (the default) nothing older than `common.gracefulTime` (5 s); `eventually` does not
-    wait at all.
+    client's own writes; `bounded` (the default) nothing older than `common.gracefulTime` (5 s); `eventually`
+    waits only for what was there when the node started.
     """
 
     def __init__(self, wal: Wal, *, prefix: str = Names().prefix, name: str = "") -> None:

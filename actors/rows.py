@@ -7,6 +7,7 @@ A batch of the log has every column of the schema, in the schema's types and ord
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -178,10 +179,12 @@ def _typed(field: Field, given: object) -> pa.Array[Any]:
 
 def _from_objects(field: Field, values: list[object]) -> pa.Array[Any]:
     """Python values as an array. What Arrow would convert without a word, but Milvus' types tell apart, is refused."""
-    if field.type in INTEGER_TYPES or field.type in FLOAT_TYPES:
-        if bool in set(map(type, values)):
-            raise TypeError("a bool is not a number")
-    elif field.type == "timestamp" and int in set(map(type, values)):
+    kinds = set(map(type, values))
+    if bool in kinds and (field.type in INTEGER_TYPES or field.type in FLOAT_TYPES):
+        raise TypeError("a bool is not a number")
+    if field.type in INTEGER_TYPES and not all(issubclass(kind, int | np.integer | NoneType) for kind in kinds):
+        raise TypeError("only integers; Arrow would cut other numbers to one")
+    if field.type == "timestamp" and int in kinds:
         raise TypeError("an int is not a time; use datetime")
     return pa.array(values, field.arrow_type(), from_pandas=False)
 

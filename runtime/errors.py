@@ -141,7 +141,7 @@ class InvalidRequest(TidewalError):
 
 
 class InvalidRows(InvalidRequest):
-    """Rows do not fit the collection: a null or duplicate key, NaN, a wrong type or vector length (`column`, `row`)."""
+    """Rows do not fit the collection: a null key, NaN, a wrong type or vector length (`column`, `row`)."""
 
 
 class InvalidFilter(InvalidRequest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +91,8 @@ def test_safe_casts() -> None:
         ({"count": [1, 2**31, 3]}, "count", 1, "int32"),
         ({"count": [1, "2", 3]}, "count", 1, "int32"),
         ({"count": [True, 2, 3]}, "count", 0, "bool"),
+        ({"count": [1, 2.5, 3]}, "count", 1, "only integers"),
+        ({"count": [1, 2, Decimal("3.5")]}, "count", 2, "only integers"),
         ({"count": pa.array([1, 2, 2**40])}, "count", 2, "int32"),
         ({"count": pa.array([1.0, 2.5, 3.0])}, "count", 1, "int32"),
         ({"count": pa.array([1.0, math.nan, 3.0])}, "count", 1, "int32"),
