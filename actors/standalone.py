@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -18,7 +19,7 @@ from ..runtime.actor import ActorStatus, ActorSystem
 from ..runtime.actor.measures import ActorMeasures
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.config import wal_options
-from ..runtime.errors import Closed
+from ..runtime.errors import Closed, DirectoryUnwritable
 from ..runtime.factory import open_wal
 from ..runtime.metrics import Metrics
 from ..runtime.metrics_server import Health, MetricsServer
@@ -69,6 +70,7 @@ class Standalone:
         actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
         if interval_ms:
             sys.setswitchinterval(interval_ms / 1000)
+        _make_directory(self.node.tables)
         async with AsyncExitStack() as stack:
             measures = ActorMeasures(self.node.metrics)
             system = ActorSystem(
@@ -85,14 +87,27 @@ class Standalone:
             measures.watch([role.role for role in ROLES], system.status, lambda: system.loop_lag_s)
             for role in ROLES:
                 await system.spawn(partial(role, self.node), name=role.role)
-            async with self.client("start") as client:
-                await client.ready()
+            await self._ready()
             endpoint = self.node.settings.metrics
             if endpoint.port:
                 server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
                 self._server = await stack.enter_async_context(server)
             self._stack = stack.pop_all()
         return self
+
+    async def _ready(self) -> None:
+        """Wait until writes are taken, or a role has given up."""
+        async with self.client("start") as client:
+            ready, failed = asyncio.create_task(client.ready()), asyncio.create_task(self.failed())
+            try:
+                await asyncio.wait([ready, failed], return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    raise failed.result()
+                await ready
+            finally:
+                ready.cancel()
+                failed.cancel()
+                await asyncio.gather(ready, failed, return_exceptions=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -157,3 +172,14 @@ def node_name() -> str:
 
 def _absolute(directory: str | Path) -> Path:
     return Path(directory).absolute()
+
+
+def _make_directory(path: Path) -> None:
+    """Find out at the start what every flush would run into."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise DirectoryUnwritable(f"{path} cannot be created: {error.strerror}", path=str(path)) from error
+    if not writable:
+        raise DirectoryUnwritable(f"{path} cannot be written; check its permissions", path=str(path))

@@ -118,6 +118,8 @@ class CatalogLog:
                 await self._snapshot()
 
     async def _write_as_leader(self, event: Event) -> bytes:
+        if not self._term:
+            raise Fenced("this node does not lead; claim first", term=self.catalog.term)
         id, counted = await self._write(event)
         if not counted:
             raise Fenced(f"{self.catalog.leader} leads now, with term {self.catalog.term}", term=self.catalog.term)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from time import perf_counter
 
 import numpy as np
@@ -12,7 +13,7 @@ from ...runtime.actor.heart import Beat
 from ...runtime.arrow import decode_rows, encode_rows
 from ...runtime.catalog import Collection
 from ...runtime.catalog_log import CatalogLog
-from ...runtime.errors import CollectionNotFound, InvalidRows, Overloaded, TidewalError
+from ...runtime.errors import BadRecord, CollectionNotFound, HandlerFailed, InvalidRows, Overloaded, TidewalError
 from ...runtime.names import physical
 from ...runtime.record import BatchPart, Record, RecordType, decode
 from ...runtime.rpc import REQUEST_CHANNEL, Request
@@ -28,9 +29,11 @@ from .measures import ProxyMeasures
 from .unflushed import Unflushed
 
 RENEW_S = 3.0
+ASK_AGAIN_S = 0.1
 MIXCOORD_DEADLINE_S = 300.0  # taking channels over reads their logs; a shorter one would only ask again
-FLUSH_DEADLINE_S = 120.0
 RECORD_OVERHEAD_BYTES = 64 * 1024  # kept free below the backend's message size for header and framing
+
+_log = logging.getLogger("tidewal.proxy")
 
 
 class Proxy(Role):
@@ -122,8 +125,10 @@ class Proxy(Role):
                 reply = await self.caller.call("mixcoord", method, params, deadline_s=MIXCOORD_DEADLINE_S)
                 return dict(reply.values)
             except TidewalError as error:
-                if not error.retryable:
+                if not (error.retryable or isinstance(error, HandlerFailed)):
                     raise
+                _log.warning("mixcoord does not %s, asking again: %s", method, error)
+            await asyncio.sleep(ASK_AGAIN_S)
 
     async def _renew(self) -> None:
         while True:
@@ -265,7 +270,10 @@ class Proxy(Role):
     async def _follow_flushes(self) -> None:
         async for entries in self.node.wal.read(self.node.names.insert_events, From.EARLIEST):
             for entry in entries:
-                self._unflushed.store(Flushed.from_record(decode(entry.payload)))
+                try:
+                    self._unflushed.store(Flushed.from_record(decode(entry.payload)))
+                except BadRecord as error:  # the next flush of that collection tells more
+                    _log.warning("cannot read insert event %s: %s", entry.id.hex(), error)
 
     def recovered(self, record: Record) -> None:
         """A record found in the log when its channel was taken over."""

@@ -46,8 +46,8 @@ async def test_a_killed_node_recovers_exactly_what_was_acknowledged(home, seed: 
     last_terms: dict[str, int] = {}
     for round in range(ROUNDS):
         first = round * 1_000_000
-        run = await asyncio.to_thread(killed_run, home.directory, first, source.randrange(2**31), source.randrange(1, 300))
-        tried, acknowledged = run
+        choices = source.randrange(2**31), source.randrange(1, 300)
+        tried, acknowledged = await asyncio.to_thread(killed_run, home.directory, first, *choices)
         async with home.client() as client:
             found = (await client.query("things", columns=["id"], consistency="strong")).table["id"].to_pylist()
             assert len(found) == len(set(found))

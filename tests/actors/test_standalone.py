@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from tidewal.actors.mixcoord import MixCoord
 from tidewal.runtime.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -139,7 +141,31 @@ def channels_of(collection) -> list[str]:
 
 async def test_tables_that_cannot_be_written_are_a_clear_error(home) -> None:
     home.tables.write_text("not a directory")
-    async with home.node() as node, node.client() as client:
-        create = client.create_collection(home.PEOPLE, deadline_s=5)
-        result = (await asyncio.gather(create, return_exceptions=True))[0]
-        assert isinstance(await node.failed(), DirectoryUnwritable) or isinstance(result, DirectoryUnwritable)
+    with pytest.raises(DirectoryUnwritable) as raised:
+        async with home.node():
+            pass
+    assert raised.value.path == str(home.tables)
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_tables_that_become_unwritable_are_a_clear_error(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+    shutil.rmtree(home.tables)
+    async with home.node() as node:
+        shutil.rmtree(home.tables)
+        home.tables.write_text("not a directory")
+        async with node.client() as client:
+            await client.create_collection(home.POINTS)
+        assert isinstance(await node.failed(), DirectoryUnwritable)
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_a_node_whose_roles_cannot_work_does_not_start(home, monkeypatch) -> None:
+    async def crash(self, request):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(MixCoord, "_register", crash)
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with home.node():
+            pass
