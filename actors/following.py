@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import pyarrow as pa
+
+from ..runtime.arrow import decode_rows
 from ..runtime.catalog import READY, Collection
 from ..runtime.dead_letters import DeadLetters
 from ..runtime.errors import BadRecord
 from ..runtime.factory import Factory
 from ..runtime.heartbeats import announcements
 from ..runtime.names import physical
-from ..runtime.record import decode
+from ..runtime.record import Record, decode, encode
 from ..runtime.rpc import REQUEST_CHANNEL, Request
 from ..runtime.tt_stream import TtMsgStream
-from ..runtime.wal import From, FromTime
+from ..runtime.wal import Entry, From, FromTime
 from .node import Node
 from .role import Answer, Handler, Role
 
@@ -117,6 +120,16 @@ class Follower(Role):
                 for told in announced:
                     for pipeline in self._pipelines.values():
                         pipeline.announce(*told)
+
+
+def rows_of(role: Follower, collection: Collection, record: Record) -> pa.RecordBatch | None:
+    """The rows of a record; None when they cannot be read, and then they are among the dead letters."""
+    try:
+        return decode_rows(record.body, collection.schema.row_arrow())
+    except BadRecord as error:
+        entry = Entry(record.id, record.ts, encode(record))
+        role.dead_letters.bad(physical(record.vchannel), entry, error)
+        return None
 
 
 def pchannels_of(collection: Collection) -> list[str]:

@@ -172,6 +172,9 @@ class DataNode(Section):
     flush_interval_s: PositiveFloat = Field(
         default=10.0, description="s after which buffered rows are flushed at the latest"
     )
+    compaction_interval_s: NonNegativeFloat = Field(
+        default=300.0, description="s between two compactions of a table that changes; 0 only on request"
+    )
 
 
 class Scheduler(Section):

@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from ...runtime.arrow import decode_rows
 from ...runtime.catalog import Collection
-from ...runtime.errors import DiskFull, TidewalError
+from ...runtime.errors import BadRecord, DiskFull, TidewalError
 from ...runtime.messages import MsgPack, Position
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, encode
 from ...runtime.rpc import Params
 from ...runtime.schema import OP_COLUMN, Op
 from ..flushes import Flushed
-from ..following import Follower, open_stream, pchannels_of
+from ..following import Follower, open_stream, pchannels_of, rows_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
 from .measures import FlushMeasures
@@ -66,6 +66,8 @@ class FlushPipeline:
         self._asked = 0  # somebody waits until this T is told
         self._positions: Mapping[str, Position] = {}
         self._flushes = 0
+        self._compacting = asyncio.Lock()
+        self._compacted = self._loop.time()
         self._flushing: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._ending = asyncio.Event()
@@ -141,11 +143,14 @@ class FlushPipeline:
         started = perf_counter()
         result = FlushResult(self.log.version, 0, 0)
         if records:
-            result = await self._store(records, end, positions)
+            result = await self._store_readable(records, end, positions)
             self._stored = end
         await self._tell(end, result)
         for position in positions.values():
             await self._node.wal.hold(position.channel, self._holder, position.message_id)
+        interval_s = self._node.settings.data_node.compaction_interval_s
+        if interval_s and self._loop.time() - self._compacted >= interval_s:
+            await self.compact()
         self._flushes += 1
         if self._flushes % FLUSHES_PER_TIDYING == 0:
             await self._node.blocking(self._tidy)
@@ -155,6 +160,13 @@ class FlushPipeline:
         """Join small files, and remove those that no reader needs any more."""
         self.log.join_files()
         self.log.vacuum()
+
+    async def _store_readable(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
+        try:
+            return await self._store(records, end, positions)
+        except BadRecord:  # rare, so only now each record is looked at by itself
+            readable = [record for record in records if rows_of(self._role, self.collection, record) is not None]
+            return await self._store(readable, end, positions)
 
     async def _store(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
         """Write to the table, for as long as it takes: while it cannot be written, rows stay in the log, and the
@@ -210,7 +222,10 @@ class FlushPipeline:
     async def compact(self) -> CompactResult:
         """Bring the table of current rows forward to what is stored."""
         await self._opened.wait()
-        return await self._node.blocking(self._compact_blocking)
+        async with self._compacting:
+            result = await self._node.blocking(self._compact_blocking)
+            self._compacted = self._loop.time()
+        return result
 
     def _compact_blocking(self) -> CompactResult:
         schema = self.collection.schema
@@ -230,7 +245,7 @@ def versions_of(records: list[Record], collection: Collection) -> pa.Table:
 
     numbers = {name: number for number, name in enumerate(collection.vchannels)}
     which = repeated([numbers[record.vchannel] for record in records]).cast(pa.int32())
-    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in [0, *counts]])
     system: dict[str, Array] = {
         "_ts": repeated([record.ts for record in records]),
         "_op": _OPS.take(table.column(OP_COLUMN).combine_chunks()),

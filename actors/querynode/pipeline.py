@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...runtime.arrow import decode_rows
 from ...runtime.catalog import Collection
 from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.messages import MsgPack
@@ -19,7 +18,7 @@ from ...runtime.record import RecordType
 from ...runtime.schema import OP_COLUMN, Op
 from ..datanode.log_reader import NewestVersions, read_current_at
 from ..datanode.log_table import LogTable
-from ..following import Follower, open_stream, pchannels_of
+from ..following import Follower, open_stream, pchannels_of, rows_of
 from ..measures import lag_ms
 from .measures import RowMeasures
 from .segments import RowStore
@@ -104,16 +103,20 @@ class RowPipeline:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     async def _apply(self, pack: MsgPack) -> None:
-        schema = self.collection.schema.row_arrow()
-        since_pause = 0
+        """Apply a pack, letting others on the loop run now and then: only where everything up to some time is applied,
+        and nothing behind it, for they may look at the rows."""
+        applied, since_pause = self.tsafe, 0
         for record in pack.messages:
+            if since_pause >= ROWS_PER_SLICE and record.ts > applied:
+                self._advance(applied)
+                since_pause = 0
+                await asyncio.sleep(0)
             if record.type is RecordType.ROWS:
-                rows = decode_rows(record.body, schema)
-                self._stores[record.vchannel].apply(rows)
-                since_pause += rows.num_rows
-                if since_pause >= ROWS_PER_SLICE:
-                    since_pause = 0
-                    await asyncio.sleep(0)
+                rows = rows_of(self._role, self.collection, record)
+                if rows is not None:
+                    self._stores[record.vchannel].apply(rows)
+                    since_pause += rows.num_rows
+            applied = record.ts
         self._advance(pack.end_ts)
         for store in self._stores.values():
             store.maintain()
