@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import anyio.to_thread
 
-from ..runtime.actor import ActorStatus, ActorSystem
+from ..runtime.actor import ActorState, ActorSystem
 from ..runtime.actor.measures import ActorMeasures
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.config import wal_options
@@ -35,6 +35,10 @@ from .role import Role
 
 # Those that others ask come first. They stop in the opposite order, so that the Proxy can give its lease back.
 ROLES: tuple[type[Role], ...] = (MixCoord, Proxy, DataNode, QueryNode)
+
+
+SILENT_S = 5.0  # without a watermark the node counts as standing still
+STUCK_S = 30.0  # without a handled message, though some wait
 
 
 class Standalone:
@@ -138,10 +142,15 @@ class Standalone:
         return escalation.error
 
     def health(self) -> Health:
-        """Whether the node makes progress: every role runs, and time goes on in the log."""
-        statuses: list[ActorStatus] = self.system.status()
-        details = {status.name: str(status.state) for status in statuses}
-        return Health(not self.system.failed, details)
+        """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps telling time."""
+        statuses = self.system.status()
+        told_s = self.node.metrics.value("wal_last_confirmed_time_tick")
+        silent_s = max(0.0, self.node.clock.clock.wall_ms() / 1000 - told_s) if told_s else 0.0
+        stuck = [status.name for status in statuses if status.mailbox_depth and status.idle_s > STUCK_S]
+        running = all(status.state is ActorState.RUNNING for status in statuses)
+        ok = running and not self.system.failed and not stuck and silent_s < SILENT_S
+        roles = {status.name: status.state.value for status in statuses}
+        return Health(ok, {"roles": roles, "stuck": stuck, "watermark_age_s": round(silent_s, 3)})
 
 
 @asynccontextmanager
