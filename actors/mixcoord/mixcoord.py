@@ -242,7 +242,7 @@ class MixCoord(Role):
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
         """Store a cut at the owner's present time; none when nothing was written since the last one."""
         pchannels = sorted({physical(vchannel) for vchannel in collection.vchannels})
-        reply = await self.caller.call("proxy", "sync", {"channels": pchannels})
+        reply = await self.caller.call("proxy", "sync", {"channels": pchannels}, deadline_s=DDL_DEADLINE_S)
         ends = {name: CutEnd(*point) for name, point in reply.values["channels"].items()}
         if only_changed and self._cut_ends.get(collection.id) == ends:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections.abc import Coroutine
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -24,6 +25,7 @@ from .measures import RowMeasures
 from .segments import RowStore
 from .view import View
 
+SYNC_DEADLINE_S = 60.0  # whoever asks has a deadline of its own
 ROWS_PER_SLICE = 4096  # applied without letting others on the loop run
 
 
@@ -181,10 +183,10 @@ class RowPipeline:
         it (guarantee 8). Questions that come while one is on its way share the next."""
         running = self._syncing
         if running is None or running.done():
-            self._syncing = asyncio.create_task(self._sync())
+            self._syncing = _begin(self._sync())
             return await asyncio.shield(self._syncing)
         if self._sync_again is None:
-            self._sync_again = asyncio.create_task(self._sync_after(running))
+            self._sync_again = _begin(self._sync_after(running))
         return await asyncio.shield(self._sync_again)
 
     async def _sync_after(self, running: asyncio.Task[int]) -> int:
@@ -193,11 +195,19 @@ class RowPipeline:
         return await self._sync()
 
     async def _sync(self) -> int:
-        reply = await self._role.caller.call("proxy", "sync", {"channels": pchannels_of(self.collection)})
+        channels = {"channels": pchannels_of(self.collection)}
+        reply = await self._role.caller.call("proxy", "sync", channels, deadline_s=SYNC_DEADLINE_S)
         time: int = reply.values["time"]
         for channel, (term, cseq, _) in reply.values["channels"].items():
             self.announce(channel, term, cseq, time)
         return time
+
+
+def _begin(sync: Coroutine[object, object, int]) -> asyncio.Task[int]:
+    """A task whose failure is of no interest once nobody waits for it any more."""
+    task = asyncio.create_task(sync)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 def _sliced(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

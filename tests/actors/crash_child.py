@@ -1,6 +1,6 @@
 """A standalone node on RocksMQ under load, made to be killed: prints what was acknowledged, a line each.
 
-    python crash_child.py DIRECTORY FIRST_KEY SEED
+python crash_child.py DIRECTORY FIRST_KEY SEED
 """
 
 from __future__ import annotations

@@ -263,3 +263,36 @@ async def test_appends_of_unknown_outcome_are_decided(home, seed, rates) -> None
         await client.flush("people")
         assert_each_once(home, 200)
     assert home.faults.trace
+
+
+@MEMORY_ONLY
+@pytest.mark.parametrize("role", ["mixcoord", "proxy", "datanode", "querynode"])
+async def test_crashes_at_any_moment_lose_and_double_nothing(home, rng, role) -> None:
+    home.faults = FaultPlan(rng.randrange(2**31), Rates(drop=0.05, delay=0.2, delay_s_max=0.2))
+    async with home.node(settings={"dataNode": {"flushIntervalS": 0.5}}) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        loop, crashed = asyncio.get_running_loop(), [0]
+        cell = next(cell for cell in node.system._cells.values() if cell.name == role)
+
+        def crash() -> None:
+            if cell._life is not None:
+                crashed[0] += 1
+                cell._life.actor.crash(RuntimeError("a bug"))
+
+        for number in range(12):
+            loop.call_later(number * 15 + rng.uniform(0, 5), crash)
+
+        async def write(worker: int) -> None:
+            for turn in range(40):
+                id = worker * 1000 + turn
+                await client.insert("people", home.people(id), deadline_s=600)
+                found = await client.get("people", [id], consistency="strong", deadline_s=600)
+                assert found.table.num_rows == 1
+                await home.elapse(rng.uniform(0, 6))
+
+        await asyncio.gather(*(write(worker) for worker in range(3)))
+        assert crashed[0] > 5
+        await client.flush("people", deadline_s=600)
+        assert_each_once(home, 120)
+        assert await client.count("people", consistency="strong") == 120
+        assert (await client.compact("people"))["rows"] == 120
