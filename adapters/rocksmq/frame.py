@@ -33,6 +33,7 @@ _CHECKSUM = Struct("<Q")
 _ROW = Struct("<IIQQ")
 HEADER_BYTES = _PREFIX.size + _CHECKSUM.size
 ROW_BYTES = _ROW.size
+pack_row = _ROW.pack  # channel number, body length, id, timestamp
 
 
 class Row(NamedTuple):
@@ -50,25 +51,17 @@ def frame_bytes(count: int, body_bytes: int) -> int:
 
 
 def encode(
-    epoch: int, salt: int, sequence: int, table: Sequence[int], bodies: Sequence[Payload], body_bytes: int
+    epoch: int, salt: int, sequence: int, rows: Sequence[bytes], bodies: Sequence[Payload], body_bytes: int
 ) -> list[Payload]:
-    """The buffers of one frame, in order. `table` holds the rows' four numbers flat."""
-    count = len(table) // 4
-    prefix = _PREFIX.pack(MAGIC, epoch & 0xFFFFFFFF, sequence, count, body_bytes)
-    rows = Struct(f"<{'IIQQ' * count}").pack(*table) if count <= 64 else b"".join(_pack_rows(table))
-    if body_bytes <= JOIN_BYTES:
-        bodies = (b"".join(bodies),)
+    """The buffers of one frame, in order. `rows` come from `pack_row`."""
+    prefix = _PREFIX.pack(MAGIC, epoch & 0xFFFFFFFF, sequence, len(rows), body_bytes)
+    content: Sequence[Payload]
+    content = (b"".join((*rows, *bodies)),) if body_bytes <= JOIN_BYTES else (b"".join(rows), *bodies)
     checksum = xxhash.xxh3_64(prefix, seed=salt)
-    checksum.update(rows)
-    for body in bodies:
-        checksum.update(body)
+    for buffer in content:
+        checksum.update(buffer)
     padding = bytes(-body_bytes % ALIGNMENT)
-    return [prefix + _CHECKSUM.pack(checksum.intdigest()) + rows, *bodies, padding]
-
-
-def _pack_rows(table: Sequence[int]) -> Iterator[bytes]:
-    numbers = iter(table)
-    return map(_ROW.pack, numbers, numbers, numbers, numbers)
+    return [prefix + _CHECKSUM.pack(checksum.intdigest()), *content, padding]
 
 
 @dataclass(frozen=True, slots=True)

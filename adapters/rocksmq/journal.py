@@ -13,54 +13,63 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ...runtime.clock import Clock
 from ...runtime.disk import Disk, write_all
 from ...runtime.errors import ChannelNotFound, DiskFull, DiskPressure, JournalFailed, TidewalError
 from ...runtime.wal import Entry, OnAppended, Payload
-from .frame import CONTROL, encode, frame_bytes
+from .frame import CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
 from .index import Index, Place, SegmentSummary
+from .live import Batch, make_batch
 from .measures import Measures
 from .recovery import Extents, Recovered
 from .segments import HEADER_BYTES, Segment, Segments
 from .wakeup import Hubs
 
 COMMIT_BYTES = 8 * 1024 * 1024
+COMMIT_WRITES = 4096
 PENDING_BYTES = 256 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
-Groups = dict[int, list[Entry]]
 
-
-@dataclass(slots=True)
 class Write:
-    """What one submit asks for. `table` and `bodies` go into the frame; `entries` and `loose` (of ephemeral channels)
-    become visible with it. `early`: acknowledge before the sync."""
+    """What one submit asks for.
 
-    done: OnAppended
-    ids: list[bytes] = field(default_factory=list[bytes])
-    table: list[int] = field(default_factory=list[int])
-    bodies: list[Payload] = field(default_factory=list[Payload])
-    body_bytes: int = 0
-    entries: list[tuple[int, Entry]] = field(default_factory=list[tuple[int, Entry]])
-    loose: list[tuple[int, Entry]] = field(default_factory=list[tuple[int, Entry]])
-    early: bool = False
-    control: bool = False
-    creates: int | None = None
+    `rows` and `bodies` go into the frame; `entries` and `loose` (of ephemeral channels) become visible with it, by
+    channel number. `early`: acknowledge before the sync. `size` counts rows and bodies. Not a dataclass: its default
+    factories cost more than all else that is done for a small append.
+    """
+
+    __slots__ = ("bodies", "creates", "done", "early", "entries", "ids", "loose", "record", "rows", "size")
+
+    def __init__(self, done: OnAppended, size: int = 0) -> None:
+        self.done = done
+        self.size = size
+        self.ids: list[bytes] = []
+        self.rows: list[bytes] = []
+        self.bodies: list[Payload] = []
+        self.entries: list[tuple[int, Entry]] = []
+        self.loose: list[tuple[int, Entry]] = []
+        self.early = False
+        self.record: bytes | None = None  # of control
+        self.creates = 0  # the number of the channel that the record creates
+
+
+Groups = dict[int, Batch]
 
 
 class Deliver(Protocol):
-    """Make entries visible to readers: durable ones and those of ephemeral channels, by channel number."""
+    """Make batches visible to readers: durable ones and those of ephemeral channels, by channel number."""
 
     def __call__(self, durable: Groups, loose: Groups) -> None: ...
 
 
 class Journal:
-    """`put` from any thread; the rest from the owner."""
+    """The writer and its queue."""
 
     def __init__(
         self,
@@ -78,7 +87,6 @@ class Journal:
         measures: Measures,
     ) -> None:
         self.failure: JournalFailed | None = None
-        self.pending_bytes = 0
         self.table = recovered.table
         self.sealed = recovered.sealed
         self._disk, self._segments, self._index, self._clock = disk, segments, index, clock
@@ -88,16 +96,20 @@ class Journal:
         self._sequence = recovered.next_sequence
         self._extents, self._indexer = recovered.extents, recovered.indexer
         self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
-        self._pending_lock = threading.Lock()
+        self._put_bytes = self._taken_bytes = 0  # two, so that each has one thread that changes it
         self._thread = threading.Thread(target=self._run, name="tidewal-journal", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def pending_bytes(self) -> int:
+        """What is queued and not yet being written."""
+        return self._put_bytes - self._taken_bytes
+
     def put(self, write: Write) -> None:
-        """Queue for the next commit."""
-        with self._pending_lock:
-            self.pending_bytes += write.body_bytes
+        """Queue for the next commit. One thread at a time."""
+        self._put_bytes += write.size
         self._queue.put(write)
 
     def stop(self) -> None:
@@ -123,31 +135,30 @@ class Journal:
 
     def _drain(self, batch: list[Write]) -> tuple[Write | None, bool]:
         """Add what else is pending, up to the cap; return what did not fit, and whether the end was queued."""
-        size = batch[0].body_bytes
+        size = batch[0].size
+        limit = min(COMMIT_BYTES, self._segments.capacity // 2)
         take = self._queue.get_nowait
         try:
             while True:
                 write = take()
                 if write is None:
                     return None, True
-                size += write.body_bytes
-                if size > COMMIT_BYTES or len(batch) >= 4096 or size > self._segments.capacity // 2:
+                size += write.size
+                if size > limit or len(batch) >= COMMIT_WRITES:
                     return write, False
                 batch.append(write)
         except queue.Empty:
             return None, False
 
     def _commit_or_fail(self, batch: list[Write]) -> None:
-        with self._pending_lock:
-            for write in batch:
-                self.pending_bytes -= write.body_bytes
+        self._taken_bytes += sum([write.size for write in batch])
         try:
             if self.failure is not None:
-                _fail(batch, _again(self.failure))
+                _settle(batch, _again(self.failure))
             else:
                 self._commit(batch)
         except DiskPressure as error:
-            _fail(batch, error)
+            _settle(batch, error)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             kind = DiskFull if full else JournalFailed
@@ -163,83 +174,73 @@ class Journal:
         _log.error("%s", failure.message)
         self.failure = failure
         self._measures.failed()
-        _fail(batch, failure)
+        _settle(batch, failure)
 
     def _commit(self, batch: list[Write]) -> None:
-        batch = self._without_unknown_channels(batch)
-        table, bodies, body_bytes = batch[0].table if batch else [], batch[0].bodies if batch else [], 0
-        if len(batch) > 1:
-            table = [number for write in batch for number in write.table]
-            bodies = [body for write in batch for body in write.bodies]
-        body_bytes = sum(write.body_bytes for write in batch)
+        durable = _grouped(write.entries for write in batch)
+        if not durable.keys() <= self.table.by_number.keys():
+            batch = self._without_unknown_channels(batch)
+            durable = _grouped(write.entries for write in batch)
+        rows = [row for write in batch for row in write.rows]
         place: tuple[int, int] | None = None
-        if table:
-            segment = self._room(frame_bytes(len(table) // 4, body_bytes))
+        if rows:
+            bodies = [body for write in batch for body in write.bodies]
+            body_bytes = sum([write.size for write in batch]) - ROW_BYTES * len(rows)
+            segment = self._room(frame_bytes(len(rows), body_bytes))
             place = segment.epoch, segment.end
-            self._write(segment, table, bodies, body_bytes, batch)
-        self._after(batch, place)
+            self._write(segment, rows, bodies, body_bytes, batch)
+        self._after(batch, durable, place)
 
     def _write(
-        self, segment: Segment, table: list[int], bodies: list[Payload], body_bytes: int, batch: Sequence[Write]
+        self, segment: Segment, rows: list[bytes], bodies: list[Payload], body_bytes: int, batch: Sequence[Write]
     ) -> None:
         started = time.perf_counter()
-        buffers = encode(segment.epoch, segment.salt, self._sequence, table, bodies, body_bytes)
+        buffers = encode(segment.epoch, segment.salt, self._sequence, rows, bodies, body_bytes)
         write_all(self._disk, segment.file, buffers, segment.end)
         early = [write for write in batch if write.early]
         if early:
-            for write in early:
-                _settle(write, write.ids)
+            _settle(early)
             self._hubs.flush()
         self._disk.sync(segment.file)
-        size = frame_bytes(len(table) // 4, body_bytes)
+        size = frame_bytes(len(rows), body_bytes)
         segment.end += size
         self._sequence += 1
         self._measures.committed(time.perf_counter() - started, body_bytes, size)
 
-    def _after(self, batch: list[Write], place: tuple[int, int] | None) -> None:
-        durable: Groups = {}
-        loose: Groups = {}
+    def _after(self, batch: list[Write], durable: Groups, place: tuple[int, int] | None) -> None:
         for write in batch:
-            for number, entry in write.entries:
-                durable.setdefault(number, []).append(entry)
-            for number, entry in write.loose:
-                loose.setdefault(number, []).append(entry)
-            if write.control:
-                self.table.apply(bytes(write.bodies[0]))
-        places = self._advance(durable, place) if place is not None else []
-        self._deliver(durable, loose)
-        for write in batch:
-            if not write.early:
-                _settle(write, write.ids)
+            if write.record is not None:
+                self.table.apply(write.record)
+        self._deliver(durable, _grouped(write.loose for write in batch))
+        _settle(batch)
         self._hubs.flush()
+        places = self._advance(durable, place) if place is not None else []
         if places and self._segment is not None:
             self._index.add(places, (self._segment.epoch, self._segment.end))
         self._trim()
 
-    def _advance(self, groups: Groups, place: tuple[int, int]) -> list[tuple[int, Place]]:
+    def _advance(self, durable: Groups, place: tuple[int, int]) -> list[tuple[int, Place]]:
         """Update what the table and the segment's extents say; return what to index."""
         places: list[tuple[int, Place]] = []
-        for number, entries in groups.items():
+        for number, batch in durable.items():
             state = self.table.by_number.get(number)
             earlier = state.max_timestamp if state is not None else 0
-            last_id = int.from_bytes(entries[-1].id, "big")
-            self.table.advance(number, last_id, max(entry.timestamp for entry in entries))
-            self._extents.add(number, last_id, sum(len(entry.payload) for entry in entries))
-            indexed = self._indexer.place(number, int.from_bytes(entries[0].id, "big"), *place, earlier)
+            self.table.advance(number, batch.last_id, batch.max_timestamp)
+            self._extents.add(number, batch.last_id, batch.payload_bytes)
+            indexed = self._indexer.place(number, batch.first_id, *place, earlier)
             if indexed is not None:
                 places.append((number, indexed))
         return places
 
     def _without_unknown_channels(self, batch: list[Write]) -> list[Write]:
         """Refuse writes to a channel whose creation failed before them."""
-        known = self.table.by_number
-        created = {write.creates for write in batch}
+        known = self.table.by_number.keys() | {write.creates for write in batch}
         good: list[Write] = []
         for write in batch:
-            if write.control or all(number in known or number in created for number in write.table[::4]):
+            if all(number in known for number, _ in write.entries):
                 good.append(write)
             else:
-                _fail([write], ChannelNotFound("the channel could not be created, or was dropped"))
+                _settle([write], ChannelNotFound("the channel could not be created, or was dropped"))
         return good
 
     # ---- segments ----------------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ class Journal:
             summary = SegmentSummary(wall_ms, self._sequence - 1, before.end, dict(self._extents.channels))
             self.sealed[before.epoch] = summary
         snapshot = self.table.snapshot(wall_ms)
-        self._write(spare, [CONTROL, len(snapshot), 0, wall_ms], [snapshot], len(snapshot), ())
+        self._write(spare, [pack_row(CONTROL, len(snapshot), 0, wall_ms)], [snapshot], len(snapshot), ())
         if before is not None:
             self._index.seal(before.epoch, self.sealed[before.epoch])
         self._extents = Extents()
@@ -281,10 +282,22 @@ class Journal:
         return self._extents.channels
 
 
-def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int | None = None) -> Write:
+def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) -> Write:
     """A write of one control record."""
-    table = [CONTROL, len(record), 0, wall_ms]
-    return Write(done, [], table, [record], len(record), control=True, creates=creates)
+    write = Write(done, ROW_BYTES + len(record))
+    write.rows.append(pack_row(CONTROL, len(record), 0, wall_ms))
+    write.bodies.append(record)
+    write.record, write.creates = record, creates
+    return write
+
+
+def _grouped(writes: Iterable[list[tuple[int, Entry]]]) -> Groups:
+    """The entries of each channel as one batch."""
+    groups: defaultdict[int, list[Entry]] = defaultdict(list)
+    for entries in writes:
+        for number, entry in entries:
+            groups[number].append(entry)
+    return {number: make_batch(entries) for number, entries in groups.items()}
 
 
 def _again(failure: JournalFailed) -> JournalFailed:
@@ -292,17 +305,14 @@ def _again(failure: JournalFailed) -> JournalFailed:
     return type(failure)(failure.message)
 
 
-def _fail(batch: Sequence[Write], error: TidewalError) -> None:
+def _settle(batch: Sequence[Write], error: TidewalError | None = None) -> None:
+    """Tell all whom nobody has told yet."""
     for write in batch:
-        _settle(write, error)
-
-
-def _settle(write: Write, result: list[bytes] | TidewalError) -> None:
-    done, write.done = write.done, _settled
-    try:
-        done(result)
-    except Exception:
-        _log.exception("an append's callback failed")
+        done, write.done = write.done, _settled
+        try:
+            done(write.ids if error is None else error)
+        except Exception:
+            _log.exception("an append's callback failed")
 
 
 def _settled(_: list[bytes] | TidewalError) -> None:

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...runtime.wal import ChannelPolicy, Entry
-from .channels import ChannelState, decode_id
+from ...runtime.wal import ChannelPolicy, Durability, Entry
+from .channels import ChannelState, decode_id, encode_id
 from .wakeup import Hub
 
 MERGE_BYTES = 1024 * 1024  # batches handed to a reader at once, unless a single one is larger
@@ -31,14 +31,18 @@ class Batch:
     size: int
     max_timestamp: int
 
+    @property
+    def payload_bytes(self) -> int:
+        return self.size - ENTRY_OVERHEAD_BYTES * len(self.entries)
+
 
 def make_batch(entries: Sequence[Entry]) -> Batch:
     if len(entries) == 1:
         entry = entries[0]
         id = int.from_bytes(entry.id, "big")
         return Batch(id, id, entries, len(entry.payload) + ENTRY_OVERHEAD_BYTES, entry.timestamp)
-    size = sum(len(entry.payload) for entry in entries) + ENTRY_OVERHEAD_BYTES * len(entries)
-    highest = max(entry.timestamp for entry in entries)
+    size = sum([len(entry.payload) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
+    highest = max([entry.timestamp for entry in entries])
     return Batch(decode_id(entries[0].id), decode_id(entries[-1].id), entries, size, highest)
 
 
@@ -95,7 +99,7 @@ class Tail:
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """A channel as the owner holds it. `next_id` and `queued` belong to the store's lock."""
+    """A channel as the owner holds it. `next_id` and `queued` belong to the registry's lock."""
 
     number: int
     name: str
@@ -110,7 +114,11 @@ class Channel:
     queued: int = 0  # entries of an ephemeral channel that wait for a commit they belong to
     created: bool = True
     dropped: bool = False
+    synced: bool = field(init=False)  # an append is acknowledged when it is on the disk
     waiters: set[tuple[Hub, asyncio.Future[None]]] = field(default_factory=set[tuple[Hub, asyncio.Future[None]]])
+
+    def __post_init__(self) -> None:
+        self.synced = not self.policy.ephemeral and self.policy.acks is Durability.ALL
 
     @property
     def kept_from(self) -> int:
@@ -120,6 +128,18 @@ class Channel:
     def first_id(self) -> int:
         """The first id that counts: neither removed nor, unless somebody holds it, truncated."""
         return max(self.removed_to + 1, min(self.truncated_to, self.kept_from))
+
+    @property
+    def first_visible(self) -> int:
+        """The id at which `From.EARLIEST` starts."""
+        if self.policy.ephemeral:
+            return self.tail.forgotten_to + 1
+        return min(self.first_id, self.visible_to + 1)
+
+    @property
+    def latest_id(self) -> bytes | None:
+        """The last visible id; None when there was none ever."""
+        return encode_id(self.visible_to) if self.visible_to > self.floor else None
 
     def deliver(self, batch: Batch) -> None:
         """Make a batch visible and wake the readers."""

@@ -11,6 +11,7 @@ from ...runtime.wal import Entry, From, FromId, FromTime, Start
 from .channels import decode_id, encode_id
 from .history import Cursor, Gone, History
 from .live import Channel
+from .lookup import first_at
 from .wakeup import Hub
 
 T = TypeVar("T")
@@ -26,12 +27,6 @@ class Source(Protocol):
     def history(self) -> History: ...
 
     def find(self, channel: str) -> Channel: ...
-
-    def first_visible(self, channel: Channel) -> int: ...
-
-    def find_timestamp(self, channel: Channel, timestamp: int) -> int | None:
-        """Blocks."""
-        ...
 
     async def blocking(self, call: Callable[[], T]) -> T:
         """Run a blocking read on a thread for it."""
@@ -114,14 +109,14 @@ class Reader:
         channel = self._source.find(self._name)
         match self._start:
             case From.EARLIEST:
-                self._next_id = self._source.first_visible(channel)
+                self._next_id = channel.first_visible
             case From.LATEST:
                 self._next_id = channel.visible_to + 1
             case FromId(id, inclusive):
                 self._next_id = first_wanted(channel, id, inclusive=inclusive)
             case FromTime(timestamp):
                 end = channel.visible_to + 1
-                found = await self._source.blocking(lambda: self._source.find_timestamp(channel, timestamp))
+                found = await self._source.blocking(lambda: first_at(channel, self._source.history, timestamp))
                 self._next_id = end if found is None else found
             case int(next_id):
                 self._next_id = next_id

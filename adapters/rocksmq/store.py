@@ -1,8 +1,7 @@
 """`RocksMQ`: the owner of a directory, as a `Wal`.
 
 Three threads beside the callers': the journal's writer, the keeper (segments, retention, free space) and, when served,
-the socket's. Callers share one short lock for what orders appends: ids are given out under it, in the order in which
-the journal writes.
+the socket's. Appending is in `appending.py`, managing channels in `management.py`, what both share in `registry.py`.
 """
 
 from __future__ import annotations
@@ -16,42 +15,25 @@ from typing import TypeVar
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.disk import Disk, RealDisk
-from ...runtime.errors import (
-    ChannelExists,
-    ChannelNotFound,
-    Closed,
-    DirectoryUnwritable,
-    DiskFull,
-    DiskPressure,
-    JournalFailed,
-    MessageTooLarge,
-    Overloaded,
-    TidewalError,
-)
+from ...runtime.errors import DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ...runtime.metrics import Metrics
-from ...runtime.wal import (
-    Append,
-    Capabilities,
-    ChannelInfo,
-    ChannelPolicy,
-    Durability,
-    Entry,
-    OnAppended,
-    Payload,
-    Start,
-)
+from ...runtime.wal import Append, Capabilities, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload, Start
 from . import channels as records
-from .channels import LIFE_SHIFT, ChannelState, check_name, decode_id, encode_id
+from .appending import Appender
+from .channels import encode_id
 from .directory import Directory
-from .frame import ROW_BYTES
-from .history import Gone, History
+from .gate import Gate
+from .history import History
 from .index import Index
-from .journal import PENDING_BYTES, Groups, Journal, Write, control
+from .journal import PENDING_BYTES, Journal, control
 from .keeper import Keeper
-from .live import Channel, TailBudget, channel_of, make_batch, trim_ephemeral
+from .live import Channel
+from .lookup import first_at, first_entry
+from .management import Management
 from .measures import Measures
 from .reader import Reader
 from .recovery import Recovered, Recovery, RecoveryReport
+from .registry import Registry
 from .retention import expendable
 from .segments import Segments
 from .server import Server
@@ -97,36 +79,38 @@ class RocksMQ:
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
-        store = cls(tail_bytes, pending_bytes, free_space_bytes, disk or RealDisk(), clock or SystemClock(), metrics)
-        return await asyncio.to_thread(store._open, directory, segment_bytes, spare_segments, serve)
+        store = cls(disk or RealDisk(), clock or SystemClock(), metrics)
+        return await asyncio.to_thread(
+            store._open,
+            directory,
+            segment_bytes,
+            spare_segments,
+            tail_bytes,
+            pending_bytes,
+            free_space_bytes,
+            serve,
+        )
 
-    def __init__(
-        self,
-        tail_bytes: int,
-        pending_bytes: int,
-        free_space_bytes: int,
-        disk: Disk,
-        clock: Clock,
-        metrics: Metrics | None,
-    ) -> None:
+    def __init__(self, disk: Disk, clock: Clock, metrics: Metrics | None) -> None:
         """Use `open`."""
-        self._budget = TailBudget(tail_bytes)
-        self._pending_limit, self._free_space_bytes = pending_bytes, free_space_bytes
         self._disk, self._clock, self._measures = disk, clock, Measures(metrics)
-        self._lock = threading.Lock()
         self._retention_lock = threading.Lock()
         self._hubs = Hubs()
-        self._names: dict[str, Channel] = {}
-        self._live: dict[int, Channel] = {}
-        self._pressure = False
-        self._ephemeral_floor = 0
-        self._closing = False
         self._closed = threading.Event()
         self._server: Server | None = None
 
     # ---- opening and closing -----------------------------------------------------------------------------------------
 
-    def _open(self, directory: str, segment_bytes: int, spare_segments: int, serve: bool) -> RocksMQ:
+    def _open(
+        self,
+        directory: str,
+        segment_bytes: int,
+        spare_segments: int,
+        tail_bytes: int,
+        pending_bytes: int,
+        free_space_bytes: int,
+        serve: bool,
+    ) -> RocksMQ:
         self._directory = Directory(directory)
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tidewal-read")
         opened: list[Callable[[], None]] = [self._directory.close]
@@ -138,7 +122,7 @@ class RocksMQ:
             recovered = Recovery(self._disk, self._segments, self._index).run()
             if recovered.current is None and self._segments.wants_spare:
                 self._segments.prepare_spare()
-            self._adopt(recovered)
+            self._adopt(recovered, tail_bytes, pending_bytes, free_space_bytes)
             opened += [self._keeper.stop, self._journal.stop]
             self._keeper.start()
             self._journal.start()
@@ -154,9 +138,10 @@ class RocksMQ:
             raise
         return self
 
-    def _adopt(self, recovered: Recovered) -> None:
+    def _adopt(self, recovered: Recovered, tail_bytes: int, pending_bytes: int, free_space_bytes: int) -> None:
         self.recovery: RecoveryReport = recovered.report
         self._history = History(self._segments, self._index)
+        self._registry = Registry(recovered, tail_bytes)
         self._keeper = Keeper(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)
         self._journal = Journal(
             self._disk,
@@ -164,21 +149,22 @@ class RocksMQ:
             self._index,
             recovered,
             clock=self._clock,
-            deliver=self._deliver,
+            deliver=self._registry.deliver,
             hubs=self._hubs,
-            trim=self._budget.trim,
+            trim=self._registry.budget.trim,
             need_spare=self._keeper.need_spare,
             keep_ready=self._keeper.wake,
             measures=self._measures,
         )
-        table = recovered.table
-        self._boot, self._floor, self._next_number = table.boot + 1, table.floor, table.next_number
-        self._ephemeral_floor = self._boot << LIFE_SHIFT
-        for number, state in table.by_number.items():
-            forgetful = state.policy.ephemeral or state.policy.acks is not Durability.ALL
-            base = self._boot << LIFE_SHIFT if forgetful else 0
-            channel = channel_of(state, base, recovered.removed_to.get(number, state.floor))
-            self._live[number] = self._names[state.name] = channel
+        self._gate = Gate(
+            self._directory.path,
+            self._journal,
+            commit_bytes=self._segments.capacity,
+            pending_bytes=pending_bytes,
+            free_space_bytes=free_space_bytes,
+        )
+        self._appender = Appender(self._registry, self._journal, self._gate)
+        self._management = Management(self._registry, self._journal, self._gate, self._hubs, self._clock)
 
     def _begin_life(self) -> None:
         """Count this life in the journal; it proves that the journal takes writes, too."""
@@ -190,17 +176,16 @@ class RocksMQ:
                 outcome.append(result)
             done.set()
 
-        self._journal.put(control(records.boot(self._boot), self._clock.wall_ms(), settled))
+        self._journal.put(control(records.boot(self._registry.boot), self._clock.wall_ms(), settled))
         done.wait()
         if outcome:
             raise outcome[0]
         self.check_space()
 
     async def close(self) -> None:
-        with self._lock:
-            first, self._closing = not self._closing, True
-        for channel in list(self._live.values()):
-            channel.wake()
+        with self._registry.lock:
+            first, self._gate.closing = not self._gate.closing, True
+        self._registry.wake_all()
         await asyncio.to_thread(self._close if first else self._closed.wait)
 
     def _close(self) -> None:
@@ -208,8 +193,7 @@ class RocksMQ:
             self._server.stop()
         self._journal.stop()
         self._keeper.stop()
-        for channel in list(self._live.values()):
-            channel.wake()
+        self._registry.wake_all()
         self._reads.shutdown(wait=True)
         self._journal.mark_end()
         self._index.close()
@@ -219,7 +203,7 @@ class RocksMQ:
 
     @property
     def closed(self) -> bool:
-        return self._closing
+        return self._gate.closing
 
     @property
     def directory(self) -> str:
@@ -228,262 +212,59 @@ class RocksMQ:
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        check_name(channel)
-        hub = self._hubs.current()
-        future: asyncio.Future[list[bytes]] = hub.loop.create_future()
-        with self._lock:
-            self._check_writable()
-            existing = self._names.get(channel)
-            if existing is not None and existing.policy != policy:
-                raise ChannelExists(f"channel {channel} exists with another policy", channel=channel)
-            if existing is not None and existing.created:
-                return
-            if existing is not None:  # somebody else is creating it; wait behind that
-                self._journal.put(Write(lambda result: hub.settle(future, result)))
-            else:
-                self._check_space_for(policy)
-                self._create(channel, policy, lambda result: hub.settle(future, result))
-        await future
-        if channel not in self._names:
-            raise ChannelNotFound(f"channel {channel} was dropped while it was created", channel=channel)
+        await self._management.create(channel, policy)
 
-    def _create(self, name: str, policy: ChannelPolicy, done: OnAppended) -> None:
-        floor = 0 if policy.ephemeral else self._floor
-        state = ChannelState(self._next_number, name, policy, floor, last_id=floor)
-        channel = channel_of(state, self._ephemeral_floor if policy.ephemeral else 0, floor)
-        channel.created = False
-        self._next_number += 1
-        self._names[name] = self._live[state.number] = channel
+    async def drop_channel(self, channel: str) -> None:
+        await self._management.drop(channel)
 
-        def created(result: list[bytes] | TidewalError) -> None:
-            channel.created = True
-            if isinstance(result, TidewalError):
-                with self._lock:
-                    self._remove(channel)
-            done(result)
+    async def truncate(self, channel: str, id: bytes) -> None:
+        await self._management.truncate(self.find(channel), id)
 
-        self._journal.put(control(records.create(state), self._clock.wall_ms(), created, creates=state.number))
-
-    def _remove(self, channel: Channel) -> None:
-        channel.dropped = True
-        if self._names.get(channel.name) is channel:
-            del self._names[channel.name]
-        del self._live[channel.number]
-        channel.wake()
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        await self._management.hold(self.find(channel), holder, id)
 
     async def channels(self) -> list[str]:
-        self._check_open()
-        return sorted(self._names)
+        self._gate.check_open()
+        return sorted(self._registry.names)
 
     async def describe(self, channel: str) -> ChannelInfo:
         found = self.find(channel)
-        first = await self.blocking(lambda: self._first_entry(found))
-        latest = encode_id(found.visible_to) if found.visible_to > found.floor else None
-        return ChannelInfo(channel, found.policy, first, latest)
-
-    def _first_entry(self, channel: Channel) -> bytes | None:
-        while (first := self.first_visible(channel)) <= channel.visible_to:
-            entries = channel.tail.take(first)
-            if entries is None:
-                try:
-                    entries, _ = self._history.read(channel.number, first, channel.tail.forgotten_to)
-                except Gone:
-                    continue
-                entries = entries or channel.tail.take(channel.tail.forgotten_to + 1)
-            return entries[0].id if entries else None
-        return None
-
-    async def drop_channel(self, channel: str) -> None:
-        hub = self._hubs.current()
-        future: asyncio.Future[list[bytes]] = hub.loop.create_future()
-        with self._lock:
-            self._check_writable()
-            found = self._names.get(channel)
-            if found is None:
-                return
-            self._remove(found)
-            if found.policy.ephemeral:
-                self._ephemeral_floor = max(self._ephemeral_floor, found.next_id)
-            else:
-                self._floor = max(self._floor, found.next_id)
-
-            def dropped(result: list[bytes] | TidewalError) -> None:
-                found.tail.forget(len(found.tail.batches))
-                hub.settle(future, result)
-
-            self._journal.put(control(records.drop(found.number), self._clock.wall_ms(), dropped))
-        await future
-
-    async def truncate(self, channel: str, id: bytes) -> None:
-        found = self.find(channel)
-        number = min(decode_id(id), found.visible_to + 1)
-        if found.policy.ephemeral or number <= found.truncated_to:
-            return
-        found.truncated_to = number
-        await self._control(records.truncate(found.number, number))
-
-    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
-        found = self.find(channel)
-        if found.policy.ephemeral:
-            return
-        number = None if id is None else decode_id(id)
-        if number is not None:
-            found.holds[holder] = number
-        await self._control(records.hold(found.number, holder, number))
-        if number is None:
-            found.holds.pop(holder, None)  # only now: until it is durable, a crash would bring it back
-
-    async def _control(self, record: bytes) -> None:
-        hub = self._hubs.current()
-        future: asyncio.Future[list[bytes]] = hub.loop.create_future()
-        with self._lock:
-            self._check_writable()
-            self._journal.put(control(record, self._clock.wall_ms(), lambda result: hub.settle(future, result)))
-        await future
+        first = await self.blocking(lambda: first_entry(found, self._history))
+        return ChannelInfo(channel, found.policy, first, found.latest_id)
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
-        ids: list[bytes] | None = None
-        with self._lock:
-            self._check_writable()
-            rows: list[tuple[Channel, bytes | memoryview, int]] = []
-            durable_bytes = 0
-            busy = False
-            for name, payload, timestamp in entries:
-                channel = self._found(name)
-                content = payload if type(payload) is bytes else _frozen(payload)
-                if len(content) > channel.policy.max_message_bytes:
-                    raise _too_large(channel, len(content))
-                if not channel.policy.ephemeral:
-                    durable_bytes += len(content) + ROW_BYTES
-                elif channel.queued:
-                    busy = True
-                rows.append((channel, content, timestamp))
-            if durable_bytes:
-                self._check_room(durable_bytes)
-            if durable_bytes or busy:
-                write = self._queue(rows, done)
-                if write.done is not done:
-                    ids = write.ids
-            else:
-                ids = self._publish(rows)
-        if ids is not None:
-            done(ids)
-
-    def _queue(self, rows: list[tuple[Channel, bytes | memoryview, int]], done: OnAppended) -> Write:
-        """Make the rows part of the next commit."""
-        write = Write(done)
-        synced = written = False  # the strongest durability that any of the channels asks for
-        for channel, payload, timestamp in rows:
-            number, id = channel.number, channel.next_id
-            channel.next_id = id + 1
-            entry = Entry(encode_id(id), timestamp, payload)
-            write.ids.append(entry.id)
-            if channel.policy.ephemeral:
-                channel.queued += 1
-                write.loose.append((number, entry))
-            else:
-                synced = synced or channel.policy.acks is Durability.ALL
-                written = written or channel.policy.acks is Durability.ONE
-                write.entries.append((number, entry))
-                write.table += (number, len(payload), id, timestamp)
-                write.bodies.append(payload)
-                write.body_bytes += len(payload)
-        if write.entries and not synced:
-            write.early = True
-            if not written:
-                write.done = _unheard
-        self._journal.put(write)
-        return write
-
-    def _publish(self, rows: list[tuple[Channel, bytes | memoryview, int]]) -> list[bytes]:
-        """Deliver entries of ephemeral channels at once."""
-        ids: list[bytes] = []
-        groups: dict[Channel, list[Entry]] = {}
-        for channel, payload, timestamp in rows:
-            id = encode_id(channel.next_id)
-            channel.next_id += 1
-            ids.append(id)
-            groups.setdefault(channel, []).append(Entry(id, timestamp, payload))
-        for channel, entries in groups.items():
-            channel.deliver(make_batch(entries))
-            trim_ephemeral(channel)
-        return ids
-
-    def _deliver(self, durable: Groups, loose: Groups) -> None:
-        """Called by the journal: these entries are durable now."""
-        for number, entries in durable.items():
-            channel = self._live.get(number)
-            if channel is not None:
-                batch = make_batch(entries)
-                self._budget.added(channel, batch)
-                channel.deliver(batch)
-        if loose:
-            with self._lock:
-                for number, entries in loose.items():
-                    channel = self._live.get(number)
-                    if channel is not None:
-                        channel.queued -= len(entries)
-                        channel.deliver(make_batch(entries))
-                        trim_ephemeral(channel)
+        self._appender.submit(entries, done)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        hub = self._hubs.current()
-        future: asyncio.Future[list[bytes]] = hub.loop.create_future()
-        self.submit((Append(channel, payload, timestamp),), lambda result: hub.settle(future, result))
+        future, done = self._hubs.promise()
+        self._appender.submit_one(channel, payload, timestamp, done)
         return (await future)[0]
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        hub = self._hubs.current()
-        future: asyncio.Future[list[bytes]] = hub.loop.create_future()
-        self.submit(entries, lambda result: hub.settle(future, result))
+        future, done = self._hubs.promise()
+        self._appender.submit(entries, done)
         return await future
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
-        self._check_open()
+        self._gate.check_open()
         return Reader(self, channel, start)
 
     async def latest_id(self, channel: str) -> bytes | None:
-        found = self.find(channel)
-        return encode_id(found.visible_to) if found.visible_to > found.floor else None
+        return self.find(channel).latest_id
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
         found = self.find(channel)
-        number = await self.blocking(lambda: self.find_timestamp(found, timestamp))
+        number = await self.blocking(lambda: first_at(found, self._history, timestamp))
         return None if number is None else encode_id(number)
 
     def find(self, channel: str) -> Channel:
         """The open channel of that name. Raises `Closed` and `ChannelNotFound`."""
-        self._check_open()
-        return self._found(channel)
-
-    def first_visible(self, channel: Channel) -> int:
-        """The id at which `From.EARLIEST` starts."""
-        if channel.policy.ephemeral:
-            return channel.tail.forgotten_to + 1
-        return min(channel.first_id, channel.visible_to + 1)
-
-    def find_timestamp(self, channel: Channel, timestamp: int) -> int | None:
-        """The id of the first entry whose timestamp is ≥ `timestamp`. Blocks."""
-        while True:
-            batches, first = channel.tail.batches, self.first_visible(channel)
-            forgotten_to, reaches = channel.tail.forgotten_to, channel.tail.forgotten_timestamp >= timestamp
-            if reaches and first <= forgotten_to and not channel.policy.ephemeral:
-                try:
-                    found = self._history.id_at(channel.number, timestamp, first)
-                except Gone:
-                    continue
-                if found is not None:
-                    return found if found <= channel.visible_to else None
-            for batch in batches:
-                if batch.max_timestamp >= timestamp and batch.last_id >= first:
-                    for entry in batch.entries:
-                        if entry.timestamp >= timestamp and (id := decode_id(entry.id)) >= first:
-                            return id
-            return None
+        self._gate.check_open()
+        return self._registry.find(channel)
 
     @property
     def history(self) -> History:
@@ -497,8 +278,8 @@ class RocksMQ:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reads, call)
         except RuntimeError:
-            if self._closing:
-                raise Closed(f"the log {self._directory.path} is closed") from None
+            if self._gate.closing:
+                raise self._gate.closed() from None
             raise
 
     # ---- upkeep ------------------------------------------------------------------------------------------------------
@@ -510,84 +291,26 @@ class RocksMQ:
     def check_space(self) -> bool:
         """Look at the free space; whether appends to durable channels are accepted. Runs twice a second by itself."""
         free = self._disk.free_bytes(self._directory.journal)
-        self._pressure = free < self._free_space_bytes
+        self._gate.note_free_space(free)
         self._measures.space(free, self._segments.size, len(self._segments.epochs), self._segments.spares)
-        return not self._pressure
+        return not self._gate.pressure
 
     def retain_now(self) -> int:
         """Apply retention; how many segments went. Runs twice a second by itself."""
+        live = self._registry.by_number
         with self._retention_lock:
             sealed = sorted(self._journal.sealed.copy().items())
-            epochs = expendable(sealed, dict(self._journal.extents), dict(self._live), self._clock.wall_ms())
+            epochs = expendable(sealed, dict(self._journal.extents), dict(live), self._clock.wall_ms())
             for epoch in epochs:
                 summary = self._journal.sealed.pop(epoch)
                 for number, (last_id, _) in summary.channels.items():
-                    channel = self._live.get(number)
+                    channel = live.get(number)
                     if channel is not None:
                         channel.removed_to = max(channel.removed_to, last_id)
                 self._segments.recycle_first()
                 self._index.forget(epoch, list(summary.channels))
                 self._measures.removed(summary.end)
             return len(epochs)
-
-    # ---- checks ------------------------------------------------------------------------------------------------------
-
-    def _found(self, name: str) -> Channel:
-        try:
-            return self._names[name]
-        except KeyError:
-            raise ChannelNotFound(f"no channel {name}; create it first", channel=name) from None
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise Closed(f"the log {self._directory.path} is closed")
-
-    def _check_writable(self) -> None:
-        self._check_open()
-        failure = self._journal.failure
-        if failure is not None:
-            raise type(failure)(failure.message)
-
-    def _check_space_for(self, policy: ChannelPolicy) -> None:
-        if self._pressure and not policy.ephemeral:
-            raise self._too_little_space()
-
-    def _too_little_space(self) -> DiskPressure:
-        return DiskPressure(
-            f"less than {self._free_space_bytes} bytes are free for {self._directory.path}", limit="free_space_bytes"
-        )
-
-    def _check_room(self, size: int) -> None:
-        if self._pressure:
-            raise self._too_little_space()
-        if size > self._segments.capacity:
-            raise MessageTooLarge(
-                f"one commit of {size} bytes is over what a segment holds ({self._segments.capacity})",
-                size=size,
-                limit=self._segments.capacity,
-            )
-        if self._journal.pending_bytes + size > self._pending_limit:
-            raise Overloaded(f"{self._pending_limit} bytes wait for the disk already", limit="pending_bytes")
-
-
-def _frozen(payload: Payload) -> bytes | memoryview:
-    """The payload as something nobody else writes into, copied only where that is not sure."""
-    if isinstance(payload, bytes):
-        return payload
-    if isinstance(payload, memoryview) and payload.readonly and payload.c_contiguous:
-        return payload if payload.format == "B" and payload.ndim == 1 else payload.cast("B")
-    return bytes(payload)
-
-
-def _unheard(_: list[bytes] | TidewalError) -> None:
-    """The callback of a write that was acknowledged when it was handed over."""
-
-
-def _too_large(channel: Channel, size: int) -> MessageTooLarge:
-    limit = channel.policy.max_message_bytes
-    return MessageTooLarge(
-        f"a message of {size} bytes for {channel.name} is over its limit of {limit}", size=size, limit=limit
-    )
 
 
 def _opening_failed(path: str, error: OSError) -> TidewalError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from ...runtime.errors import TidewalError
+from ...runtime.wal import OnAppended
 
 T = TypeVar("T")
 
@@ -19,7 +21,7 @@ class Hub:
         self.loop = loop
         self._hubs = hubs
         self._thread = threading.get_ident()
-        self._queue: deque[tuple[asyncio.Future[object], object]] = deque()
+        self._queue: deque[tuple[asyncio.Future[Any], Any]] = deque()
         self._scheduled = False
 
     def settle(self, future: asyncio.Future[T], result: T | TidewalError) -> None:
@@ -28,7 +30,7 @@ class Hub:
         if thread == self._thread:
             _set(future, result)
             return
-        self._queue.append((future, result))  # type: ignore[arg-type]
+        self._queue.append((future, result))
         if self._scheduled:
             return
         self._scheduled = True
@@ -75,6 +77,12 @@ class Hubs:
             self._hubs = {known: other for known, other in self._hubs.items() if not known.is_closed()}
             hub = self._hubs[loop] = Hub(loop, self)
         return hub
+
+    def promise(self) -> tuple[asyncio.Future[list[bytes]], OnAppended]:
+        """A future of the running loop, and what settles it from any thread."""
+        hub = self.current()
+        future: asyncio.Future[list[bytes]] = hub.loop.create_future()
+        return future, partial(hub.settle, future)
 
     def gather(self) -> None:
         """From now on, what the calling thread settles waits for its `flush`: a loop that is woken for the first of

@@ -8,7 +8,7 @@ import tempfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq.frame import Found, Scanner, encode, frame_bytes
+from tidewal.adapters.rocksmq.frame import Found, Scanner, encode, frame_bytes, pack_row
 from tidewal.runtime.disk import RealDisk
 
 END = 1024 * 1024
@@ -21,7 +21,7 @@ def write(frames, epoch=7, salt=9):
     file = tempfile.TemporaryFile()  # noqa: SIM115 -- the caller closes it
     sizes = []
     for sequence, entries in enumerate(frames, 1):
-        table = [number for channel, id, at, body in entries for number in (channel, len(body), id, at)]
+        table = [pack_row(channel, len(body), id, at) for channel, id, at, body in entries]
         bodies = [body for *_, body in entries]
         buffers = encode(epoch, salt, sequence, table, bodies, sum(map(len, bodies)))
         sizes.append(file.write(b"".join(bytes(buffer) for buffer in buffers)))

@@ -145,4 +145,4 @@ async def test_a_slow_reader_costs_bounded_memory_and_gets_everything(open_rocks
         for entry in batch:
             assert bytes(entry.payload) == bytes([number]) * 512 * 1024
             number += 1
-    assert store._live[1].tail.size <= 4 * 1024 * 1024
+    assert store.find("a").tail.size <= 4 * 1024 * 1024

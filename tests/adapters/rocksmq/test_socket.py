@@ -146,7 +146,7 @@ async def test_a_remote_reader_is_told_when_the_owner_goes(open_rocksmq, directo
     remote = await open_wal(f"rocksmq://{directory}")
     reader = remote.read("a", From.EARLIEST)
     waiting = asyncio.ensure_future(anext(reader))
-    await helpers.until(lambda: store._names["a"].waiters)
+    await helpers.until(lambda: store.find("a").waiters)
     await store.close()
     with pytest.raises(Unavailable):
         await asyncio.wait_for(waiting, 5)

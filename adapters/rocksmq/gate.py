@@ -1,0 +1,56 @@
+"""The gate: whether a call is let in, and the error that says why not."""
+
+from __future__ import annotations
+
+from ...runtime.errors import Closed, DiskPressure, MessageTooLarge, Overloaded
+from .journal import Journal
+
+
+class Gate:
+    """What stands in the way of calls on one log: its end, a failed journal, too little space, too much pending."""
+
+    def __init__(
+        self, path: str, journal: Journal, *, commit_bytes: int, pending_bytes: int, free_space_bytes: int
+    ) -> None:
+        self.closing = False
+        self.pressure = False  # less free space than there should be
+        self._path, self._journal = path, journal
+        self._commit_bytes, self._pending_bytes, self._free_space_bytes = commit_bytes, pending_bytes, free_space_bytes
+
+    def note_free_space(self, free_bytes: int) -> None:
+        self.pressure = free_bytes < self._free_space_bytes
+
+    def check_open(self) -> None:
+        """Raises `Closed`."""
+        if self.closing:
+            raise self.closed()
+
+    def check_writable(self) -> None:
+        """Raises `Closed`, and what the journal failed with."""
+        if self.closing:
+            raise self.closed()
+        failure = self._journal.failure
+        if failure is not None:
+            raise type(failure)(failure.message)
+
+    def check_space(self) -> None:
+        """Raises `DiskPressure`."""
+        if self.pressure:
+            raise DiskPressure(
+                f"less than {self._free_space_bytes} bytes are free for {self._path}", limit="free_space_bytes"
+            )
+
+    def check_room(self, size: int) -> None:
+        """Whether one commit of `size` bytes can be taken. Raises `DiskPressure`, `MessageTooLarge`, `Overloaded`."""
+        self.check_space()
+        if size > self._commit_bytes:
+            raise MessageTooLarge(
+                f"one commit of {size} bytes is over what a segment holds ({self._commit_bytes})",
+                size=size,
+                limit=self._commit_bytes,
+            )
+        if self._journal.pending_bytes + size > self._pending_bytes:
+            raise Overloaded(f"{self._pending_bytes} bytes wait for the disk already", limit="pending_bytes")
+
+    def closed(self) -> Closed:
+        return Closed(f"the log {self._path} is closed")

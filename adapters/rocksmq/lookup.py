@@ -1,0 +1,41 @@
+"""Find entries of a channel by place and time, in memory and behind it in the files. Blocks: for the read threads."""
+
+from __future__ import annotations
+
+from .channels import decode_id
+from .history import Gone, History
+from .live import Channel
+
+
+def first_entry(channel: Channel, history: History) -> bytes | None:
+    """The id of the first entry that readers get; None while there is none."""
+    while (first := channel.first_visible) <= channel.visible_to:
+        entries = channel.tail.take(first)
+        if entries is None:
+            try:
+                entries, _ = history.read(channel.number, first, channel.tail.forgotten_to)
+            except Gone:
+                continue
+            entries = entries or channel.tail.take(channel.tail.forgotten_to + 1)
+        return entries[0].id if entries else None
+    return None
+
+
+def first_at(channel: Channel, history: History, timestamp: int) -> int | None:
+    """The id of the first entry whose timestamp is ≥ `timestamp`."""
+    while True:
+        batches, first = channel.tail.batches, channel.first_visible
+        forgotten_to, reaches = channel.tail.forgotten_to, channel.tail.forgotten_timestamp >= timestamp
+        if reaches and first <= forgotten_to and not channel.policy.ephemeral:
+            try:
+                found = history.id_at(channel.number, timestamp, first)
+            except Gone:
+                continue
+            if found is not None:
+                return found if found <= channel.visible_to else None
+        for batch in batches:
+            if batch.max_timestamp >= timestamp and batch.last_id >= first:
+                for entry in batch.entries:
+                    if entry.timestamp >= timestamp and (id := decode_id(entry.id)) >= first:
+                        return id
+        return None

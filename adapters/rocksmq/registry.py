@@ -1,0 +1,82 @@
+"""The registry: the live channels of an owner, and the short lock under which ids are given out."""
+
+from __future__ import annotations
+
+import threading
+
+from ...runtime.errors import ChannelNotFound
+from ...runtime.wal import ChannelPolicy, Durability
+from .channels import LIFE_SHIFT, ChannelState
+from .live import Batch, Channel, TailBudget, channel_of, trim_ephemeral
+from .recovery import Recovered
+
+
+class Registry:
+    """Channels by name and by number. Whoever changes it, or a channel's `next_id`, holds `lock` until what follows
+    from it is queued with the journal: so the order of ids is the order of the log."""
+
+    def __init__(self, recovered: Recovered, tail_bytes: int) -> None:
+        table = recovered.table
+        self.lock = threading.Lock()
+        self.names: dict[str, Channel] = {}
+        self.by_number: dict[int, Channel] = {}
+        self.boot = table.boot + 1
+        self.budget = TailBudget(tail_bytes)
+        self._next_number = table.next_number
+        self._floor = table.floor
+        self._ephemeral_floor = self.boot << LIFE_SHIFT
+        for number, state in table.by_number.items():
+            forgetful = state.policy.ephemeral or state.policy.acks is not Durability.ALL
+            base = self.boot << LIFE_SHIFT if forgetful else 0
+            channel = channel_of(state, base, recovered.removed_to.get(number, state.floor))
+            self.by_number[number] = self.names[state.name] = channel
+
+    def find(self, name: str) -> Channel:
+        """Raises `ChannelNotFound`."""
+        try:
+            return self.names[name]
+        except KeyError:
+            raise ChannelNotFound(f"no channel {name}; create it first", channel=name) from None
+
+    def add(self, name: str, policy: ChannelPolicy) -> tuple[Channel, ChannelState]:
+        """A channel that is yet to be created in the journal, and what to journal. Under the lock."""
+        floor = 0 if policy.ephemeral else self._floor
+        state = ChannelState(self._next_number, name, policy, floor, last_id=floor)
+        channel = channel_of(state, self._ephemeral_floor if policy.ephemeral else 0, floor)
+        channel.created = False
+        self._next_number += 1
+        self.names[name] = self.by_number[state.number] = channel
+        return channel, state
+
+    def remove(self, channel: Channel) -> None:
+        """End a channel; one that comes later gives out higher ids. Under the lock."""
+        channel.dropped = True
+        if self.names.get(channel.name) is channel:
+            del self.names[channel.name]
+        del self.by_number[channel.number]
+        if channel.policy.ephemeral:
+            self._ephemeral_floor = max(self._ephemeral_floor, channel.next_id)
+        else:
+            self._floor = max(self._floor, channel.next_id)
+        channel.wake()
+
+    def wake_all(self) -> None:
+        """Let all readers look again."""
+        for channel in list(self.by_number.values()):
+            channel.wake()
+
+    def deliver(self, durable: dict[int, Batch], loose: dict[int, Batch]) -> None:
+        """Make visible what a commit made durable, and what entries of ephemeral channels came with it."""
+        for number, batch in durable.items():
+            channel = self.by_number.get(number)
+            if channel is not None:
+                self.budget.added(channel, batch)
+                channel.deliver(batch)
+        if loose:
+            with self.lock:
+                for number, batch in loose.items():
+                    channel = self.by_number.get(number)
+                    if channel is not None:
+                        channel.queued -= len(batch.entries)
+                        channel.deliver(batch)
+                        trim_ephemeral(channel)
