@@ -2,7 +2,7 @@
 
 The limit is one `write` + `fdatasync` of the same bytes into blocks written before, taking turns with the log on the
 same file system. A ratio of 1 means that the log costs nothing. Segments are recycled, as in a log that has run for a
-while; `wal.append.*.fresh` shows what the first segments cost, which are zero-filled while appends wait for the disk.
+while; the first lives of segments, which are filled with zeros beside the appends, are not measured.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def main() -> None:
         raw = RawFile(os.path.join(directory, "raw"))
         log = Log(os.path.join(directory, "log"), runner)
         try:
-            for _ in range(8):  # the first lives of the segments, zero-filled; from here on they are recycled
+            for _ in range(8):  # through the first lives of the segments
                 log.append(8, bytes(MIB), 8)
             log.recycle()
             steps: list[Callable[[], None]] = [

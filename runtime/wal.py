@@ -142,7 +142,8 @@ class Wal(Protocol):
         the entries may still be there. With `capabilities.atomic_batches` all entries appear or none.
 
         Raises at once, having queued nothing: `MessageTooLarge`, `ChannelNotFound`, `Closed`, `JournalFailed`,
-        `DiskPressure`, `NotYetSupported` (a process that may only read)."""
+        `DiskPressure`, `Overloaded` (`limit` "pending_bytes": too much waits for the backend already; retry after a
+        pause), `NotYetSupported` (a process that may only read)."""
         ...
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:

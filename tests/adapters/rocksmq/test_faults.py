@@ -214,3 +214,15 @@ async def test_over_the_pending_limit_submit_says_overloaded(open_rocksmq, disk,
     assert [error.limit for error in refused if error is not None] == ["pending_bytes"] * (3 - refused.count(None))
     assert isinstance(refused[-1], Overloaded)
     await store.append("a", b"and goes on")
+
+
+async def test_many_empty_messages_in_one_go_stay_within_the_segment(open_rocksmq, disk, helpers, tmp_path):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL)
+    with disk._lock:  # all gather behind one write: their rows alone are over what a segment holds
+        for _ in range(20):
+            store.submit([Append("a", b"")] * 250, lambda _: None)
+    await store.append("a", b"last")
+    assert {path.stat().st_size for path in (tmp_path / "log" / "journal").iterdir()} == {SMALL}
+    await store.close()
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    assert [entry.payload for entry in await read_all(store, helpers)] == [b""] * 5000 + [b"last"]
