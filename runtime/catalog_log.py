@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from .catalog import Catalog, Event, encode_event
 from .clock import HybridClock
-from .errors import Closed, DeadlineExceeded, Fenced
+from .errors import Closed, DeadlineExceeded, Fenced, TidewalError
 from .names import Names
 from .record import decode, stamp
 from .wal import ChannelPolicy, From, Wal
@@ -103,7 +103,12 @@ class CatalogLog:
             catalog = await self.catch_up()
             async with self._writing:
                 self._term, self._cseq = catalog.term + 1, 0
-                _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
+                try:
+                    _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
+                except TidewalError as error:
+                    if not error.retryable:
+                        raise
+                    continue  # whether it won or not, the next claim is made behind it
             if won:
                 return
         raise Fenced(f"{node} lost {CLAIMS_MAX} elections in a row")

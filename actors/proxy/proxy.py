@@ -284,8 +284,11 @@ class Proxy(Role):
         self._beat.cancel()
         limit = await self._writer.close()
         params: dict[str, object] = {"node": self.node.name, "checkpoints": self._writer.checkpoints(), "limit": limit}
-        if self._writer.channels:
-            await self.caller.call("mixcoord", "renew", params)
+        try:
+            if self._writer.channels:
+                await self.caller.call("mixcoord", "renew", params)
+        except TidewalError as error:
+            _log.warning("the lease is not given back, the next owner begins behind its limit: %s", error)
         await super().on_stop()
 
 
