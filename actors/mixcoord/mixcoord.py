@@ -50,6 +50,7 @@ class MixCoord(Role):
         super().__init__(node)
         self._proxy = ""
         self._registered = asyncio.Event()
+        self._unsure: set[str] = set()  # channels of grants that were interrupted half-way
         self._ddl = asyncio.Lock()
         self._assigning = asyncio.Lock()  # not the same: a collection in the making may wait for new terms
         self._cut_ends: dict[int, dict[str, CutEnd]] = {}
@@ -192,10 +193,11 @@ class MixCoord(Role):
         terms = {
             name: (channels[name].term if name in channels else 0) + 1
             for name in sorted(set(pchannels))
-            if again or name not in channels or not self._is_taken(channels[name])
+            if again or name not in channels or name in self._unsure or not self._is_taken(channels[name])
         }
         if not terms:
             return
+        self._unsure.update(terms)
         # the new owner's clock begins behind the old limits
         past = max((channels[name].limit for name in terms if name in channels), default=0)
         limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
@@ -204,10 +206,11 @@ class MixCoord(Role):
         reply = await self.caller.call("proxy", "take", {"grants": grants}, deadline_s=DDL_DEADLINE_S)
         await self.catalog.append({"kind": "fenced", "channels": reply.values["fences"]})
         await self.caller.call("proxy", "open", {"channels": list(terms)}, deadline_s=DDL_DEADLINE_S)
+        self._unsure.difference_update(terms)
         self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))
 
     def _is_taken(self, channel: ChannelState) -> bool:
-        """Whether the proxy has the channel: a grant that was interrupted has no fence in the catalog."""
+        """Whether the proxy has the channel: the fence of an interrupted grant is not in the catalog."""
         return channel.owner == self._proxy and channel.term in channel.fences
 
     def _grant(self, name: str) -> Params:
