@@ -111,14 +111,17 @@ class Client:
 
     async def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a collection with its rows, its tables and its hold on the log. `CollectionNotFound`."""
-        params = {"id": (await self.describe_collection(collection)).id}  # a later one of that name is not meant
+        params = {
+            "id": (await self.describe_collection(collection, deadline_s=deadline_s)).id
+        }  # a later one of that name is not meant
         await self._caller.call("mixcoord", "drop_collection", params, deadline_s=deadline_s)
         self._collections.pop(collection, None)
         self._session.pop(collection, None)
 
-    async def describe_collection(self, collection: str) -> Collection:
+    async def describe_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> Collection:
         """What the catalog says of a collection. `CollectionNotFound`."""
-        reply = await self._caller.call("mixcoord", "describe_collection", {"collection": collection})
+        params = {"collection": collection}
+        reply = await self._caller.call("mixcoord", "describe_collection", params, deadline_s=deadline_s)
         return self._know(Collection.from_wire(reply.values["collection"]))
 
     async def list_collections(self) -> list[str]:
@@ -155,9 +158,10 @@ class Client:
                 return await self._write_to(known, rows, op, deadline_s)
             except (CollectionNotFound, InvalidRows):
                 self._collections.pop(name, None)
-                if await self.describe_collection(name) == known:
+                if await self.describe_collection(name, deadline_s=deadline_s) == known:
                     raise
-        return await self._write_to(await self.describe_collection(name), rows, op, deadline_s)
+        found = await self.describe_collection(name, deadline_s=deadline_s)
+        return await self._write_to(found, rows, op, deadline_s)
 
     async def _write_to(self, collection: Collection, rows: _RowsFor, op: str | None, deadline_s: float) -> Written:
         schema = collection.schema
