@@ -136,6 +136,7 @@ current_table.compact(log, current, 10, rows_per_step=5)
 """
 
 
+@pytest.mark.slow
 def test_a_compaction_killed_between_its_steps_goes_on_where_it_was(log: LogTable, current: CurrentTable) -> None:
     reached = []
     while current.t < 10:

@@ -45,6 +45,7 @@ def test_everything_agrees_and_the_story_is_plain_text(demo: Callable[..., Any],
     assert sum(told["agreement"]["versions"].values()) == 3000
 
 
+@pytest.mark.slow
 def test_resumes_behind_what_the_log_has(demo: Callable[..., Any]):
     assert demo(2500).status == 0
     ended = demo(4000)
@@ -66,6 +67,7 @@ async def write_one_more(directory: Path) -> None:
         await client.apply(flights.COLLECTION, events.slice(0, 1).to_batches()[0])
 
 
+@pytest.mark.slow
 def test_rows_of_somebody_else_are_noticed(demo: Callable[..., Any], tmp_path: Path):
     assert demo(1000).status == 0
     asyncio.run(write_one_more(tmp_path / "data"))
@@ -103,6 +105,7 @@ def test_other_logs_are_refused(command: Callable[..., Any]):
     assert "rocksmq://" in ended.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_drains_and_leaves_a_directory_that_resumes(
     start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
 ):
