@@ -63,7 +63,8 @@ _RowsFor: TypeAlias = Callable[[CollectionSchema], Rows]
 
 
 class Client:
-    """An async context manager. Many calls may run at once; writes are appended in the order in which they are called.
+    """An async context manager. Many calls may run at once; writes are appended in the order in which they are
+    called, unless a request is lost on its way and repeated behind a later one.
 
     Every call raises the typed error of whoever refused it (`runtime/errors.py`): `Overloaded` and other retryable
     ones may be tried again unchanged. A write that got no answer is repeated under the same number, so it happens
