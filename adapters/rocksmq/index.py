@@ -14,6 +14,8 @@ no `write(sync=True)` (it holds the GIL), and nothing here that its lenient reco
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from dataclasses import dataclass
@@ -59,6 +61,7 @@ class Index:
     """The RocksDB beside the journal. Thread-safe; every call blocks for microseconds."""
 
     def __init__(self, path: str) -> None:
+        """Open, or begin anew where that fails. Raises `OSError` when that fails, too."""
         self.rebuilt = False
         self._path = path
         self._lock = threading.Lock()
@@ -80,9 +83,16 @@ class Index:
         self._db = rocksdict.Rdict(self._path, options)
 
     def _start_over(self) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
-        self._open()
-        self._db.put(_FORMAT_KEY, FORMAT)
+        if os.path.isdir(self._path):
+            shutil.rmtree(self._path)
+        elif os.path.lexists(self._path):
+            os.unlink(self._path)
+        try:
+            self._open()
+            self._db.put(_FORMAT_KEY, FORMAT)
+        except Exception as error:  # a bare one again, which tells its cause in words only
+            code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+            raise OSError(code, f"the index cannot be made: {error}", self._path) from error
         self.rebuilt = True
 
     def add(self, places: list[tuple[int, Place]], durable_to: tuple[int, int]) -> None:

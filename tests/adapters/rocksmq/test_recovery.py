@@ -104,6 +104,7 @@ def test_undamaged_without_index_everything_is_found_again(journal, tmp_path):
     assert recovered.report.cut_offset is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["zeros", "short"])
 def test_a_last_frame_torn_at_any_byte_is_cut_and_reported(journal, tmp_path, how):
     offset, used, _ = journal.frames()[-1]
@@ -138,6 +139,7 @@ def flips(journal: Journal, rng) -> list[tuple[int, int]]:
     return [(position, rng.randrange(8)) for position in positions]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_reported_where_it_is(journal, tmp_path, rng):
     frames = journal.frames()
     copy = journal.copy(tmp_path / "copy")
@@ -190,7 +192,7 @@ async def test_a_missing_segment_is_corruption(open_rocksmq, tmp_path):
         await open_rocksmq()
 
 
-@pytest.mark.parametrize("damage", ["gone", "garbage"])
+@pytest.mark.parametrize("damage", ["gone", "garbage", "a file"])
 async def test_the_index_is_only_a_cache(open_rocksmq, tmp_path, helpers, damage):
     store = await open_rocksmq(segment_bytes=SMALL)
     for name in "ab":
@@ -199,8 +201,10 @@ async def test_the_index_is_only_a_cache(open_rocksmq, tmp_path, helpers, damage
         await store.append_many([Append("ab"[commit % 2], bytes([commit]) * 3000, commit)])
     await store.close()
     index = tmp_path / "log" / "index"
-    if damage == "gone":
+    if damage != "garbage":
         shutil.rmtree(index)
+        if damage == "a file":
+            index.write_bytes(b"garbage")
     else:
         for path in index.iterdir():
             path.write_bytes(b"garbage")
