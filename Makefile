@@ -47,7 +47,7 @@ format: setup ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=journal ARGS="--seconds 5"
+bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=proxy ARGS="--seconds 5"
 	@test -n "$(NAME)" || { echo "make bench NAME=...; there are:"; find benchmarks -name '[!_]*.py' -exec basename -s .py {} ';' | sort; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
