@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from ...runtime.catalog import CREATING, DROPPING, READY, ChannelState, Collection
@@ -12,6 +13,7 @@ from ...runtime.clock import add_ms
 from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
     ActorStopped,
+    ChannelExists,
     CollectionExists,
     DeadlineExceeded,
     HandlerFailed,
@@ -30,10 +32,8 @@ from ..node import Node
 from ..role import Answer, Handler, Role
 
 LEASE_MS = 10_000  # how far ahead of now an owner may stamp; a crash makes its successor start that far ahead
-RENEW_S = 3.0
 CUT_INTERVAL_S = 0.5
 DDL_DEADLINE_S = 30.0
-
 
 _AWAY = (Unavailable, Overloaded, DeadlineExceeded, ActorStopped, HandlerFailed)
 
@@ -108,7 +108,8 @@ class MixCoord(Role):
         vchannels: list[str] = []
         for shard in range(shards):
             pchannel = names.pchannel((id - 1 + shard) % channel_count)
-            await self.node.wal.create_channel(pchannel, self._policy())
+            with suppress(ChannelExists):  # made under other settings: a channel keeps the policy it was made with
+                await self.node.wal.create_channel(pchannel, self._policy())
             vchannels.append(names.vchannel(pchannel, id, shard))
         collection = Collection(id, schema, tuple(vchannels), self.node.clock.now())
         await self.catalog.append({"kind": "create", "collection": collection.to_wire()})

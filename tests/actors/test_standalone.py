@@ -169,3 +169,13 @@ async def test_a_node_whose_roles_cannot_work_does_not_start(home, monkeypatch) 
     with pytest.raises(RuntimeError, match="a bug"):
         async with home.node():
             pass
+
+
+async def test_channels_keep_the_retention_they_were_made_with(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+    settings = {"rocksmq": {"retentionTimeInMinutes": 60}, "rootCoord": {"dmlChannelNum": 1}}
+    async with home.client(settings=settings) as client:
+        await client.create_collection(home.POINTS)
+        await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
+        assert await client.count("people", consistency="strong") == 1
