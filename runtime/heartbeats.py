@@ -28,8 +28,8 @@ def heartbeat(announcements: Sequence[Announcement]) -> Record:
 def announcements(record: Record) -> list[Announcement]:
     """What a heartbeat announces, for `TtMsgStream.announce(*announcement)`. Raises `BadRecord`."""
     try:
-        told = cast("list[tuple[object, ...]]", msgpack.unpackb(record.body, use_list=False))
-        if not all(tuple(map(type, fields)) == (str, int, int, int) for fields in told):
+        told = cast("tuple[tuple[object, ...], ...]", msgpack.unpackb(record.body, use_list=False))
+        if type(told) is not tuple or not all(tuple(map(type, fields)) == (str, int, int, int) for fields in told):
             raise ValueError("an announcement is malformed")
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable heartbeat: {error}", reason="heartbeat") from error

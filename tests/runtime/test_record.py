@@ -10,7 +10,7 @@ import msgpack
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidewal.runtime.arrow import decode_rows, encode_rows
@@ -193,6 +193,8 @@ def test_positions_come_back_and_damage_is_told(position, data):
 
 
 @given(st.binary(max_size=60))
+@example(b"\xa0")
+@example(b"\x80")
 def test_arbitrary_bytes_are_no_position_heartbeat_or_cut(data):
     for read in (Position.from_bytes, lambda d: announcements(Record(RecordType.HEARTBEAT, body=d))):
         try:
