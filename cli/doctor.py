@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .java import MINIMAL_JAVA, Java, find_java
 
@@ -69,7 +70,7 @@ def _print_table(checks: list[Check]) -> None:
     table = Table("", "what", "found", "what to do", box=None)
     marks = {"ok": "[green]ok[/]", "missing": "[red]missing[/]", "optional": "[yellow]optional[/]"}
     for check in checks:
-        table.add_row(marks[check.status], check.name, check.found, check.advice)
+        table.add_row(marks[check.status], *(Text(cell) for cell in (check.name, check.found, check.advice)))
     Console().print(table)
 
 
