@@ -15,7 +15,7 @@ from ...runtime.catalog import Collection
 from ...runtime.catalog_log import CatalogLog
 from ...runtime.errors import BadRecord, CollectionNotFound, HandlerFailed, InvalidRows, Overloaded, TidewalError
 from ...runtime.names import physical
-from ...runtime.record import BatchPart, Record, RecordType, decode
+from ...runtime.record import Record, RecordType, decode
 from ...runtime.rpc import REQUEST_CHANNEL, Request
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.wal import ChannelPolicy, From
@@ -50,7 +50,6 @@ class Proxy(Role):
         self._writer: Writer
         self._beat: Beat
         self._measures: ProxyMeasures
-        self._batches = 0
         self._unflushed = Unflushed(node.settings.proxy.max_unflushed_bytes)
         self._registered = asyncio.Event()
         self._outdated = asyncio.Event()  # the registration is
@@ -218,33 +217,16 @@ class Proxy(Role):
             self._waiting_bytes -= size
 
     def _records(self, collection: Collection, rows: pa.RecordBatch) -> list[tuple[str, Record]]:
-        """The records of a batch, split by shard and by the log's message size. Parts name their batch and place per
-        pchannel, so that readers see all of a batch or nothing."""
+        """The records of a batch, split by shard and by the log's message size. The writer makes those of one pchannel
+        parts of a whole, so that readers see all of a batch or nothing."""
         limit = ChannelPolicy().max_message_bytes - RECORD_OVERHEAD_BYTES
-        pieces: dict[str, list[tuple[str, pa.RecordBatch]]] = {}
         shards = split_by_shard(rows, collection.schema, collection.shards)
-        for vchannel, part in zip(collection.vchannels, shards, strict=True):
-            if part is not None:
-                slices = [part] if part.nbytes <= limit else split_by_bytes(part, limit)
-                pieces.setdefault(physical(vchannel), []).extend((vchannel, piece) for piece in slices)
-        self._batches += 1
         return [
-            (pchannel, self._record(vchannel, piece, number, len(parts), rows.num_rows, collection))
-            for pchannel, parts in pieces.items()
-            for number, (vchannel, piece) in enumerate(parts)
+            (physical(vchannel), _record(vchannel, piece, collection))
+            for vchannel, part in zip(collection.vchannels, shards, strict=True)
+            if part is not None
+            for piece in ([part] if part.nbytes <= limit else split_by_bytes(part, limit))
         ]
-
-    def _record(
-        self, vchannel: str, rows: pa.RecordBatch, number: int, of: int, batch_rows: int, collection: Collection
-    ) -> Record:
-        return Record(
-            RecordType.ROWS,
-            part=BatchPart(self._batches, number, of) if of > 1 else None,
-            vchannel=vchannel,
-            tags={"rows": rows.num_rows, "batch_rows": batch_rows, **_ops(rows)},
-            schema_version=collection.schema.version,
-            body=encode_rows(rows),
-        )
 
     # ---- freshness --------------------------------------------------------------------------------------------------
 
@@ -314,6 +296,16 @@ async def _find(catalog: CatalogLog, name: str) -> Collection:
         return catalog.catalog.collection(name)
     except CollectionNotFound:
         return (await catalog.catch_up()).collection(name)
+
+
+def _record(vchannel: str, rows: pa.RecordBatch, collection: Collection) -> Record:
+    return Record(
+        RecordType.ROWS,
+        vchannel=vchannel,
+        tags={"rows": rows.num_rows, **_ops(rows)},
+        schema_version=collection.schema.version,
+        body=encode_rows(rows),
+    )
 
 
 def _ops(rows: pa.RecordBatch) -> dict[str, int]:
