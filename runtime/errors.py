@@ -9,7 +9,7 @@ position, limit), and are attributes of the error too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
 FieldValue: TypeAlias = str | int | float | bytes | bool | None
 
@@ -201,7 +201,7 @@ def to_wire(error: BaseException) -> dict[str, object]:
 def from_wire(picture: Mapping[str, object]) -> TidewalError:
     """The error that `to_wire` pictured; a class this version does not know becomes plain `TidewalError`."""
     fields = picture.get("fields")
-    known: dict[str, FieldValue] = dict(fields) if isinstance(fields, dict) else {}  # type: ignore[arg-type]
+    known = dict(cast("Mapping[str, FieldValue]", fields)) if isinstance(fields, dict) else {}
     return _rebuild(str(picture.get("code")), str(picture.get("message")), known)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import xxhash
 
@@ -83,7 +83,7 @@ class Frame:
 
     def raw_rows(self) -> Iterator[tuple[int, int, int, int]]:
         """Rows as plain tuples, for loops over many."""
-        return _ROW.iter_unpack(self.table)  # type: ignore[return-value]
+        return cast("Iterator[tuple[int, int, int, int]]", _ROW.iter_unpack(self.table))
 
 
 class Found(Enum):
