@@ -45,7 +45,7 @@ def narrow_batches() -> list[pa.RecordBatch]:
 
 
 def narrow_schema() -> CollectionSchema:
-    fields = tuple(Field(name, kind, nullable) for name, kind, nullable in flights.SCHEMA)  # pyright: ignore -- script
+    fields = tuple(Field(name, kind, nullable) for name, kind, nullable in flights.SCHEMA)
     return CollectionSchema("narrow", fields, flights.PRIMARY_KEY)
 
 
@@ -78,7 +78,7 @@ async def write(client: Client, collection: str, batches: list[object], seconds:
         while time.perf_counter() - started < seconds:
             batch = batches[next(source) % len(batches)]
             try:
-                written = await client.apply(collection, batch)  # pyright: ignore -- script
+                written = await client.apply(collection, batch)
             except Overloaded:
                 await asyncio.sleep(0.005)
             else:
@@ -116,7 +116,7 @@ async def strong_reads(client: Client, collection: str, batches: list[pa.RecordB
             due = int((time.perf_counter() - started) * rate / BATCH_ROWS)
             while sent < due and len(running) < IN_FLIGHT:
                 task = asyncio.create_task(client.apply(collection, batches[next(source) % len(batches)]))
-                running.add(task)  # pyright: ignore -- script
+                running.add(task)
                 task.add_done_callback(running.discard)
                 sent += 1
             await asyncio.sleep(0.001)

@@ -10,6 +10,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ...runtime.catalog import Collection
@@ -17,7 +18,7 @@ from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.messages import MsgPack
 from ...runtime.record import RecordType
 from ...runtime.schema import OP_COLUMN, Op
-from ..datanode.log_reader import NewestVersions, read_current_at
+from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..following import Follower, open_stream, pchannels_of, rows_of
 from ..measures import lag_ms
@@ -94,13 +95,13 @@ class RowPipeline:
                 for slice in _sliced(self._as_upserts(batch)):
                     store.apply(slice)
                     await asyncio.sleep(0)
-            _count(store, current)
+            store.versions.update(current.counts)  # of each key only the newest was loaded, yet all count as applied
         return time
 
     def _as_upserts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the table as rows of the log."""
         schema = self.collection.schema.row_arrow()
-        ops = pa.array([int(Op.UPSERT)], pa.int8()).take(pa.array([0] * batch.num_rows, pa.int8()))
+        ops = pa.array(np.full(batch.num_rows, Op.UPSERT, dtype=np.int8))
         columns: list[pa.Array[Any]] = [ops if name == OP_COLUMN else batch.column(name) for name in schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -212,8 +213,3 @@ def _begin(sync: Coroutine[object, object, int]) -> asyncio.Task[int]:
 
 def _sliced(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return [batch.slice(start, ROWS_PER_SLICE) for start in range(0, batch.num_rows, ROWS_PER_SLICE)]
-
-
-def _count(store: RowStore, loaded: NewestVersions) -> None:
-    """Versions that the table holds count as applied, though only the newest of each key were loaded."""
-    store.versions.update(loaded.counts)

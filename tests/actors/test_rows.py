@@ -52,7 +52,7 @@ def test_all_forms_of_rows_become_the_same_batch() -> None:
     plain = batch.drop_columns(["_op"])
     table = pa.Table.from_batches([plain.slice(0, 1), plain.slice(1)])
     for form in (plain, table, plain.to_pylist(), plain.to_pydict(), with_column(vector=np.array(GOOD["vector"]))):
-        assert to_batch(form, SCHEMA, op="upsert") == batch  # type: ignore[arg-type]
+        assert to_batch(form, SCHEMA, op="upsert") == batch
 
 
 def test_columns_of_the_right_type_are_not_copied() -> None:
@@ -117,7 +117,7 @@ def test_safe_casts() -> None:
 )
 def test_bad_rows_name_column_and_row(changes: dict[str, object], column: str, row: int | None, message: str) -> None:
     with pytest.raises(InvalidRows, match=message) as caught:
-        to_batch(with_column(**changes), SCHEMA, op="insert")  # type: ignore[arg-type]
+        to_batch(with_column(**changes), SCHEMA, op="insert")
     assert caught.value.fields.get("column") == column
     assert caught.value.fields.get("row") == row
 
@@ -131,9 +131,9 @@ def test_missing_columns() -> None:
 
 def test_shapeless_rows() -> None:
     with pytest.raises(InvalidRows, match="differ in length"):
-        to_batch(with_column(count=[1]), SCHEMA, op="insert")  # type: ignore[arg-type]
+        to_batch(with_column(count=[1]), SCHEMA, op="insert")
     with pytest.raises(InvalidRows, match="row 1 is a int"):
-        to_batch([{"id": "a"}, 5], SCHEMA, op="insert")  # type: ignore[list-item]
+        to_batch([{"id": "a"}, 5], SCHEMA, op="insert")
     with pytest.raises(InvalidRows, match="unknown operation"):
         to_batch(GOOD, SCHEMA, op="replace")
     assert to_batch([], SCHEMA, op="insert").num_rows == 0
@@ -221,4 +221,4 @@ def test_one_row_over_the_limit_is_named_with_both_sizes() -> None:
     with pytest.raises(MessageTooLarge) as caught:
         split_by_bytes(batch, 1000)
     assert caught.value.limit == 1000
-    assert int(caught.value.size or 0) >= 5000  # type: ignore[arg-type]
+    assert int(caught.value.size or 0) >= 5000

@@ -107,7 +107,7 @@ async def take(wal: Wal, channel: str, start: Start, count: int) -> list[Entry]:
             while len(entries) < count:
                 entries += await anext(reader)
     finally:
-        await reader.aclose()  # type: ignore[attr-defined]
+        await reader.aclose()
     return entries[:count]
 
 

@@ -60,7 +60,7 @@ class Owner:
 
     async def own(self, *channels: str, term: int = 1, previous_limit: int = 0, **grant: object) -> dict[str, bytes]:
         self.limit = add_ms(max(self.clock.now(), previous_limit), LEASE_MS)
-        grants = [Grant(channel, term, previous_limit, self.limit, **grant) for channel in channels]  # type: ignore[arg-type]
+        grants = [Grant(channel, term, previous_limit, self.limit, **grant) for channel in channels]
         fences = await self.writer.take(grants)
         self.writer.open(channels)
         return fences
@@ -113,11 +113,11 @@ class World:
     def owner(self, wal: MemoryWal | None = None, **options: object) -> Owner:
         wal = wal or MemoryWal(self.log)
         clock = HybridClock(self.source)
-        return Owner(wal, clock, Writer(wal, clock, heartbeat_channel=BEATS, **options))  # type: ignore[arg-type]
+        return Owner(wal, clock, Writer(wal, clock, heartbeat_channel=BEATS, **options))
 
     def follow(self, *channels: str, start: From = From.EARLIEST, **options: object) -> Following:
         wal = MemoryWal(self.log)
-        stream = TtMsgStream(wal, group="g", **options)  # type: ignore[arg-type]
+        stream = TtMsgStream(wal, group="g", **options)
         stream.as_consumer(channels, start)
         following = Following(stream, wal)
         following.tasks = [asyncio.ensure_future(following._read()), asyncio.ensure_future(following._listen())]

@@ -32,12 +32,12 @@ def message(body: bytes, key: bytes = b"", type: RecordType = RecordType.ROWS) -
 
 def producer(wal: MemoryWal, *channels: str, **options: object) -> MsgStream:
     stream = MsgStream(wal, HybridClock())
-    stream.as_producer(channels, **options)  # type: ignore[arg-type]
+    stream.as_producer(channels, **options)
     return stream
 
 
 def consumer(wal: MemoryWal, *channels: str, start: From = From.EARLIEST, **options: object) -> MsgStream:
-    stream = MsgStream(wal, HybridClock(), **options)  # type: ignore[arg-type]
+    stream = MsgStream(wal, HybridClock(), **options)
     stream.as_consumer(channels, start)
     return stream
 

@@ -73,7 +73,7 @@ class Script:
         self.cseq += 1
         self.serial += 1
         body = f"{self.name}{self.serial}".encode()
-        record = Record(type, ts=ts, term=self.term, cseq=self.cseq, body=body, **fields)  # type: ignore[arg-type]
+        record = Record(type, ts=ts, term=self.term, cseq=self.cseq, body=body, **fields)
         return self.put(record)
 
     def put(self, record: Record, counts: list[Record] | None = None) -> Record:
@@ -255,7 +255,7 @@ async def put(wal: MemoryWal, channel: str, *records: Record) -> None:
 
 def following(wal: MemoryWal, *channels: str, start: From | FromTime = From.EARLIEST, **options: object) -> Follower:
     follower = Follower(wal, True)
-    follower.stream = TtMsgStream(wal, group="g", **options)  # type: ignore[arg-type]
+    follower.stream = TtMsgStream(wal, group="g", **options)
     follower.stream.as_consumer(channels, start)
     return follower.start()
 

@@ -93,7 +93,7 @@ def test_a_limit_without_order_holds_across_shards() -> None:
 
 @pytest.mark.parametrize("metric", ["L2", "IP", "COSINE"])
 def test_searches_merge(metric: str) -> None:
-    request = SearchRequest("v", (50.2, 3.0), metric, 6, "n is not null", ("id",))  # type: ignore[arg-type]
+    request = SearchRequest("v", (50.2, 3.0), metric, 6, "n is not null", ("id",))
     one, many = run(ONE, request), run(MANY, request)
     assert many.column(DISTANCE_COLUMN).to_pylist() == one.column(DISTANCE_COLUMN).to_pylist()
     if metric == "L2":

@@ -32,7 +32,7 @@ def store() -> RowStore:
     for start in [0, 100, 1000, 1001]:
         picked = ids[start : start + 900]
         rows = {"id": picked, "label": DIGITS.target[picked], "pixels": PIXELS[picked]}
-        store.apply(to_batch(rows, SCHEMA, op="upsert"))  # type: ignore[arg-type]
+        store.apply(to_batch(rows, SCHEMA, op="upsert"))
     assert store.row_count == len(PIXELS)
     return store
 
@@ -76,7 +76,7 @@ def test_a_row_is_found_as_soon_as_it_is_applied_and_not_when_deleted() -> None:
     store = RowStore(SCHEMA, 1 << 30)
     assert search(store.view(), "pixels", PIXELS[0], metric="L2", top_k=3).num_rows == 0
     rows = {"id": [1, 2], "label": [0, 0], "pixels": PIXELS[:2]}
-    store.apply(to_batch(rows, SCHEMA, op="insert"))  # type: ignore[arg-type]
+    store.apply(to_batch(rows, SCHEMA, op="insert"))
     found = search(store.view(), "pixels", PIXELS[0].tolist(), metric="L2", top_k=3)
     assert found.column("id").to_pylist() == [1, 2]
     assert found.column(DISTANCE_COLUMN)[0].as_py() == 0.0
@@ -116,12 +116,12 @@ def test_zero_and_huge_vectors_have_a_distance(metric: Metric) -> None:
 def test_refusals(store: RowStore, changes: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"column": "pixels", "vector": PIXELS[0], "metric": "L2", "top_k": 3, **changes}
     with pytest.raises(InvalidRequest, match=message):
-        search(store.view(), **arguments)  # type: ignore[arg-type]
+        search(store.view(), **arguments)
 
 
 def test_vectors_are_read_without_a_copy_from_slices() -> None:
     rows = {"id": range(10), "label": [0] * 10, "pixels": PIXELS[:10]}
-    batch = to_batch(rows, SCHEMA, op="insert").slice(4, 3)  # type: ignore[arg-type]
+    batch = to_batch(rows, SCHEMA, op="insert").slice(4, 3)
     store = RowStore(SCHEMA, 1 << 30)
     store.apply(pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema))
     found = search(store.view(), "pixels", PIXELS[5], metric="L2", top_k=1)

@@ -102,8 +102,8 @@ def test_the_expectation_is_that_of_a_slow_replay(every_event: pa.Table, history
         else:
             current[event["id"]] = event
         if event["status"] == "departed":
-            hour = event["event_time"].replace(minute=0)  # type: ignore[attr-defined]
-            delays.setdefault((event["origin"], hour), []).append(event["dep_delay"])  # type: ignore[arg-type]
+            hour = event["event_time"].replace(minute=0)
+            delays.setdefault((event["origin"], hour), []).append(event["dep_delay"])
     assert expected.events == limit
     assert expected.versions == versions
     assert expected.current_rows == len(current)
@@ -112,7 +112,7 @@ def test_the_expectation_is_that_of_a_slow_replay(every_event: pa.Table, history
     assert expected.in_air_jfk == len(in_air)
     assert expected.windows.to_pylist() == [
         {"origin": origin, "hour": hour, "departures": len(each), "mean_dep_delay": sum(each) / len(each)}
-        for (origin, hour), each in sorted(delays.items())  # type: ignore[type-var]
+        for (origin, hour), each in sorted(delays.items())
     ]
 
 
