@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -68,3 +68,18 @@ def run_virtual(main: Coroutine[Any, Any, Result], clock: VirtualClock | None = 
     """Run `main` to its end on a virtual loop, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock or VirtualClock())) as runner:
         return runner.run(main)
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Let the loop turn until something is true; the test's timeout ends what never is."""
+    while not true():  # noqa: ASYNC110 -- what is waited for has no event to await
+        await asyncio.sleep(0)
+
+
+async def elapse(seconds: float) -> None:
+    """Let virtual time pass."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop), "tests do not wait for real time"
+    passed: asyncio.Future[None] = loop.create_future()
+    loop.call_later(seconds, passed.set_result, None)
+    await passed

@@ -20,7 +20,7 @@ from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.settings import Settings
-from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
+from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop, elapse, until
 from tidewal.runtime.testing.faults import FaultPlan
 from tidewal.runtime.testing.memory import MemoryLog
 from tidewal.runtime.wal import Wal
@@ -48,21 +48,6 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Function) 
 async def in_place(call: Callable[[], object]) -> object:
     """Run a blocking call where it is: on virtual time there are no other threads."""
     return call()
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Let the loop turn until something is true; the test's timeout ends what never is."""
-    while not true():  # noqa: ASYNC110 -- what is waited for has no event to await
-        await asyncio.sleep(0)
-
-
-async def elapse(seconds: float) -> None:
-    """Let virtual time pass."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop), "tests do not wait for real time"
-    passed = loop.create_future()
-    loop.call_later(seconds, passed.set_result, None)
-    await passed
 
 
 async def error_of(awaitable) -> TidewalError:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 import uvloop
 
 from tidewal.runtime.actor import Actor, ActorSystem, LogObserver
-from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
+from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop, elapse, until
 
 
 class Recorder(LogObserver):
@@ -71,21 +70,6 @@ async def settle() -> None:
     """Let all that can run now run."""
     for _ in range(20):
         await asyncio.sleep(0)
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Let the loop turn until something is true; the test's timeout ends what never is."""
-    while not true():  # noqa: ASYNC110 -- what is waited for has no event to await
-        await asyncio.sleep(0)
-
-
-async def elapse(seconds: float) -> None:
-    """Let virtual time pass."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop), "tests do not wait for real time"
-    passed = loop.create_future()
-    loop.call_later(seconds, passed.set_result, None)
-    await passed
 
 
 class Kit:
