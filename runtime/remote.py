@@ -29,7 +29,7 @@ from typing import Any, cast
 import msgpack
 
 from .errors import BadRecord, Closed, PositionLost, Unavailable, from_wire
-from .wal import ChannelInfo, ChannelPolicy, Durability, Entry, From, FromId, FromTime, Start
+from .wal import ChannelInfo, ChannelPolicy, Delivery, Durability, Entry, From, FromId, FromTime, Start
 
 SOCKET_NAME = "socket"
 REQUEST_BYTES = 64 * 1024
@@ -43,11 +43,13 @@ _SOCKET_PATH_BYTES = 100  # the system's limit is 108, and it counts bytes
 
 def encode_policy(policy: ChannelPolicy) -> dict[str, object]:
     """A msgpack-able picture of a policy."""
-    return {**asdict(policy), "acks": policy.acks.value}
+    return {**asdict(policy), "acks": policy.acks.value, "delivery": policy.delivery.value}
 
 
 def decode_policy(picture: dict[str, Any]) -> ChannelPolicy:
-    fields: dict[str, Any] = {**picture, "acks": Durability(picture["acks"])}
+    """Raises `ValueError` and `TypeError` for what pictures none. Fields that are missing have their defaults."""
+    acks, delivery = Durability(picture.get("acks", "all")), Delivery(picture.get("delivery", "keep"))
+    fields: dict[str, Any] = {**picture, "acks": acks, "delivery": delivery}
     return ChannelPolicy(**fields)
 
 

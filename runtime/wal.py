@@ -27,13 +27,23 @@ class Durability(Enum):
     NONE = "none"  # handed over
 
 
+class Delivery(Enum):
+    """What becomes of entries that consumer groups have acknowledged. Time and size rule in every case, so a group
+    that does not acknowledge pins nothing for ever."""
+
+    KEEP = "keep"  # publish and subscribe: nothing, any number of groups and readers
+    UNTIL_ACKED = "until_acked"  # publish and subscribe: what every group has acknowledged may be removed
+    QUEUE = "queue"  # point to point: one group, and what it has acknowledged is removed at once
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelPolicy:
     """How a channel keeps what it is given.
 
     An ephemeral channel lives in memory, never touches the disk, and forgets its oldest entries over
     `ephemeral_bytes`; a reader that falls behind continues at the oldest entry there is.
-    `retention_s` and `retention_bytes` of None keep everything.
+    `retention_s` and `retention_bytes` of None keep everything. `delivery` says what becomes of entries that consumer
+    groups have acknowledged.
     """
 
     ephemeral: bool = False
@@ -42,6 +52,7 @@ class ChannelPolicy:
     retention_bytes: int | None = None
     max_message_bytes: int = 5 * 1024 * 1024
     ephemeral_bytes: int = 32 * 1024 * 1024
+    delivery: Delivery = Delivery.KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,9 @@ class Capabilities:
     seek_by_time: bool
     truncate: bool
     multi_process_write: bool
+    groups: bool = False
+    individual_acks: bool = False  # `GroupMember.acknowledge` with single ids
+    atomic_commits: bool = False  # `GroupMember.commit`: positions and outputs together or not at all
 
 
 class Append(NamedTuple):
@@ -107,6 +121,73 @@ Start: TypeAlias = From | FromId | FromTime
 OnAppended: TypeAlias = Callable[[list[bytes] | TidewalError], None]
 
 
+class Delivered(NamedTuple):
+    """Entries of one channel as a group's member gets them, in order. `lease` names the spell for which the member has
+    the channel: what was delivered in an earlier one cannot be acknowledged any more."""
+
+    channel: str
+    entries: Sequence[Entry]
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """What is known of a consumer group: for each channel the id up to which all is acknowledged (None: nothing yet),
+    and for each member the channels it has now."""
+
+    name: str
+    positions: dict[str, bytes | None]
+    members: dict[str, frozenset[str]]
+
+
+class GroupMember(Protocol):
+    """One member of a consumer group: an async iterator over what its share of the channels brings.
+
+    One task at a time iterates. At least once: what is not acknowledged when the member leaves, crashes or loses a
+    channel is delivered again, to whoever has the channel then. Exactly once: `commit` with the outputs. At most once:
+    acknowledge before working. A channel that goes to another member is let go once all that was delivered of it is
+    acknowledged, or after the session timeout. The session is kept by a thread (or by living in the owner's process),
+    so a handler may block the loop for as long as it wants.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def channels(self) -> frozenset[str]:
+        """The channels this member has now."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Delivered]: ...
+
+    async def __anext__(self) -> Delivered:
+        """The next entries of one of the channels; each channel gets its turn. Ends (no error) after `aclose` and when
+        the log is closed. Raises `PositionLost` when retention has cut the group off, unless it joined with
+        `reset_to`."""
+        ...
+
+    async def acknowledge(self, delivered: Delivered, ids: Sequence[bytes] | None = None) -> None:
+        """All that was delivered of the channel up to the end of `delivered` is done; with `ids` just those of its
+        entries. Durable when it returns. Raises `Fenced` when the channel went to another member meanwhile (it gets
+        the entries again), `InvalidRequest` for ids that are not in `delivered`."""
+        ...
+
+    async def commit(self, delivered: Sequence[Delivered], outputs: Sequence[Append]) -> list[bytes]:
+        """Append `outputs` and acknowledge `delivered`, cumulatively, in one commit: both happen or none. The ids of
+        the outputs, in order. Raises what `acknowledge` and `append_many` raise; after an error with `outcome_unknown`
+        leave and join again, which tells by the position what happened."""
+        ...
+
+    async def seek(self, channel: str, start: Start) -> None:
+        """Go on elsewhere in a channel that this member has, backward too: the group's position there is moved,
+        durably. What was delivered of it before cannot be acknowledged any more. Raises `Fenced`, `PositionLost`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Leave the group; its channels go to the others at once. A second call does nothing."""
+        ...
+
+
 class Wal(Protocol):
     """An open log. All coroutines may be cancelled at any time without harm to the log."""
 
@@ -143,7 +224,7 @@ class Wal(Protocol):
 
         Raises at once, having queued nothing: `MessageTooLarge`, `ChannelNotFound`, `Closed`, `JournalFailed`,
         `DiskPressure`, `Overloaded` (`limit` "pending_bytes": too much waits for the backend already; retry after a
-        pause), `NotYetSupported` (a process that may only read)."""
+        pause). Where the log is in another process these may come through `done` instead."""
         ...
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
@@ -177,6 +258,38 @@ class Wal(Protocol):
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         """Retention keeps `id` and all after it for `holder`, durably, until it moves on; None lets go. Where space
         runs out because of it, writes are refused (`DiskPressure`), never data removed."""
+        ...
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        """Become a member of a consumer group, made by its first member. The group's channels are divided among its
+        members, each channel with one member at a time; different groups each get everything.
+
+        `channels` are names, or patterns with `*` that also take channels created later. A group without a position in
+        a channel begins at `start`, in channels created after it joined always at the first entry. Where retention has
+        cut the group off, it goes on at `reset_to`, and a metric counts it; None raises `PositionLost`. A member whose
+        process shows no life for `session_timeout_s` loses its channels. Raises `InvalidRequest` (a bad name, an
+        ephemeral channel, a second group on a queue), `ChannelNotFound` for a name without `*`."""
+        ...
+
+    async def groups(self) -> list[GroupInfo]:
+        """All consumer groups that have positions or members, by name."""
+        ...
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        """Move a group's position in a channel that no member has now. Raises `InvalidRequest` while one has it,
+        `PositionLost`, `ChannelNotFound`."""
+        ...
+
+    async def drop_group(self, group: str) -> None:
+        """Forget the group's positions. Raises `InvalidRequest` while it has members. Absent is fine."""
         ...
 
     async def close(self) -> None:
