@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...runtime.errors import MessageTooLarge, TidewalError
 from ...runtime.wal import Durability, Entry, OnAppended, Payload
@@ -13,7 +13,10 @@ from .journal import Journal, Write
 from .live import Channel, make_batch, trim_ephemeral
 from .registry import Registry
 
+STAMP_BYTES, STAMP_ENTRY_BYTES = 128, 24  # what the record of a stamp may take, and for each entry
+
 Row = tuple[Channel, bytes | memoryview, int]  # the last is the timestamp
+Stamp = Callable[[list[bytes]], bytes]
 
 
 class Appender:
@@ -23,8 +26,20 @@ class Appender:
     def __init__(self, registry: Registry, journal: Journal, gate: Gate) -> None:
         self._registry, self._journal, self._gate = registry, journal, gate
 
-    def submit(self, entries: Sequence[tuple[str, Payload, int]], done: OnAppended) -> None:
-        """`Wal.submit`."""
+    def submit(
+        self,
+        entries: Sequence[tuple[str, Payload, int]],
+        done: OnAppended,
+        *,
+        records: Sequence[bytes] = (),
+        stamp: Stamp | None = None,
+    ) -> None:
+        """`Wal.submit`, with control records that are in the journal with the entries or not at all.
+
+        `stamp` makes one more record from the ids of the entries; it is called under the registry's lock and may not
+        raise. Each record has taken effect in the journal's table when `done` is called. A write with records is
+        acknowledged when it is durable, whatever the channels ask for.
+        """
         published: list[bytes] | None = None
         with self._registry.lock:
             self._gate.check_writable()
@@ -42,10 +57,15 @@ class Appender:
                 elif channel.queued:
                     behind = True
                 rows.append((channel, content, timestamp))
-            if size:
-                self._gate.check_room(size)
-            if size or behind:
-                published = self._queue(rows, size, done)
+            extra = sum([ROW_BYTES + len(record) for record in records])
+            if stamp is not None:
+                extra += ROW_BYTES + STAMP_BYTES + STAMP_ENTRY_BYTES * len(rows)
+            if size:  # records alone are taken when space is short: what is acknowledged may go
+                self._gate.check_space()
+            if size or extra:
+                self._gate.check_room(size + extra)
+            if size or extra or behind:
+                published = self._queue(rows, size, done, records, stamp)
             else:
                 published = _publish(rows)
         if published is not None:
@@ -59,6 +79,7 @@ class Appender:
             channel = registry.find(name)
             if channel.synced and type(payload) is bytes and len(payload) <= channel.policy.max_message_bytes:
                 size = len(payload) + ROW_BYTES
+                self._gate.check_space()
                 self._gate.check_room(size)
                 number, id = channel.number, channel.next_id
                 channel.next_id = id + 1
@@ -72,7 +93,9 @@ class Appender:
                 return
         self.submit(((name, payload, timestamp),), done)
 
-    def _queue(self, rows: list[Row], size: int, done: OnAppended) -> list[bytes] | None:
+    def _queue(
+        self, rows: list[Row], size: int, done: OnAppended, records: Sequence[bytes], stamp: Stamp | None
+    ) -> list[bytes] | None:
         """Make the rows part of the next commit; return the ids when they count as appended already."""
         write = Write(done, size)
         synced = written = False  # the strongest durability that any of the channels asks for
@@ -93,7 +116,11 @@ class Appender:
             write.entries.append((number, Entry(key, timestamp, payload)))
             write.rows.append(pack_row(number, len(payload), id, timestamp))
             write.bodies.append(payload)
-        write.early = bool(size) and not synced
+        if stamp is not None:
+            records = (*records, stamp(write.ids))
+        for record in records:
+            write.add_record(record, self._journal.wall_ms())
+        write.early = bool(size) and not synced and not records
         handed_over = write.early and not written
         if handed_over:
             write.done = _unheard

@@ -41,8 +41,7 @@ class Gate:
             )
 
     def check_room(self, size: int) -> None:
-        """Whether one commit of `size` bytes can be taken. Raises `DiskPressure`, `MessageTooLarge`, `Overloaded`."""
-        self.check_space()
+        """Whether one commit of `size` bytes can be taken. Raises `MessageTooLarge`, `Overloaded`."""
         if size > self._commit_bytes:
             raise MessageTooLarge(
                 f"one commit of {size} bytes is over what a segment holds ({self._commit_bytes})",

@@ -40,11 +40,11 @@ class Write:
     """What one submit asks for.
 
     `rows` and `bodies` go into the frame; `entries` and `loose` (of ephemeral channels) become visible with it, by
-    channel number. `early`: acknowledge before the sync. `size` counts rows and bodies. Not a dataclass: its default
+    channel number; `records` of control take effect with it. `early`: acknowledge before the sync. `size` counts rows and bodies. Not a dataclass: its default
     factories cost more than all else that is done for a small append.
     """
 
-    __slots__ = ("bodies", "creates", "done", "early", "entries", "ids", "loose", "record", "rows", "size")
+    __slots__ = ("bodies", "creates", "done", "early", "entries", "ids", "loose", "records", "rows", "size")
 
     def __init__(self, done: OnAppended, size: int = 0) -> None:
         self.done = done
@@ -55,8 +55,14 @@ class Write:
         self.entries: list[tuple[int, Entry]] = []
         self.loose: list[tuple[int, Entry]] = []
         self.early = False
-        self.record: bytes | None = None  # of control
-        self.creates = 0  # the number of the channel that the record creates
+        self.records: list[bytes] = []
+        self.creates = 0  # the number of the channel that a record creates
+
+    def add_record(self, record: bytes, wall_ms: int) -> None:
+        self.size += ROW_BYTES + len(record)
+        self.rows.append(pack_row(CONTROL, len(record), 0, wall_ms))
+        self.bodies.append(record)
+        self.records.append(record)
 
 
 Groups = dict[int, Batch]
@@ -106,6 +112,9 @@ class Journal:
     def pending_bytes(self) -> int:
         """What is queued and not yet being written."""
         return self._put_bytes - self._taken_bytes
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
 
     def put(self, write: Write) -> None:
         """Queue for the next commit. One thread at a time."""
@@ -209,8 +218,8 @@ class Journal:
 
     def _after(self, batch: list[Write], durable: Groups, place: tuple[int, int] | None) -> None:
         for write in batch:
-            if write.record is not None:
-                self.table.apply(write.record)
+            for record in write.records:
+                self.table.apply(record)
         self._deliver(durable, _grouped(write.loose for write in batch))
         _settle(batch)
         self._hubs.flush()
@@ -284,10 +293,9 @@ class Journal:
 
 def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) -> Write:
     """A write of one control record."""
-    write = Write(done, ROW_BYTES + len(record))
-    write.rows.append(pack_row(CONTROL, len(record), 0, wall_ms))
-    write.bodies.append(record)
-    write.record, write.creates = record, creates
+    write = Write(done)
+    write.add_record(record, wall_ms)
+    write.creates = creates
     return write
 
 

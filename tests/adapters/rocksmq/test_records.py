@@ -1,0 +1,92 @@
+"""Control records that ride with entries: in one frame with them, in force before the submitter hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidewal.adapters.rocksmq import channels as records
+from tidewal.runtime.errors import JournalFailed, MessageTooLarge
+from tidewal.runtime.wal import Append, ChannelPolicy, Durability
+
+PLAIN = ChannelPolicy()
+
+
+def submitted(store, entries, **more):
+    """Submit to the store's appender; a future of the ids and of what the table said when they were told."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def done(result):
+        heard = result, {state.name: dict(state.holds) for state in store._journal.table.by_number.values()}
+        loop.call_soon_threadsafe(future.set_result, heard)
+
+    store._appender.submit(entries, done, **more)
+    return future
+
+
+async def test_records_and_a_stamp_take_effect_before_done_and_survive(open_rocksmq):
+    store = await open_rocksmq()
+    await store.create_channel("a", PLAIN)
+    number = store.find("a").number
+    stamped = []
+
+    def stamp(ids):
+        assert store._registry.lock.locked()
+        stamped.extend(ids)
+        return records.hold(number, "stamp", int.from_bytes(ids[-1], "big"))
+
+    entries = [Append("a", b"1"), Append("a", b"2")]
+    two = [records.hold(number, "x", 1), records.hold(number, "y", 2)]
+    ids, holds = await submitted(store, entries, records=two, stamp=stamp)
+    expected = {"x": 1, "y": 2, "stamp": int.from_bytes(ids[-1], "big")}
+    assert stamped == ids and holds["a"] == expected
+    await store.close()
+    again = await open_rocksmq()
+    assert again.find("a").holds == expected
+    assert again.find("a").latest_id == ids[-1]
+
+
+@pytest.mark.parametrize("policy", [ChannelPolicy(ephemeral=True), ChannelPolicy(acks=Durability.NONE), None])
+async def test_records_are_durable_whatever_the_channels_ask_for(open_rocksmq, policy):
+    store = await open_rocksmq()
+    await store.create_channel("held", PLAIN)
+    if policy is not None:
+        await store.create_channel("b", policy)
+    number = store.find("held").number
+
+    def stamp(ids):
+        return records.hold(number, "x", 7 + len(ids))
+
+    entries = [Append("b", b"1")] if policy is not None else []
+    ids, holds = await submitted(store, entries, stamp=stamp)
+    assert len(ids) == len(entries) and holds["held"] == {"x": 7 + len(entries)}
+    if policy is not None:
+        assert store.find("b").latest_id == ids[0]
+    await store.close()
+    assert (await open_rocksmq()).find("held").holds == {"x": 7 + len(entries)}
+
+
+async def test_records_count_towards_what_a_commit_takes(open_rocksmq):
+    store = await open_rocksmq(segment_bytes=1024 * 1024)
+    await store.create_channel("a", PLAIN)
+    with pytest.raises(MessageTooLarge):
+        await submitted(store, [Append("a", b"1")], records=[bytes(1024 * 1024)])
+    with pytest.raises(MessageTooLarge):
+        await submitted(store, [], records=[bytes(1024 * 1024)])
+
+
+async def test_a_failed_sync_takes_the_records_with_the_entries(open_rocksmq, monkeypatch):
+    store = await open_rocksmq()
+    await store.create_channel("a", PLAIN)
+    number = store.find("a").number
+    good = store._disk.sync
+
+    def fail(file):
+        raise OSError(5, "no")
+
+    monkeypatch.setattr(store._disk, "sync", fail)
+    result, holds = await submitted(store, [Append("a", b"1")], records=[records.hold(number, "x", 1)])
+    monkeypatch.setattr(store._disk, "sync", good)
+    assert isinstance(result, JournalFailed) and result.outcome_unknown and holds["a"] == {}
