@@ -1,0 +1,100 @@
+"""What the journal knows of appends from other processes, so that a repeated one is recognised by any later owner.
+
+A client is a process with a random id that numbers its appends 1, 2, 3, …, and tells with each up to which number all
+are answered (`settled`). A record lies in the same frame as the entries of each append, so both are there or neither.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import msgpack
+
+CLIENT_EXPIRY_S = 3600.0  # a client that wrote nothing for so long is forgotten, unless it is one of the newest
+CLIENTS_KEPT = 256  # the clients that wrote last are not forgotten for their age: clocks may jump
+CLIENTS = 4096  # more are not remembered: those that wrote longest ago are forgotten
+
+
+class Wrote(NamedTuple):
+    """The result of one append: the first id in each of its channels, in the order in which its entries first name
+    them. Ids of one append are without gaps in each channel, so these are enough to tell them all."""
+
+    count: int  # of entries
+    firsts: Sequence[int]
+
+
+@dataclass(slots=True)
+class Client:
+    """`wrote` holds numbers above `settled`."""
+
+    settled: int = 0
+    wall_ms: int = 0
+    wrote: dict[int, Wrote] = field(default_factory=dict[int, Wrote])
+
+
+def wrote(client: bytes, number: int, settled: int, wall_ms: int, result: Wrote) -> bytes:
+    """The control record of an append."""
+    return cast(bytes, msgpack.packb(["wrote", client, number, settled, wall_ms, result.count, result.firsts]))
+
+
+class ClientTable:
+    """All clients as of one point in the journal. One thread at a time changes it, any thread may ask."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[bytes, Client] = OrderedDict()  # who wrote last is last
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def find(self, client: bytes) -> Client | None:
+        return self._clients.get(client)
+
+    def apply(self, client: bytes, number: int, settled: int, wall_ms: int, count: int, firsts: Sequence[int]) -> None:
+        """Let a record of `wrote` take effect. Expiry follows the records' own times, so it is the same whenever the
+        journal is read."""
+        known = self._clients.get(client)
+        if known is None:
+            known = self._clients[client] = Client()
+        else:
+            self._clients.move_to_end(client)
+        known.wall_ms = wall_ms
+        known.wrote[number] = Wrote(count, firsts)
+        if settled > known.settled:
+            known.settled = settled
+            forget_settled(known.wrote, settled)
+        self._expire(wall_ms)
+
+    def _expire(self, wall_ms: int) -> None:
+        while len(self._clients) > CLIENTS_KEPT:
+            oldest = next(iter(self._clients.values()))
+            if len(self._clients) <= CLIENTS and wall_ms - oldest.wall_ms <= CLIENT_EXPIRY_S * 1000:
+                return
+            self._clients.popitem(last=False)
+
+    def picture(self) -> list[object]:
+        """What a snapshot keeps."""
+        return [
+            [id, known.settled, known.wall_ms, [[number, *result] for number, result in known.wrote.items()]]
+            for id, known in self._clients.items()
+        ]
+
+    def restore(self, picture: Sequence[Any]) -> None:
+        """Become what `picture` pictured."""
+        self._clients = OrderedDict(
+            (id, Client(settled, wall_ms, {number: Wrote(count, firsts) for number, count, firsts in results}))
+            for id, settled, wall_ms, results in picture
+        )
+
+
+def forget_settled(by_number: dict[int, Any], settled: int) -> None:
+    """Remove the numbers up to `settled`, which come first: a client numbers its appends in their order."""
+    gone: list[int] = []
+    for number in by_number:
+        if number > settled:
+            break
+        gone.append(number)
+    for number in gone:
+        del by_number[number]
