@@ -40,15 +40,20 @@ class History:
         Raises `Gone` and `CorruptLog`."""
         entries: list[Entry] = []
         size = 0
-        for number, id, timestamp, payload, at in self._walk(channel, next_id, cursor):
-            if number != channel:  # the end of a frame
-                if size >= READ_BYTES or (entries and decode(entries[-1]) >= upto_id):
-                    return entries, at
-            elif next_id <= id <= upto_id:
-                entries.append(Entry(encode_id(id), timestamp, payload))
-                size += len(payload)
-            elif id > upto_id:
-                return entries, None
+        walk = Walk(self._segments, self._index, channel, next_id, cursor)
+        for frame, following in walk:
+            bodies, at = frame.bodies, 0
+            for number, length, id, timestamp in frame.raw_rows():
+                if number == channel:
+                    walk.reached = id
+                    if next_id <= id <= upto_id:
+                        entries.append(Entry(encode_id(id), timestamp, bodies[at : at + length]))
+                        size += length
+                at += length
+            if walk.reached >= upto_id:
+                return entries, following if entries else None
+            if size >= READ_BYTES:
+                return entries, following
         return entries, None
 
     def id_at(self, channel: int, timestamp: int, first_id: int) -> int | None:
@@ -57,42 +62,51 @@ class History:
         if place is not None and place.epoch < self._segments.first_epoch:
             place = None
         start = Cursor(place, place.offset) if place is not None else None
-        for number, id, found, _, _ in self._walk(channel, first_id, start):
-            if number == channel and id >= first_id and found >= timestamp:
-                return id
+        walk = Walk(self._segments, self._index, channel, first_id if start is None else 0, start)
+        for frame, _ in walk:
+            for number, _, id, found in frame.raw_rows():
+                if number == channel:
+                    walk.reached = id
+                    if id >= first_id and found >= timestamp:
+                        return id
         return None
 
-    def _walk(
-        self, channel: int, next_id: int, cursor: Cursor | None
-    ) -> Iterator[tuple[int, int, int, memoryview, Cursor | None]]:
-        """All rows of the channel from about `next_id` on; behind each frame one row of channel -1 with the cursor."""
-        nothing = memoryview(b"")
-        if cursor is None:
-            place = self._index.at_or_before(channel, next_id)
-            if place is None or not self._segments.holds(place.epoch):
-                place = self._first_after(channel, next_id)
-            cursor = Cursor(place, place.offset) if place is not None else None
+
+class Walk:
+    """The frames that may hold entries of a channel, from about `next_id` on, each with the cursor behind it.
+
+    Whoever iterates tells in `reached` the last id it has seen: where that is the last before the next index entry, the
+    walk goes there at once. So a channel with an entry here and there costs a few frames each, not all in between.
+    """
+
+    def __init__(self, segments: Segments, index: Index, channel: int, next_id: int, cursor: Cursor | None) -> None:
+        self.reached = next_id - 1
+        self._segments, self._index, self._channel = segments, index, channel
+        self._cursor = cursor or self._start(next_id)
+
+    def __iter__(self) -> Iterator[tuple[Frame, Cursor]]:
+        cursor = self._cursor
         while cursor is not None:
-            place, offset = cursor
-            with self._segments.reading(place.epoch, offset) as reading:
+            with self._segments.reading(cursor.place.epoch, cursor.offset) as reading:
                 if reading is None:
                     raise Gone
                 segment, scanner = reading
-                at_place: Place | None = place
-                while at_place is not None and at_place.epoch == segment.epoch:  # one scanner, and its buffer, for all
-                    place = at_place
-                    while scanner.offset < min(scanner.end, place.offset + SPAN_BYTES):
-                        frame = self._frame(segment, scanner)
-                        at = 0
-                        for number, length, id, timestamp in frame.raw_rows():
-                            if number == channel:
-                                yield number, id, timestamp, frame.bodies[at : at + length], None
-                            at += length
-                        yield -1, 0, 0, nothing, Cursor(place, frame.end)
-                    at_place = self._index.after(channel, place.id)
-                    if at_place is not None:
-                        scanner.offset = at_place.offset
-            cursor = Cursor(at_place, at_place.offset) if at_place is not None else None
+                while cursor is not None and cursor.place.epoch == segment.epoch:  # one scanner, one buffer, for all
+                    scanner.offset = cursor.offset
+                    following = self._index.after(self._channel, cursor.place.id)
+                    yield from self._span(segment, scanner, cursor.place, following)
+                    cursor = _begin(following)
+
+    def _span(
+        self, segment: Segment, scanner: Scanner, place: Place, following: Place | None
+    ) -> Iterator[tuple[Frame, Cursor]]:
+        """The frames that one index entry stands for."""
+        end = min(scanner.end, place.offset + SPAN_BYTES)
+        if following is not None and following.epoch == place.epoch:
+            end = min(end, following.offset)  # an index with shorter spans, or made in more than one life
+        while scanner.offset < end and (following is None or self.reached < following.id - 1):
+            frame = self._frame(segment, scanner)
+            yield frame, Cursor(place, frame.end)
 
     def _frame(self, segment: Segment, scanner: Scanner) -> Frame:
         frame = scanner.next()
@@ -103,12 +117,14 @@ class History:
         damaged = f"{segment.path} is damaged at offset {scanner.offset}"
         raise CorruptLog(damaged, path=segment.path, offset=scanner.offset)
 
-    def _first_after(self, channel: int, id: int) -> Place | None:
-        place = self._index.after(channel, id)
-        while place is not None and place.epoch < self._segments.first_epoch:
-            place = self._index.after(channel, place.id)
-        return place
+    def _start(self, next_id: int) -> Cursor | None:
+        place = self._index.at_or_before(self._channel, next_id)
+        if place is None or not self._segments.holds(place.epoch):
+            place = self._index.after(self._channel, next_id)
+            while place is not None and place.epoch < self._segments.first_epoch:
+                place = self._index.after(self._channel, place.id)
+        return _begin(place)
 
 
-def decode(entry: Entry) -> int:
-    return int.from_bytes(entry.id, "big")
+def _begin(place: Place | None) -> Cursor | None:
+    return Cursor(place, place.offset) if place is not None else None

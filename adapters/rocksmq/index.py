@@ -25,7 +25,7 @@ from typing import NamedTuple, cast
 import msgpack
 import rocksdict
 
-SPAN_BYTES = 64 * 1024  # one index entry per channel and this much journal
+SPAN_BYTES = 1024 * 1024  # one index entry per channel and this much journal
 FORMAT = b"1"
 
 _PLACE_KEY = Struct(">cIQ")
