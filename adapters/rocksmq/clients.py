@@ -22,7 +22,7 @@ class Wrote(NamedTuple):
     """The result of one append: the first id in each of its channels, in the order in which its entries first name
     them. Ids of one append are without gaps in each channel, so these are enough to tell them all."""
 
-    count: int  # of entries
+    total: int  # count of entries
     firsts: Sequence[int]
 
 
@@ -37,7 +37,7 @@ class Client:
 
 def wrote(client: bytes, number: int, settled: int, wall_ms: int, result: Wrote) -> bytes:
     """The control record of an append."""
-    return cast(bytes, msgpack.packb(["wrote", client, number, settled, wall_ms, result.count, result.firsts]))
+    return cast(bytes, msgpack.packb(["wrote", client, number, settled, wall_ms, result.total, result.firsts]))
 
 
 class ClientTable:
@@ -52,7 +52,7 @@ class ClientTable:
     def find(self, client: bytes) -> Client | None:
         return self._clients.get(client)
 
-    def apply(self, client: bytes, number: int, settled: int, wall_ms: int, count: int, firsts: Sequence[int]) -> None:
+    def apply(self, client: bytes, number: int, settled: int, wall_ms: int, total: int, firsts: Sequence[int]) -> None:
         """Let a record of `wrote` take effect. Expiry follows the records' own times, so it is the same whenever the
         journal is read."""
         known = self._clients.get(client)
@@ -61,7 +61,7 @@ class ClientTable:
         else:
             self._clients.move_to_end(client)
         known.wall_ms = wall_ms
-        known.wrote[number] = Wrote(count, firsts)
+        known.wrote[number] = Wrote(total, firsts)
         if settled > known.settled:
             known.settled = settled
             forget_settled(known.wrote, settled)
@@ -84,7 +84,7 @@ class ClientTable:
     def restore(self, picture: Sequence[Any]) -> None:
         """Become what `picture` pictured."""
         self._clients = OrderedDict(
-            (id, Client(settled, wall_ms, {number: Wrote(count, firsts) for number, count, firsts in results}))
+            (id, Client(settled, wall_ms, {number: Wrote(total, firsts) for number, total, firsts in results}))
             for id, settled, wall_ms, results in picture
         )
 
