@@ -27,17 +27,23 @@ if TYPE_CHECKING:
     from .runtime.settings import Settings
     from .runtime.stream import MsgStream
     from .runtime.tt_stream import TtMsgStream
-    from .runtime.wal import ChannelPolicy, Wal
+    from .runtime.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime, Wal
 
 _HOME = {
     "Actor": ".runtime.actor",
     "ActorSystem": ".runtime.actor",
     "Answer": ".actors.client",
+    "Append": ".runtime.wal",
     "ChannelPolicy": ".runtime.wal",
     "Client": ".actors.client",
     "CollectionSchema": ".runtime.schema",
+    "Delivery": ".runtime.wal",
+    "Durability": ".runtime.wal",
     "Factory": ".runtime.factory",
     "Field": ".runtime.schema",
+    "From": ".runtime.wal",
+    "FromId": ".runtime.wal",
+    "FromTime": ".runtime.wal",
     "HybridClock": ".runtime.clock",
     "MsgPack": ".runtime.messages",
     "MsgStream": ".runtime.stream",
@@ -61,11 +67,17 @@ __all__ = [
     "Actor",
     "ActorSystem",
     "Answer",
+    "Append",
     "ChannelPolicy",
     "Client",
     "CollectionSchema",
+    "Delivery",
+    "Durability",
     "Factory",
     "Field",
+    "From",
+    "FromId",
+    "FromTime",
     "HybridClock",
     "MsgPack",
     "MsgStream",
