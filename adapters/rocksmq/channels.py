@@ -1,22 +1,24 @@
 """What the journal says about channels: a table that the writer and recovery change by the same records.
 
-Control records (msgpack lists in channel number 0 of a frame) create and drop channels, truncate, hold, count lives
-("boots") of the directory, and snapshot the whole table. Each segment begins with a snapshot, so no older segment is
-needed to know the channels.
+Control records (msgpack lists in channel number 0 of a frame) create and drop channels, truncate, hold, move the
+positions of consumer groups, tell what other processes appended, count lives ("boots") of the directory, and snapshot
+the whole table. Each segment begins with a snapshot, so no older segment is needed to know the channels.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgpack
 
-from ...runtime.errors import InvalidRequest
+from ...runtime.errors import FormatTooNew, InvalidRequest
+from ...runtime.groups.progress import Change, Progress
 from ...runtime.remote import decode_policy, encode_policy
-from ...runtime.wal import ChannelPolicy
+from ...runtime.wal import ChannelPolicy, Delivery
+from .clients import ClientTable
 
 ID_BYTES = 8
 LIFE_SHIFT = 40  # ids of a life that may have forgotten some begin at `boot << LIFE_SHIFT`
@@ -52,11 +54,7 @@ class ChannelState:
     max_timestamp: int = 0
     truncated_to: int = 0  # ids below may go
     holds: dict[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def kept_from(self) -> int:
-        """Retention may not pass this id for a holder's sake."""
-        return min(self.holds.values(), default=1 << 63)
+    groups: dict[str, Progress] = field(default_factory=dict[str, Progress])
 
 
 def create(state: ChannelState) -> bytes:
@@ -75,6 +73,16 @@ def hold(number: int, holder: str, id: int | None) -> bytes:
     return _pack("hold", number, holder, id)
 
 
+def acked(number: int, change: Change) -> bytes:
+    """One step of a group in the channel with that number."""
+    return _pack("acked", number, change.group, change.upto, change.ids, change.reset)
+
+
+def forget(group: str) -> bytes:
+    """Remove a group's positions in all channels."""
+    return _pack("forget", group)
+
+
 def boot(number: int) -> bytes:
     return _pack("boot", number)
 
@@ -88,23 +96,30 @@ class ChannelTable:
 
     def __init__(self) -> None:
         self.by_number: dict[int, ChannelState] = {}
+        self.clients = ClientTable()
         self.next_number = 1
         self.boot = 0
         self.floor = 0  # no dropped channel ever gave out a higher id
         self.wall_ms = 0  # when the last snapshot was taken
 
     def apply(self, body: bytes | memoryview) -> None:
-        """Let one control record take effect."""
+        """Let one control record take effect. Raises `FormatTooNew` for one that this version does not know."""
         kind, *arguments = cast("list[Any]", msgpack.unpackb(body))
         effects: dict[str, Callable[..., None]] = {
             "create": self._create,
             "drop": self._drop,
             "truncate": self._truncate,
             "hold": self._hold,
+            "acked": self._acked,
+            "forget": self._forget,
+            "wrote": self.clients.apply,
             "boot": self._boot,
             "snapshot": self._restore,
         }
-        effects[kind](*arguments)
+        effect = effects.get(kind)
+        if effect is None:
+            raise FormatTooNew(f"the journal has records of a kind that this Tidewal does not know: {kind!r}")
+        effect(*arguments)
 
     def _create(self, number: int, name: str, policy: dict[str, Any], floor: int) -> None:
         self.by_number[number] = ChannelState(number, name, decode_policy(policy), floor, last_id=floor)
@@ -127,6 +142,20 @@ class ChannelTable:
         else:
             state.holds[holder] = id
 
+    def _acked(self, number: int, group: str, upto: bytes | None, ids: Sequence[bytes], reset: bool) -> None:
+        if (state := self.by_number.get(number)) is None:
+            return
+        progress = state.groups.get(group)
+        if progress is None:
+            progress = state.groups[group] = Progress()
+        progress.apply(Change(group, state.name, upto, tuple(ids), reset))
+
+    def _forget(self, group: str) -> None:
+        for state in self.by_number.values():
+            progress = state.groups.pop(group, None)
+            if progress is not None and state.policy.delivery is Delivery.QUEUE and progress.acked_to:
+                self._truncate(state.number, decode_id(progress.acked_to) + 1)  # what a queue has delivered is gone
+
     def _boot(self, number: int) -> None:
         self.boot = max(self.boot, number)
 
@@ -139,8 +168,19 @@ class ChannelTable:
 
     def snapshot(self, wall_ms: int) -> bytes:
         """The record that begins a segment; `wall_ms` bounds the age of all that lies before it."""
+        policies: dict[ChannelPolicy, int] = {}
         channels = [
-            [s.number, s.name, encode_policy(s.policy), s.floor, s.last_id, s.max_timestamp, s.truncated_to, s.holds]
+            [
+                s.number,
+                s.name,
+                policies.setdefault(s.policy, len(policies)),
+                s.floor,
+                s.last_id,
+                s.max_timestamp,
+                s.truncated_to,
+                s.holds,
+                {group: [progress.acked_to, _runs(progress.acked)] for group, progress in s.groups.items()},
+            ]
             for s in self.by_number.values()
         ]
         picture = {
@@ -148,14 +188,40 @@ class ChannelTable:
             "boot": self.boot,
             "floor": self.floor,
             "wall_ms": wall_ms,
+            "policies": [encode_policy(policy) for policy in policies],
             "channels": channels,
+            "clients": self.clients.picture(),
         }
         return _pack("snapshot", picture)
 
     def _restore(self, picture: dict[str, Any]) -> None:
+        """Also from pictures without groups and clients, in which each channel carries its own policy."""
         self.next_number, self.boot = picture["next_number"], picture["boot"]
         self.floor, self.wall_ms = picture["floor"], picture["wall_ms"]
-        self.by_number = {
-            number: ChannelState(number, name, decode_policy(policy), *rest)
-            for number, name, policy, *rest in picture["channels"]
-        }
+        policies = [decode_policy(policy) for policy in picture.get("policies", ())]
+        self.by_number = {}
+        for number, name, policy, floor, last_id, max_timestamp, truncated_to, holds, *groups in picture["channels"]:
+            known = policies[policy] if isinstance(policy, int) else decode_policy(policy)
+            state = ChannelState(number, name, known, floor, last_id, max_timestamp, truncated_to, holds)
+            for group, (acked_to, runs) in groups[0].items() if groups else ():
+                state.groups[group] = Progress(acked_to, set(_in_runs(runs)))
+            self.by_number[number] = state
+        self.clients.restore(picture.get("clients", ()))
+
+
+def _runs(ids: Iterable[bytes]) -> list[int]:
+    """Ids as runs without gaps: first and count, first and count, …"""
+    runs: list[int] = []
+    end = -1
+    for number in sorted(decode_id(id) for id in ids):
+        if number != end:
+            runs += (number, 0)
+        runs[-1] += 1
+        end = number + 1
+    return runs
+
+
+def _in_runs(runs: Sequence[int]) -> Iterable[bytes]:
+    for first, count in zip(runs[::2], runs[1::2], strict=True):
+        for number in range(first, first + count):
+            yield encode_id(number)

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...runtime.wal import ChannelPolicy, Durability, Entry
+from ...runtime.groups.progress import Progress
+from ...runtime.wal import ChannelPolicy, Delivery, Durability, Entry
 from .channels import ChannelState, decode_id, encode_id
 from .wakeup import Hub
 
@@ -111,6 +112,7 @@ class Channel:
     tail: Tail
     truncated_to: int = 0
     holds: dict[str, int] = field(default_factory=dict[str, int])
+    groups: dict[str, Progress] = field(default_factory=dict[str, Progress])  # the journal's table changes it
     queued: int = 0  # entries of an ephemeral channel that wait for a commit they belong to
     created: bool = True
     dropped: bool = False
@@ -125,9 +127,19 @@ class Channel:
         return min(self.holds.values(), default=1 << 63)
 
     @property
+    def done_to(self) -> int:
+        """Consumer groups need nothing up to this id, all of them; 0 without groups and where groups do not matter."""
+        if self.policy.delivery is Delivery.KEEP:
+            return 0
+        return min([int.from_bytes(group.acked_to, "big") for group in list(self.groups.values())], default=0)
+
+    @property
     def first_id(self) -> int:
-        """The first id that counts: neither removed nor, unless somebody holds it, truncated."""
-        return max(self.removed_to + 1, min(self.truncated_to, self.kept_from))
+        """The first id that counts: neither removed nor, unless somebody holds it, truncated or done in a queue."""
+        first_needed = self.truncated_to
+        if self.policy.delivery is Delivery.QUEUE:
+            first_needed = max(first_needed, self.done_to + 1)
+        return max(self.removed_to + 1, min(first_needed, self.kept_from))
 
     @property
     def first_visible(self) -> int:
@@ -169,6 +181,7 @@ def channel_of(state: ChannelState, base: int, removed_to: int) -> Channel:
         tail=Tail(last, state.max_timestamp),
         truncated_to=state.truncated_to,
         holds=dict(state.holds),
+        groups=state.groups,
     )
 
 

@@ -44,14 +44,16 @@ class Management:
     def _create(self, name: str, policy: ChannelPolicy, done: OnAppended) -> None:
         channel, state = self._registry.add(name, policy)
 
-        def created(result: list[bytes] | TidewalError) -> None:
-            channel.created = True
+        def settled(result: list[bytes] | TidewalError) -> None:
             if isinstance(result, TidewalError):
                 with self._registry.lock:
                     self._registry.remove(channel)
+            elif (created := self._journal.table.by_number.get(state.number)) is not None:
+                channel.groups = created.groups
+            channel.created = True
             done(result)
 
-        self._put(records.create(state), created, creates=state.number)
+        self._put(records.create(state), settled, creates=state.number)
 
     async def drop(self, name: str) -> None:
         future, done = self._hubs.promise()
