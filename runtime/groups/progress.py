@@ -40,7 +40,8 @@ class Progress:
 
 class GroupBackend(Protocol):
     """What the coordinator asks of the log it lives in. Nothing here blocks; it is called under the coordinator's lock,
-    from any thread, and must not call back into the coordinator from within (from `done` it may)."""
+    from any thread, and must not call back into the coordinator from within (from `done` it may). So the backend must
+    not call the coordinator while it holds a lock that one of these methods takes."""
 
     def channels(self) -> Collection[str]:
         """The names of the durable channels there are."""
@@ -52,6 +53,11 @@ class GroupBackend(Protocol):
 
     def progress(self, channel: str) -> Mapping[str, Progress]:
         """By group, the positions in a channel, as far as they are durable. Raises `ChannelNotFound`."""
+        ...
+
+    def begin(self, channel: str) -> bytes:
+        """The id just before the first entry that is kept (or will come, while the channel is empty): a group that
+        starts there is told when retention removes entries that it has not had. Raises `ChannelNotFound`."""
         ...
 
     def end(self, channel: str) -> bytes:

@@ -1,0 +1,488 @@
+"""Decide who reads which channel of a consumer group, and let only that member move the group's position.
+
+One coordinator lives beside the log, in its owner. Who is a member is kept in memory only: after a change of owner the
+members join again. Positions are durable in the log (`GroupBackend`). A lease names one spell of one member with one
+channel, and is unique over all lives of the log; a lease that is over moves nothing (`Fenced`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
+
+from ..clock import Clock
+from ..errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Overloaded, TidewalError
+from ..wal import Append, Delivery, From, GroupInfo, OnAppended
+from .link import Ack, Share, Shares
+from .membership import Group, Member, Seat
+from .progress import Change, GroupBackend, Progress
+from .section import Section
+from .subscriptions import Subscription, check_name
+
+MAX_GROUPS = 1_000
+MAX_MEMBERS_PER_GROUP = 1_000
+MAX_SINGLE_ACKS = 10_000  # per channel and group, above what is acknowledged cumulatively
+HAND_OVER_S = 30.0
+
+Done: TypeAlias = Callable[[TidewalError | None], None]
+
+
+def _nothing() -> None:
+    pass
+
+
+class Coordinator:
+    """Pure state behind one lock. No method blocks; any thread may call. What cannot be is raised at once, what turns
+    out later comes through `done`, which may be called on any thread and before the method returns.
+
+    `watch` is called when `expire` gets something to wait for; whoever calls `expire` all the time needs none.
+    """
+
+    def __init__(self, clock: Clock, backend: GroupBackend, boot: int, *, watch: Callable[[], None] = _nothing) -> None:
+        self._clock = clock
+        self._backend = backend
+        self._watch = watch
+        self._numbers = itertools.count((boot << 32) + 1)
+        self._section = Section()
+        self._groups: dict[str, Group] = {}
+        self._known: frozenset[str] = frozenset()  # channels
+        self._closed = False
+
+    def join(
+        self,
+        group: str,
+        member: str,
+        channels: Sequence[str],
+        start: From,
+        session_timeout_s: float | None,
+        changed: Callable[[], None],
+        done: Done,
+        *,
+        hand_over_s: float = HAND_OVER_S,
+    ) -> None:
+        """Make `member` one of the group; as it joins again, what it had is taken from it.
+
+        Without a session (None: it lives in this process) `hand_over_s` says how long it may keep a channel that is
+        wanted back, otherwise the session timeout does. `changed` is called, on any thread, when `shares` would answer
+        something new. `done` is called once the first positions are durable. Patterns pass over queues that belong to
+        another group. Raises `InvalidRequest`, `ChannelNotFound` and `Overloaded` (`limit`: "groups",
+        "members_per_group", "subscriptions", "patterns")."""
+        check_name("group", group)
+        check_name("member", member)
+        subscription = Subscription(channels)
+        if session_timeout_s is not None and not session_timeout_s > 0:
+            raise InvalidRequest(f"a session timeout of {session_timeout_s} s leaves no time for a session")
+        hand_over_s = hand_over_s if session_timeout_s is None else session_timeout_s
+        joining = Member(member, subscription, session_timeout_s, hand_over_s, self._clock.monotonic(), changed)
+        with self._section:
+            self._check_open()
+            for channel in sorted(subscription.names):
+                self._check_channel(group, channel)
+            self._notice_channels()
+            found = self._group(group)
+            self._admit(found, joining)
+            found.subscribe((channel for channel in self._known if self._may_read(group, channel)), joining, start)
+
+            def positioned(error: TidewalError | None) -> None:
+                if error is not None:
+                    self._remove(found, joining)
+                done(error)
+
+            self._rebalance(found, positioned)
+
+    def beat(self, group: str, member: str) -> None:
+        """Note that the member lives."""
+        with self._section:
+            found = self._groups.get(group)
+            if found is not None and member in found.members:
+                found.members[member].seen_alive = self._clock.monotonic()
+
+    def shares(self, group: str, member: str) -> Shares:
+        """What the member has. Raises `Fenced` for an unknown member: it must join again."""
+        with self._section:
+            found, asking = self._find(group, member)
+            held: dict[str, Share] = {}
+            for channel in sorted(asking.held):
+                progress = self._positions(channel).get(group, Progress())
+                held[channel] = Share(found.seats[channel].lease, progress.acked_to, frozenset(progress.acked))
+            wanted = frozenset(channel for channel in held if found.seats[channel].wanted_since is not None)
+            return Shares(asking.version, held, wanted)
+
+    def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append], done: OnAppended) -> None:
+        """Append `outputs` and store what is done, in one commit. No channel of it goes to another member before that
+        is decided. Raises `Fenced` for a lease that is over, `Overloaded` (`limit` "single_acks") and what
+        `Wal.submit` raises; nothing was queued then."""
+        with self._section:
+            found, _ = self._find(group, member)
+            seats = [self._seat(found, member, ack.channel, ack.lease) for ack in acks]
+            for ack, seat in zip(acks, seats, strict=True):
+                self._check_ack(group, ack, seat)
+            changes = [Change(group, ack.channel, ack.upto, tuple(ack.ids)) for ack in acks]
+
+            def count(sign: int) -> None:
+                for ack, seat in zip(acks, seats, strict=True):
+                    seat.single_acks_in_flight += sign * len(ack.ids)
+
+            def committed(result: list[bytes] | TidewalError) -> None:
+                count(-1)
+                self._section.after(partial(done, result))
+
+            count(+1)
+            try:
+                self._commit(found, seats, outputs, changes, committed)
+            except TidewalError:
+                count(-1)
+                raise
+
+    def release(self, group: str, member: str, channel: str, lease: int) -> None:
+        """Take the channel from the member; it goes to whom it is meant for. A lease that is over is fine."""
+        with self._section:
+            found = self._groups.get(group)
+            seat = None if found is None else found.seats.get(channel)
+            if found is not None and seat is not None and seat.holder == member and seat.lease == lease:
+                self._vacate(found, seat)
+                self._settle(found, [channel])
+
+    def seek(self, group: str, member: str, channel: str, lease: int, upto: bytes, done: Done) -> None:
+        """Move the position to `upto`, backward too. The lease is over; the member gets the channel again under a new
+        one, also when storing the position failed. Raises `Fenced`, and `InvalidRequest` for an id past the end."""
+        with self._section:
+            found, _ = self._find(group, member)
+            seat = self._seat(found, member, channel, lease)
+            self._check_ids(channel, [upto])
+            self._vacate(found, seat)
+            self._move(found, seat, upto, done)
+
+    def leave(self, group: str, member: str) -> None:
+        """End the membership; the others get the channels at once. An unknown member is fine."""
+        with self._section:
+            found = self._groups.get(group)
+            leaving = None if found is None else found.members.get(member)
+            if found is not None and leaving is not None:
+                self._remove(found, leaving)
+
+    def seek_group(self, group: str, channel: str, upto: bytes, done: Done) -> None:
+        """Move the position of a group in a channel that no member has. Raises `InvalidRequest` while one has it, and
+        what `join` raises for a group and channel that do not go together."""
+        check_name("group", group)
+        with self._section:
+            self._check_open()
+            self._check_channel(group, channel)
+            self._check_ids(channel, [upto])
+            self._notice_channels()
+            found = self._group(group)
+            seat = found.seats.setdefault(channel, Seat(channel, From.EARLIEST))
+            if seat.holder is not None:
+                raise InvalidRequest(f"member {seat.holder} has {channel} now: seek there, or let it leave first")
+            self._move(found, seat, upto, done)
+
+    def drop_group(self, group: str, done: Done) -> None:
+        """Forget the positions of a group. Raises `InvalidRequest` while it has members; absent is fine."""
+        check_name("group", group)
+        with self._section:
+            self._check_open()
+            found = self._group(group)
+            if found.members or found.forgetting:
+                raise InvalidRequest(f"group {group} has {len(found.members)} members: let them leave first")
+            found.forgetting = True
+
+            def forgotten(result: list[bytes] | TidewalError) -> None:
+                with self._section:
+                    found.forgetting = False
+                    self._section.after(partial(done, result if isinstance(result, TidewalError) else None))
+                    self._settle(found, list(found.moving))
+
+            try:
+                self._backend.forget(group, forgotten)
+            except TidewalError:
+                found.forgetting = False
+                self._tidy(found)
+                raise
+
+    def groups(self) -> list[GroupInfo]:
+        """All groups that have positions or members, by name."""
+        with self._section:
+            self._check_open()
+            positions: dict[str, dict[str, bytes | None]] = {name: {} for name in self._groups}
+            for channel in sorted(self._backend.channels()):
+                for group, progress in list(self._positions(channel).items()):
+                    positions.setdefault(group, {})[channel] = progress.acked_to or None
+            infos = [GroupInfo(name, at, self._members(name)) for name, at in sorted(positions.items())]
+            return [info for info in infos if info.positions or info.members]
+
+    def channels_changed(self) -> None:
+        """Give new channels to the groups whose patterns take them, from their first entry on, and take dropped ones
+        away. To be called after each creation and each drop (between a drop and a creation of the same name too)."""
+        with self._section:
+            if self._groups and not self._closed:
+                self._notice_channels()
+
+    def expire(self) -> None:
+        """End sessions that show no life, take channels back that were wanted for too long, and try again to store
+        first positions that could not be stored. To be called about twice a second."""
+        with self._section:
+            now = self._clock.monotonic()
+            for group in list(self._groups.values()):
+                for member in list(group.members.values()):
+                    timeout_s = member.session_timeout_s
+                    if timeout_s is not None and now - member.seen_alive > timeout_s:
+                        self._remove(group, member)
+                for seat in [group.seats[channel] for channel in sorted(group.moving)]:
+                    holder = None if seat.holder is None else group.members[seat.holder]
+                    if holder is not None and now - (seat.wanted_since or now) >= holder.hand_over_s:
+                        self._vacate(group, seat)
+                self._settle(group, sorted(group.moving))
+
+    @property
+    def quiet(self) -> bool:
+        """`expire` has nothing to wait for."""
+        with self._section:
+            return not any(
+                group.moving or any(member.session_timeout_s is not None for member in group.members.values())
+                for group in self._groups.values()
+            )
+
+    def close(self) -> None:
+        """Wake everybody who waits; from now on every call but `leave`, `release` and `beat` raises `Closed`."""
+        with self._section:
+            self._closed = True
+            for group in self._groups.values():
+                for member in group.members.values():
+                    self._touch(member)
+
+    # ---- who has what: called within the section --------------------------------------------------------------------
+
+    def _admit(self, group: Group, member: Member) -> None:
+        before = group.members.get(member.id)
+        if before is None and len(group.members) >= MAX_MEMBERS_PER_GROUP:
+            raise Overloaded(f"group {group.name} has {MAX_MEMBERS_PER_GROUP} members", limit="members_per_group")
+        if before is not None:
+            for channel in list(before.held):
+                self._vacate(group, group.seats[channel])
+            group.unsubscribe(before)
+        group.members[member.id] = member
+        self._touch(member)
+
+    def _remove(self, group: Group, member: Member) -> None:
+        """Take a member out, unless it has joined again meanwhile."""
+        with self._section:
+            if group.members.get(member.id) is not member:
+                return
+            for channel in list(member.held):
+                self._vacate(group, group.seats[channel])
+            del group.members[member.id]
+            group.unsubscribe(member)
+            self._rebalance(group)
+
+    def _rebalance(self, group: Group, then: Done | None = None) -> None:
+        group.divide()
+        for seat in group.seats.values():
+            if seat.holder is None:
+                continue
+            wanted = seat.holder != seat.target
+            if wanted != (seat.wanted_since is not None):
+                seat.wanted_since = self._clock.monotonic() if wanted else None
+                self._touch(group.members[seat.holder])
+        self._settle(group, sorted(group.moving), then)
+
+    def _settle(self, group: Group, channels: Iterable[str], then: Done | None = None) -> None:
+        """Give channels that nobody has to those they are meant for. Where the group has no position yet, that is
+        stored first; `then` hears of it."""
+        starting: list[Seat] = []
+        for channel in channels:
+            seat = group.seats.get(channel)
+            if seat is None or seat.holder is not None or seat.commits_in_flight or group.forgetting:
+                continue
+            if seat.target is None:
+                group.moving.discard(channel)
+                del group.seats[channel]
+            elif group.name in self._positions(channel):
+                self._grant(group, seat, group.members[seat.target])
+            else:
+                starting.append(seat)
+        if group.moving:
+            self._section.after(self._watch)
+        if starting:
+            self._start(group, starting, then)
+        elif then is not None:
+            self._section.after(partial(then, None))
+        self._tidy(group)
+
+    def _start(self, group: Group, seats: Sequence[Seat], then: Done | None) -> None:
+        """Store where the group begins. A failure that no `then` hears of is not lost: `expire` tries again."""
+
+        def started(result: list[bytes] | TidewalError) -> None:
+            if then is not None:
+                self._section.after(partial(then, result if isinstance(result, TidewalError) else None))
+
+        changes: list[Change] = []
+        for seat in seats:
+            with suppress(ChannelNotFound):  # dropped just now: `channels_changed` takes it away
+                at = self._backend.end if seat.start is From.LATEST else self._backend.begin
+                changes.append(Change(group.name, seat.channel, at(seat.channel), reset=True))
+        try:
+            self._commit(group, [group.seats[change.channel] for change in changes], [], changes, started)
+        except TidewalError as error:
+            started(error)
+
+    def _grant(self, group: Group, seat: Seat, member: Member) -> None:
+        seat.holder, seat.lease, seat.wanted_since = member.id, next(self._numbers), None
+        group.moving.discard(seat.channel)
+        member.held.add(seat.channel)
+        self._touch(member)
+
+    def _vacate(self, group: Group, seat: Seat) -> None:
+        if seat.holder is not None:
+            holder = group.members[seat.holder]
+            holder.held.discard(seat.channel)
+            self._touch(holder)
+        seat.holder, seat.lease, seat.wanted_since = None, 0, None
+        group.moving.add(seat.channel)
+
+    def _touch(self, member: Member) -> None:
+        member.version = next(self._numbers)
+        self._section.after(member.changed)
+
+    def _notice_channels(self) -> None:
+        now = frozenset(self._backend.channels())
+        new, gone = sorted(now - self._known), self._known - now
+        self._known = now
+        for group in list(self._groups.values()) if new or gone else ():
+            gone_here = gone & group.seats.keys()
+            for channel in gone_here:
+                self._vacate(group, group.seats[channel])
+                group.moving.discard(channel)
+                del group.seats[channel]
+            new_here = [channel for channel in new if self._may_read(group.name, channel)]
+            for member in group.members.values():
+                group.subscribe(new_here, member, From.EARLIEST)
+            if gone_here or not group.seats.keys().isdisjoint(new_here):
+                self._rebalance(group)
+
+    # ---- commits ----------------------------------------------------------------------------------------------------
+
+    def _commit(
+        self,
+        group: Group,
+        seats: Sequence[Seat],
+        outputs: Sequence[Append],
+        changes: Sequence[Change],
+        then: Callable[[list[bytes] | TidewalError], None],
+    ) -> None:
+        """Commit, and let none of the seats change hands before it is decided. `then` is called within the section."""
+        for seat in seats:
+            seat.commits_in_flight += 1
+
+        def decided(result: list[bytes] | TidewalError) -> None:
+            failed = isinstance(result, TidewalError)
+            with self._section:
+                for seat in seats:
+                    seat.commits_in_flight -= 1
+                then(result)
+                # After a failure a first position is not tried again at once, but by `expire`.
+                still = [seat.channel for seat in seats if group.seats.get(seat.channel) is seat]
+                self._settle(group, [name for name in still if not failed or group.name in self._positions(name)])
+
+        try:
+            self._backend.commit(outputs, changes, decided)
+        except TidewalError:
+            for seat in seats:
+                seat.commits_in_flight -= 1
+            self._tidy(group)
+            raise
+
+    def _move(self, group: Group, seat: Seat, upto: bytes, done: Done) -> None:
+        def moved(result: list[bytes] | TidewalError) -> None:
+            self._section.after(partial(done, result if isinstance(result, TidewalError) else None))
+
+        change = Change(group.name, seat.channel, upto, reset=True)
+        try:
+            self._commit(group, [seat], [], [change], moved)
+        except TidewalError:
+            self._settle(group, [seat.channel])
+            raise
+
+    # ---- looking things up, and checking them -----------------------------------------------------------------------
+
+    def _group(self, name: str) -> Group:
+        found = self._groups.get(name)
+        if found is None:
+            known = set(self._groups).union(*(self._positions(channel) for channel in self._backend.channels()))
+            if name not in known and len(known) >= MAX_GROUPS:
+                raise Overloaded(f"there are {MAX_GROUPS} groups: drop one that is not used", limit="groups")
+            found = self._groups[name] = Group(name)
+        return found
+
+    def _tidy(self, group: Group) -> None:
+        if group.settled and self._groups.get(group.name) is group:
+            del self._groups[group.name]
+
+    def _find(self, group: str, member: str) -> tuple[Group, Member]:
+        self._check_open()
+        found = self._groups.get(group)
+        if found is None or member not in found.members:
+            raise Fenced(f"{member} is no member of group {group} (any more): join again", group=group, member=member)
+        asking = found.members[member]
+        asking.seen_alive = self._clock.monotonic()
+        return found, asking
+
+    def _seat(self, group: Group, member: str, channel: str, lease: int) -> Seat:
+        seat = group.seats.get(channel)
+        if seat is None or seat.holder != member or seat.lease != lease:
+            raise Fenced(
+                f"{channel} was taken from {member} of group {group.name}: its entries are delivered again",
+                channel=channel,
+                term=lease,
+            )
+        return seat
+
+    def _positions(self, channel: str) -> Mapping[str, Progress]:
+        try:
+            return self._backend.progress(channel)
+        except ChannelNotFound:
+            return {}
+
+    def _members(self, group: str) -> dict[str, frozenset[str]]:
+        found = self._groups.get(group)
+        return {} if found is None else {name: frozenset(found.members[name].held) for name in sorted(found.members)}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the log is closed")
+
+    def _check_channel(self, group: str, channel: str) -> None:
+        if self._backend.policy(channel).ephemeral:
+            raise InvalidRequest(f"channel {channel} is ephemeral: it keeps nothing to have a position in")
+        if not self._may_read(group, channel):
+            raise InvalidRequest(f"channel {channel} is a queue, and belongs to another group")
+
+    def _may_read(self, group: str, channel: str) -> bool:
+        """A queue belongs to the first group that has a position in it or asks for it."""
+        try:
+            if self._backend.policy(channel).delivery is not Delivery.QUEUE:
+                return True
+        except ChannelNotFound:
+            return False
+        asking = (name for name, other in self._groups.items() if channel in other.seats)
+        return not {*self._positions(channel), *asking} - {group}
+
+    def _check_ids(self, channel: str, ids: Iterable[bytes]) -> None:
+        end = self._backend.end(channel)
+        if any(id > end for id in ids):
+            raise InvalidRequest(f"an id lies past the end of channel {channel}")
+
+    def _check_ack(self, group: str, ack: Ack, seat: Seat) -> None:
+        self._check_ids(ack.channel, [*ack.ids] if ack.upto is None else [*ack.ids, ack.upto])
+        progress = self._positions(ack.channel).get(group, Progress())
+        count = len(progress.acked) + seat.single_acks_in_flight + len(ack.ids)
+        if ack.ids and count > MAX_SINGLE_ACKS:
+            passed = 0 if ack.upto is None else sum(id <= ack.upto for id in progress.acked)
+            if count - passed > MAX_SINGLE_ACKS:
+                raise Overloaded(
+                    f"group {group} has {MAX_SINGLE_ACKS} single acknowledgements in {ack.channel} behind an entry that"
+                    f" is not acknowledged; acknowledge that one",
+                    limit="single_acks",
+                )

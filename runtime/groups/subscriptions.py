@@ -1,0 +1,44 @@
+"""Which channels a member asks for: names, and patterns with `*`."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+
+from ..errors import InvalidRequest, Overloaded
+
+MAX_SUBSCRIPTIONS = 10_000  # names and patterns of one member
+MAX_PATTERNS = 100  # of them with `*`: each is matched against each channel
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
+_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,250}")
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise `InvalidRequest` unless it can name a group or member."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{what} {name!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
+
+
+class Subscription:
+    """What one member asks for. Raises `InvalidRequest` for what names no channel, `Overloaded` (`limit`
+    "subscriptions" or "patterns") for too much of it."""
+
+    def __init__(self, channels: Sequence[str]) -> None:
+        if isinstance(channels, str) or not channels:
+            raise InvalidRequest("a member subscribes to a list of at least one channel name or pattern")
+        if len(channels) > MAX_SUBSCRIPTIONS:
+            raise Overloaded(f"a member may name {MAX_SUBSCRIPTIONS} channels; use a pattern", limit="subscriptions")
+        for channel in channels:
+            if not _PATTERN.fullmatch(channel):
+                raise InvalidRequest(f"channel {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ - *")
+        self.names = frozenset(channel for channel in channels if "*" not in channel)
+        patterns = sorted({channel for channel in channels if "*" in channel})
+        if len(patterns) > MAX_PATTERNS:
+            raise Overloaded(f"a member may use {MAX_PATTERNS} patterns", limit="patterns")
+        self._patterns = [re.compile(fnmatch.translate(pattern)) for pattern in patterns]
+
+    def takes(self, channel: str) -> bool:
+        """Say whether the channel is asked for."""
+        return channel in self.names or any(pattern.match(channel) for pattern in self._patterns)
