@@ -15,12 +15,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
+from typing import NamedTuple
 
 import xxhash
 
 from ...runtime.disk import Disk, write_all
 from ...runtime.errors import CorruptLog, FormatTooNew
-from .frame import Scanner
+from .frame import READ_BYTES, Scanner
 
 VERSION = 1
 HEADER_BYTES = 4096
@@ -33,6 +34,15 @@ ZERO_SYNC_BYTES = 8 * ZERO_BYTES  # so that one huge sync of zeros never stands 
 _HEADER = Struct("<8sIIQQQ")
 _CHECKSUM = Struct("<Q")
 _MAGIC = b"TIDEWAL\n"
+
+
+class Header(NamedTuple):
+    """What a segment says of itself."""
+
+    version: int
+    epoch: int
+    salt: int
+    size: int
 
 
 @dataclass(slots=True)
@@ -102,13 +112,12 @@ class Segments:
             head = self._disk.read(file, HEADER_BYTES, 0)
             if len(head) < HEADER_BYTES:
                 raise CorruptLog(f"{path} is shorter than its header", path=path, offset=0)
-            magic, version, _, epoch, salt, size = _HEADER.unpack_from(head)
-            good = magic == _MAGIC and _checksum(head) == _CHECKSUM.unpack_from(head, _HEADER.size)[0]
+            (version, epoch, salt, size), good = decode_header(head)
             if good and version > VERSION:
                 raise FormatTooNew(
                     f"{path} has format {version}, this Tidewal reads up to {VERSION}", found=version, supported=VERSION
                 )
-            if not good or os.path.basename(path) != _name(epoch):
+            if not good or os.path.basename(path) != segment_name(epoch):
                 raise CorruptLog(f"the header of {path} is damaged", path=path, offset=0)
         except BaseException:
             self._disk.close(file)
@@ -146,9 +155,9 @@ class Segments:
             if not recycled:
                 self._fill(file)
             salt = int.from_bytes(os.urandom(8), "little")
-            write_all(self._disk, file, [_encode_header(epoch, salt, self._segment_bytes)], 0)
+            write_all(self._disk, file, [encode_header(Header(VERSION, epoch, salt, self._segment_bytes))], 0)
             self._disk.sync(file)
-            path = os.path.join(self.directory, _name(epoch))
+            path = os.path.join(self.directory, segment_name(epoch))
             self._disk.rename(preparing, path)
             self._disk.sync_directory(self.directory)
         except BaseException:
@@ -212,7 +221,7 @@ class Segments:
         return epoch in self._live
 
     @contextlib.contextmanager
-    def reading(self, epoch: int, offset: int) -> Generator[tuple[Segment, Scanner] | None]:
+    def reading(self, epoch: int, offset: int, piece_bytes: int = READ_BYTES) -> Generator[tuple[Segment, Scanner] | None]:
         """A scanner over the known frames of a segment, or None when retention has taken it."""
         with self._lock:
             segment = self._live.get(epoch)
@@ -222,7 +231,7 @@ class Segments:
             yield None
             return
         try:
-            yield segment, Scanner(self._disk, segment.file, epoch, segment.salt, offset, segment.end)
+            yield segment, Scanner(self._disk, segment.file, epoch, segment.salt, offset, segment.end, piece_bytes)
         finally:
             with self._lock:
                 segment.readers -= 1
@@ -260,14 +269,18 @@ class Segments:
                     self._disk.close(segment.file)
 
 
-def _name(epoch: int) -> str:
+def segment_name(epoch: int) -> str:
     return f"{epoch:016d}{SUFFIX}"
 
 
-def _encode_header(epoch: int, salt: int, size: int) -> bytes:
-    fields = _HEADER.pack(_MAGIC, VERSION, 0, epoch, salt, size)
+def encode_header(header: Header) -> bytes:
+    fields = _HEADER.pack(_MAGIC, header.version, 0, header.epoch, header.salt, header.size)
     return (fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))).ljust(HEADER_BYTES, b"\0")
 
 
-def _checksum(head: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(head[: _HEADER.size])
+def decode_header(head: bytes) -> tuple[Header, bool]:
+    """What the header says, and whether its checksum agrees. `head` has at least `HEADER_BYTES`."""
+    magic, version, _, epoch, salt, size = _HEADER.unpack_from(head)
+    checksum = xxhash.xxh3_64_intdigest(head[: _HEADER.size])
+    good = magic == _MAGIC and checksum == _CHECKSUM.unpack_from(head, _HEADER.size)[0]
+    return Header(version, epoch, salt, size), good
