@@ -34,6 +34,7 @@ from .measures import Measures
 from .reader import Reader
 from .recovery import Recovered, Recovery, RecoveryReport
 from .registry import Registry
+from .repeats import Repeats
 from .retention import expendable
 from .segments import Segments
 from .server import Server
@@ -164,6 +165,7 @@ class RocksMQ:
             free_space_bytes=free_space_bytes,
         )
         self._appender = Appender(self._registry, self._journal, self._gate)
+        self._repeats = Repeats(recovered.table.clients, self._registry, self._appender.submit, self._clock)
         self._management = Management(self._registry, self._journal, self._gate, self._hubs, self._clock)
 
     def _begin_life(self) -> None:
@@ -209,6 +211,11 @@ class RocksMQ:
     def directory(self) -> str:
         return self._directory.path
 
+    @property
+    def boot(self) -> int:
+        """The number of this life of the directory."""
+        return self._registry.boot
+
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
@@ -236,6 +243,13 @@ class RocksMQ:
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         self._appender.submit(entries, done)
+
+    def submit_from(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> None:
+        """`submit` for another process, once however often it is sent: `client` is that process's random id, `number`
+        counts its appends from 1, and all up to `settled` are answered. Never raises: `done` gets the error, too."""
+        self._repeats.submit(client, number, settled, entries, done)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
         future, done = self._hubs.promise()
