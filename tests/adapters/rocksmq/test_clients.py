@@ -1,0 +1,273 @@
+"""An append that another process sends again is written once: while it is on its way, durable, after crashes, for ever
+and a day less one hour."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewal.adapters.rocksmq import clients
+from tidewal.adapters.rocksmq.channels import ChannelTable
+from tidewal.adapters.rocksmq.clients import CLIENT_EXPIRY_S, CLIENTS, CLIENTS_KEPT, ClientTable, Wrote
+from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.errors import ChannelNotFound, InvalidRequest, JournalFailed, OutcomeUnknown, TidewalError
+from tidewal.runtime.testing.disk import FaultyDisk
+from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
+
+SMALL = 64 * 1024
+PLAIN = ChannelPolicy()
+EPHEMERAL = ChannelPolicy(ephemeral=True)
+ME, OTHER = b"m" * 16, b"o" * 16
+
+
+class SlowDisk(RealDisk):
+    """Syncs when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def sync(self, file: int) -> None:
+        self.go_on.wait(20)
+        super().sync(file)
+
+
+def send(store, number, entries, *, client=ME, settled=0):
+    """A future of what `submit_from` answers; errors are results."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    store.submit_from(
+        client, number, settled, entries, lambda result: loop.call_soon_threadsafe(future.set_result, result)
+    )
+    return future
+
+
+async def read_all(store, channel="a"):
+    latest = await store.latest_id(channel)
+    entries = []
+    reader = store.read(channel, From.EARLIEST)
+    while latest is not None and (not entries or entries[-1].id < latest):
+        entries += await anext(reader)
+    return [bytes(entry.payload) for entry in entries]
+
+
+async def test_a_repeated_number_gets_the_first_ids_and_appends_nothing(open_rocksmq):
+    store = await open_rocksmq()
+    await store.create_channel("a", PLAIN)
+    first = await send(store, 1, [Append("a", b"1")])
+    assert await send(store, 1, [Append("a", b"1")]) == first
+    assert await send(store, 1, [Append("a", b"other's 1")], client=OTHER) != first
+    assert await read_all(store) == [b"1", b"other's 1"]
+
+
+async def test_a_number_that_is_on_its_way_is_waited_for(open_rocksmq):
+    disk = SlowDisk()
+    store = await open_rocksmq(disk=disk)
+    await store.create_channel("a", PLAIN)
+    disk.go_on.clear()
+    sent = [send(store, 1, [Append("a", b"1")]) for _ in range(3)]
+    assert not any(future.done() for future in sent)
+    disk.go_on.set()
+    answers = await asyncio.gather(*sent)
+    assert answers[0] == answers[1] == answers[2]
+    assert await read_all(store) == [b"1"]
+
+
+@pytest.mark.parametrize("roll", [False, True], ids=["same segment", "from a snapshot"])
+async def test_the_next_life_knows_what_was_appended(open_rocksmq, helpers, roll):
+    store = await open_rocksmq()
+    for name in "abc":
+        await store.create_channel(name, PLAIN)
+    mixed = [Append(name, name.encode()) for name in "abacabbca"]
+    first = await send(store, 7, mixed)
+    if roll:
+        await helpers.fill_segment(store)
+    await store.close()
+    store = await open_rocksmq()
+    assert await send(store, 7, mixed) == first
+    assert await read_all(store, "a") == [b"a"] * 4
+    await send(store, 8, [Append("a", b"8")], settled=7)
+    assert isinstance(await send(store, 7, mixed), OutcomeUnknown)
+
+
+async def test_a_number_cannot_stand_for_two_appends(open_rocksmq):
+    store = await open_rocksmq()
+    for name in "ab":
+        await store.create_channel(name, PLAIN)
+    await send(store, 1, [Append("a", b"1"), Append("a", b"2")])
+    for entries in ([Append("a", b"1")], [Append("a", b"1"), Append("b", b"2")]):
+        assert isinstance(await send(store, 1, entries), InvalidRequest)
+    assert isinstance(await send(store, 1, [Append("a", b"1")], client=b"short"), InvalidRequest)
+
+
+async def test_a_refusal_is_the_answer_to_its_number_and_harms_no_other(open_rocksmq):
+    store = await open_rocksmq()
+    assert isinstance(await send(store, 1, [Append("a", b"1")]), ChannelNotFound)
+    await store.create_channel("a", PLAIN)
+    assert isinstance(await send(store, 1, [Append("a", b"1")]), ChannelNotFound)
+    assert isinstance(await send(store, 2, [Append("a", b"2")]), list)
+    assert isinstance(await send(store, 1, [Append("a", b"1")], settled=1), OutcomeUnknown)
+    assert await read_all(store) == [b"2"]
+
+
+async def test_an_unknown_outcome_stays_unknown(open_rocksmq, seed):
+    disk = FaultyDisk(seed)
+    store = await open_rocksmq(disk=disk)
+    await store.create_channel("a", PLAIN)
+    disk.fail("sync")
+    for _ in range(2):
+        answer = await send(store, 1, [Append("a", b"1")])
+        assert isinstance(answer, JournalFailed)
+        assert answer.outcome_unknown is True
+    assert "outcome_unknown" not in (await send(store, 2, [Append("a", b"2")])).fields
+
+
+async def test_ephemeral_appends_are_known_for_one_life_and_leave_no_record(open_rocksmq):
+    store = await open_rocksmq()
+    await store.create_channel("e", EPHEMERAL)
+    first = await send(store, 1, [Append("e", b"1")])
+    assert await send(store, 1, [Append("e", b"1")]) == first
+    await store.close()
+    store = await open_rocksmq()
+    assert await send(store, 1, [Append("e", b"1")]) > first
+
+
+async def test_an_append_to_both_kinds_of_channels_is_known_in_the_next_life(open_rocksmq):
+    store = await open_rocksmq()
+    await store.create_channel("e", EPHEMERAL)
+    await store.create_channel("a", PLAIN)
+    entries = [Append("e", b"e"), Append("a", b"a")]
+    first = await send(store, 1, entries)
+    await store.close()
+    store = await open_rocksmq()
+    assert await send(store, 1, entries) == first
+    assert await read_all(store) == [b"a"]
+
+
+@pytest.mark.parametrize("acks", [Durability.ONE, Durability.NONE])
+async def test_numbered_appends_are_durable_when_answered_whatever_the_channel_asks(open_rocksmq, seed, acks):
+    disk = FaultyDisk(seed, keep_chance=0.0)
+    store = await open_rocksmq(disk=disk)
+    await store.create_channel("a", ChannelPolicy(acks=acks))
+    first = await send(store, 1, [Append("a", b"1")])
+    disk.cut_power()
+    await store.close()
+    disk.restore_power()
+    store = await open_rocksmq(disk=disk)
+    assert await send(store, 1, [Append("a", b"1")]) == first
+
+
+async def test_nothing_acknowledged_is_lost_or_doubled_over_losses_of_power(open_rocksmq, rng, seed):
+    """Three clients send again, after each loss of power, what was not answered."""
+    disk = FaultyDisk(seed)
+    under_way: dict[bytes, dict[int, list[Append]]] = {bytes([65 + i]) * 16: {} for i in range(3)}
+    numbers = dict.fromkeys(under_way, 0)
+    counts: dict[tuple[bytes, str], int] = {}
+    acknowledged: dict[tuple[str, bytes], bytes] = {}
+
+    def next_entry(client: bytes) -> Append:
+        channel = rng.choice("ab")
+        count = counts[client, channel] = counts.get((client, channel), 0) + 1
+        return Append(channel, f"{client[:1].decode()} {count} ".encode() * rng.randrange(1, 400))
+
+    for _life in range(10):
+        store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+        for name in "ab":
+            await store.create_channel(name, PLAIN)
+        sent = []
+        for client, flights in under_way.items():
+            for _ in range(rng.randrange(12)):
+                numbers[client] += 1
+                flights[numbers[client]] = [next_entry(client) for _ in range(rng.randrange(1, 4))]
+            for number, entries in flights.items():
+                answer = send(store, number, entries, client=client, settled=min(flights) - 1)
+                sent.append((flights, number, entries, answer))
+        if sent:
+            await asyncio.wait([rng.choice(sent)[3]])
+        disk.cut_power()
+        for flights, number, entries, answer in sent:
+            ids = await answer
+            if not isinstance(ids, TidewalError):
+                acknowledged.update({(e.channel, id): bytes(e.payload) for e, id in zip(entries, ids, strict=True)})
+                del flights[number]
+        await store.close()
+        disk.restore_power()
+
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    for client, flights in under_way.items():
+        for number, entries in list(flights.items()):
+            assert isinstance(await send(store, number, entries, client=client, settled=min(flights) - 1), list)
+            del flights[number]
+    for channel in "ab":
+        texts = [payload.split() for payload in await read_all(store, channel)]
+        for client in under_way:
+            mine = [int(words[1]) for words in texts if words[0] == client[:1]]
+            assert mine == list(range(1, counts.get((client, channel), 0) + 1))
+    assert acknowledged
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def client_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def test_clients_are_forgotten_an_hour_after_their_last_append_but_never_the_newest():
+    table = ClientTable()
+    for number in range(CLIENTS_KEPT):
+        table.apply(client_id(number), 1, 0, 0, 1, (number,))
+    late_ms = int(CLIENT_EXPIRY_S * 1000) * 100
+    table.apply(client_id(0), 2, 1, late_ms, 1, (1,))
+    assert len(table) == CLIENTS_KEPT
+    table.apply(client_id(CLIENTS_KEPT), 1, 0, late_ms, 1, (1,))
+    assert len(table) == CLIENTS_KEPT
+    assert table.find(client_id(1)) is None  # wrote longest ago
+    assert table.find(client_id(0)) is not None
+    for number in range(1, 10):
+        table.apply(client_id(1000 + number), 1, 0, late_ms, 1, (1,))
+    assert len(table) == CLIENTS_KEPT
+
+
+def test_the_number_of_clients_is_bounded():
+    table = ClientTable()
+    for number in range(CLIENTS + 10):
+        table.apply(client_id(number), 1, 0, 0, 1, (number,))
+    assert len(table) == CLIENTS
+    assert table.find(client_id(9)) is None
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60)
+
+
+@given(STEPS)
+def test_a_table_is_what_its_records_say_also_through_a_snapshot(steps):
+    table, restored = ChannelTable(), ChannelTable()
+    numbers = dict.fromkeys(range(4), 0)
+    settled = dict.fromkeys(range(4), 0)
+    for place, (who, lag) in enumerate(steps):
+        numbers[who] += 1
+        settled[who] = max(settled[who], numbers[who] - 1 - lag)
+        record = clients.wrote(client_id(who), numbers[who], settled[who], place, Wrote(1, (place,)))
+        table.apply(record)
+        restored.apply(record)
+        if lag == 3:
+            snapshot = restored.snapshot(place)
+            restored = ChannelTable()
+            restored.apply(snapshot)
+    for who, number in numbers.items():
+        for each in (table, restored):
+            found = each.clients.find(client_id(who))
+            if number == 0:
+                assert found is None
+            else:
+                assert found.settled == settled[who]
+                assert list(found.wrote) == list(range(settled[who] + 1, number + 1))
+    assert restored.clients.picture() == [
+        [id, settled, wall_ms, [[number, total, list(firsts)] for number, total, firsts in results]]
+        for id, settled, wall_ms, results in table.clients.picture()
+    ]
