@@ -1,17 +1,37 @@
-"""Read a log that another process owns, through the Unix socket in its directory.
+"""The protocol between the owner of a RocksMQ directory and other processes, version 2, and a blocking client of it.
 
-Both sides speak frames of a 4-byte big-endian length and a msgpack body: the request `[method, argument, …]`, the
-answer `["ok", result]` or `["error", picture of the error]`, one request at a time on a connection:
+A frame is a 12-byte header (three big-endian numbers: bytes of the head, rows, bytes of the payloads), the head
+(msgpack), the rows and the payloads. A row is 24 bytes: channel, payload length, id, timestamp. Entries travel as rows
+and payloads, everything else in the head; so what a head can make of memory is small, and payloads are copied once.
 
-    channels                              → names
-    describe   channel                    → [policy, first id, latest id]
-    latest_id  channel                    → id or nil
-    id_at      channel timestamp          → id or nil
-    read       channel start upto wait_s  → [[[id, timestamp, payload], …], next id, latest id]
+Requests are `[seq, method, *arguments]`, answers `[seq, "ok", result]` or `[seq, "error", picture of the error]`, in any
+order; many may be under way. With seq 0 no answer is wanted. The first request is `hello`; a frame that breaks the
+rules, and a refused `hello`, end the connection after the error, whose seq is 0 where the request's is not known.
 
-`start` is ["earliest"], ["latest"], ["id", id, inclusive], ["time", timestamp] or ["next", next id of the last answer].
-`read` answers what there is, at most `ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤
-`WAIT_LIMIT_S`) while there is nothing. Ids over `upto` (may be nil) are left out.
+    hello      version client token         → {boot, frame_bytes}
+    beat       anything …                   → nil
+    channels                                → names
+    describe   channel                      → [policy, first id, latest id]
+    latest_id  channel                      → id or nil
+    id_at      channel timestamp            → id or nil
+    read       channel start upto wait_s    → [entries, next id, latest id]
+    create     channel policy               → nil
+    drop       channel                      → nil
+    truncate   channel id                   → nil
+    hold       channel holder id            → nil
+    append     number settled entries       → ids
+    group.*    what `group_service.py` says
+
+`client` is 16 bytes that name the asking process, or nil for one that only reads; with `number` they let the owner
+recognise an append that is sent again. `token` may be missing, except over TCP. `boot` counts the owner's lives,
+`frame_bytes` is what rows and payloads of one request may have together. `start` is ["earliest"], ["latest"], ["id",
+id, inclusive], ["time", timestamp] or ["next", next id of the last answer]. `read` answers what there is, about
+`ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤ `WAIT_LIMIT_S`) while there is nothing.
+Ids over `upto` (may be nil) are left out.
+
+Where a request carries entries, its last argument in the head is the list of channel names that the rows' channel
+numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the rows'
+channels are 0. Without any, both are the empty list.
 
 This module imports nothing heavy: Spark's workers start with it.
 """
@@ -21,24 +41,42 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from struct import Struct
-from typing import Any, cast
+from struct import error as StructError
+from typing import Any, NamedTuple, TypeAlias, cast
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgpack
 
-from .errors import BadRecord, Closed, PositionLost, Unavailable, from_wire
-from .wal import ChannelInfo, ChannelPolicy, Delivery, Durability, Entry, From, FromId, FromTime, Start
+from .errors import BadRecord, Closed, ConfigError, InvalidRequest, PositionLost, Unavailable, from_wire
+from .wal import Append, ChannelInfo, ChannelPolicy, Delivery, Durability, Entry, From, FromId, FromTime, Payload, Start
 
+VERSION = 2
 SOCKET_NAME = "socket"
-REQUEST_BYTES = 64 * 1024
+TOKEN_NAME = "token"  # noqa: S105 -- a file's name
+LOOPBACK = "127.0.0.1"
+HEAD_BYTES = 256 * 1024  # of a request: the worst that msgpack makes of it is 64 times that, for 20 ms
 ANSWER_BYTES = 4 * 1024 * 1024
-FRAME_BYTES = 256 * 1024 * 1024  # more than any answer; above it the peer is no RocksMQ
+FRAME_BYTES = 1024 * 1024 * 1024  # more than any answer; above it the peer is no RocksMQ
 WAIT_LIMIT_S = 60.0
 TIMEOUT_S = 30.0
-LENGTH = Struct(">I")
+CONNECT_S = 2.0
+PAUSE_S = 0.05
+HEADER = Struct(">III")
+ROW = Struct(">II8sQ")
+_NO_ID = bytes(8)
+_JOIN_BYTES = 16 * 1024  # payloads below this are cheaper to copy than to send from where they are
+_VIEW_BYTES = 4 * 1024  # the same for keeping them
 _SOCKET_PATH_BYTES = 100  # the system's limit is 108, and it counts bytes
+_URLS = "rocksmq:///absolute/path, rocksmq://./relative/path or rocksmq://127.0.0.1:PORT?token_file=/path"
+
+Picture: TypeAlias = dict[str, object]
+
+
+# ---- what heads hold -------------------------------------------------------------------------------------------------
 
 
 def encode_policy(policy: ChannelPolicy) -> dict[str, object]:
@@ -78,38 +116,196 @@ def decode_start(picture: Sequence[Any]) -> Start | int:
             raise ValueError("no start")
 
 
-def pack(message: object) -> bytes:
-    """A frame, length included."""
-    body = cast(bytes, msgpack.packb(message))
-    return LENGTH.pack(len(body)) + body
-
-
-def unpack(body: bytes) -> Any:
-    """The message in a frame's body. Raises `BadRecord`."""
+def pack_head(message: object) -> bytes:
+    """Raises `InvalidRequest` for what msgpack has no form for."""
     try:
-        return cast(object, msgpack.unpackb(body))
+        return cast(bytes, msgpack.packb(message))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"the request cannot be sent: {error}") from None
+
+
+def unpack(head: bytes | memoryview) -> Any:
+    """The message in a frame's head. Raises `BadRecord`."""
+    try:
+        return cast(object, msgpack.unpackb(head, max_ext_len=0))
     except (ValueError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise BadRecord(f"no frame of this protocol: {error}", reason="frame") from None
 
 
-def result_of(answer: Any) -> Any:
-    """What a request asked for. Raises the error that the owner answered with."""
-    match answer:
-        case ["ok", result]:
-            return result
-        case ["error", picture] if isinstance(picture, dict):
-            raise from_wire(cast("dict[str, object]", picture))
-        case _:
-            raise BadRecord("the owner answered something else than this protocol says", reason="frame")
+def info_of(channel: str, result: Sequence[Any]) -> ChannelInfo:
+    policy, first_id, latest_id = result
+    return ChannelInfo(channel, decode_policy(policy), first_id, latest_id)
 
 
 def entries_of(rows: Sequence[Any]) -> list[Entry]:
     return [Entry(*row) for row in rows]
 
 
-def info_of(channel: str, result: Sequence[Any]) -> ChannelInfo:
-    policy, first_id, latest_id = result
-    return ChannelInfo(channel, decode_policy(policy), first_id, latest_id)
+# ---- frames ----------------------------------------------------------------------------------------------------------
+
+
+class Frame(NamedTuple):
+    """A frame that was received. `lasting`: its memory is its own, else it must be used before more is received."""
+
+    head: memoryview
+    rows: memoryview
+    payloads: memoryview
+    lasting: bool
+
+
+def split(frame: memoryview, *, lasting: bool) -> Frame:
+    """The parts of a whole frame."""
+    head_bytes, rows, _ = HEADER.unpack_from(frame)
+    rows_at = HEADER.size + head_bytes
+    payloads_at = rows_at + rows * ROW.size
+    return Frame(frame[HEADER.size : rows_at], frame[rows_at:payloads_at], frame[payloads_at:], lasting)
+
+
+def encode(message: object, rows: Sequence[bytes] = (), payloads: Sequence[Payload] = ()) -> list[Payload]:
+    """The buffers of a frame, in order; payloads that are large go in as they are. Raises `InvalidRequest`."""
+    head = pack_head(message)
+    if not rows:
+        return [HEADER.pack(len(head), 0, 0) + head]
+    size = sum([len(payload) for payload in payloads])
+    header = HEADER.pack(len(head), len(rows), size)
+    if size <= _JOIN_BYTES or size < len(payloads) * _VIEW_BYTES:
+        return [b"".join((header, head, *rows, *payloads))]
+    return [b"".join((header, head, *rows)), *payloads]
+
+
+def encode_request(seq: int, method: str, arguments: Sequence[object], entries: Sequence[Append] = ()) -> list[Payload]:
+    """The buffers of a request; `entries` are its last argument. Raises `InvalidRequest`."""
+    names: dict[str, int] = {}
+    try:
+        rows = [
+            ROW.pack(names.setdefault(channel, len(names)), len(payload), _NO_ID, timestamp)
+            for channel, payload, timestamp in entries
+        ]
+    except (StructError, TypeError) as error:
+        raise InvalidRequest(f"an entry cannot be sent: {error}") from None
+    return encode([seq, method, *arguments, list(names)], rows, [entry[1] for entry in entries])
+
+
+def encode_entries(seq: int, entries: Sequence[Entry], next_id: bytes, latest_id: bytes | None) -> list[Payload]:
+    """The buffers of an answer to `read`."""
+    if not entries:
+        return encode([seq, "ok", [[], next_id, latest_id]])
+    rows = [ROW.pack(0, len(payload), id, timestamp) for id, timestamp, payload in entries]
+    return encode([seq, "ok", [None, next_id, latest_id]], rows, [entry.payload for entry in entries])
+
+
+def appends_in(frame: Frame, names: Sequence[Any]) -> list[Append]:
+    """The entries of a request. Raises `InvalidRequest`.
+
+    No payload pins much more memory than it has itself: only one that is most of the frame is not copied.
+    """
+    view_bytes = len(frame.payloads) // 2 + 1 if frame.lasting else FRAME_BYTES
+    rows, bodies = ROW.iter_unpack(frame.rows), _cut(frame, view_bytes)
+    try:
+        return [Append(names[number], body, at) for (number, _, _, at), body in zip(rows, bodies, strict=True)]
+    except IndexError:
+        raise InvalidRequest("a row names a channel that the request does not") from None
+
+
+def entries_in(frame: Frame) -> list[Entry]:
+    """The entries of an answer. Raises `BadRecord`."""
+    rows, bodies = ROW.iter_unpack(frame.rows), _cut(frame, _VIEW_BYTES if frame.lasting else FRAME_BYTES)
+    return [Entry(id, timestamp, body) for (_, _, id, timestamp), body in zip(rows, bodies, strict=True)]
+
+
+def _cut(frame: Frame, view_bytes: int) -> list[bytes | memoryview]:
+    """The payloads; those of `view_bytes` and more are views of the frame, which nobody writes again."""
+    payloads = frame.payloads.toreadonly()
+    bodies: list[bytes | memoryview] = []
+    at = 0
+    for _, length, _, _ in ROW.iter_unpack(frame.rows):
+        body = payloads[at : at + length]
+        bodies.append(body if length >= view_bytes else bytes(body))
+        at += length
+    if at != len(payloads):
+        raise BadRecord("the rows of a frame do not fit its payloads", reason="frame")
+    return bodies
+
+
+def result_in(frame: Frame) -> tuple[int, Any]:
+    """The seq and the outcome of an answer, with its entries: a `TidewalError` where it is one. Raises `BadRecord`."""
+    match unpack(frame.head):
+        case [int(seq), "ok", result]:
+            if len(frame.rows):
+                if not isinstance(result, list) or not result:
+                    raise BadRecord("an answer has entries, but no place for them", reason="frame")
+                cast("list[object]", result)[0] = entries_in(frame)
+            return seq, cast(object, result)
+        case [int(seq), "error", dict() as picture]:
+            return seq, from_wire(cast(Picture, picture))
+        case _:
+            raise BadRecord("the owner answered something else than this protocol says", reason="frame")
+
+
+# ---- where the owner is ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an owner answers: at the socket in its directory, or at a port of this machine, with its secret."""
+
+    directory: str = ""
+    port: int = 0
+    token_file: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Raises `ConfigError`."""
+        wrong = ConfigError(f"{url!r}: write {_URLS}", key="wal")
+        parts = urlsplit(url)
+        if parts.scheme != "rocksmq":
+            raise wrong
+        if parts.netloc in ("", ".", ".."):
+            if parts.path in ("", "/"):
+                raise wrong
+            return cls(os.path.abspath(parts.netloc + unquote(parts.path)))
+        try:
+            host, port, files = parts.hostname, parts.port, parse_qs(parts.query)["token_file"]
+        except (KeyError, ValueError):
+            raise wrong from None
+        if host not in (LOOPBACK, "localhost") or not port or parts.path not in ("", "/"):
+            raise wrong
+        return cls(port=port, token_file=os.path.abspath(files[0]))
+
+    def __str__(self) -> str:
+        return self.directory or f"{LOOPBACK}:{self.port}"
+
+    def new_socket(self) -> socket.socket:
+        """A socket for `target`, not connected yet."""
+        if self.directory:
+            return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        new = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return new
+
+    @contextlib.contextmanager
+    def target(self) -> Generator[str | tuple[str, int]]:
+        """What to connect to. Raises `OSError`."""
+        if self.directory:
+            with socket_path(self.directory) as path:
+                yield path
+        else:
+            yield LOOPBACK, self.port
+
+    def hello(self, client: bytes | None) -> list[object]:
+        """The arguments of the first request. Raises `OSError` where the secret cannot be read."""
+        if self.directory:
+            return [VERSION, client]
+        with open(self.token_file, "rb") as file:
+            return [VERSION, client, file.read()]
+
+    def unavailable(self, error: Exception, *, outcome_unknown: bool = False) -> Unavailable:
+        """What a failure to reach the owner is to a caller."""
+        reason = str(error) or type(error).__name__
+        message = f"the owner of {self} does not answer: {reason}"
+        if outcome_unknown:
+            return Unavailable(message, path=str(self), outcome_unknown=True)
+        return Unavailable(message, path=str(self))
 
 
 @contextlib.contextmanager
@@ -126,23 +322,22 @@ def socket_path(directory: str) -> Generator[str]:
         os.close(descriptor)
 
 
-def unavailable(directory: str, error: Exception) -> Unavailable:
-    reason = str(error) or type(error).__name__
-    return Unavailable(f"the owner of {directory} does not answer: {reason}", path=directory)
+# ---- the blocking client ---------------------------------------------------------------------------------------------
 
 
 class BlockingClient:
-    """Reads a log from another process, blocking. Not thread-safe.
+    """Reads a log from another process, blocking, one request at a time. Not thread-safe.
 
-    Connects when first used and again after a failure. Every method raises `Unavailable` where no owner answers within
-    `timeout_s`, `ChannelNotFound`, and `Closed` after `close`.
+    Connects when first used, and rides over a change of owner. Every method raises `Unavailable` where no owner answers
+    within `timeout_s` (within `CONNECT_S` when none ever did), `ChannelNotFound`, and `Closed` after `close`.
     """
 
-    def __init__(self, directory: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._directory = os.path.abspath(directory)
+    def __init__(self, directory: str | Address, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._address = Address(os.path.abspath(directory)) if isinstance(directory, str) else directory
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._closed = False
+        self._met = False  # an owner has answered once
 
     def channels(self) -> list[str]:
         """The names of all channels, sorted."""
@@ -165,10 +360,10 @@ class BlockingClient:
         and when the channel ends before `upto`."""
         start: list[object] = encode_start(From.EARLIEST if after is None else FromId(after))
         while True:
-            rows, next_id, latest_id = self._ask("read", channel, start, upto, 0.0)
-            if rows:
-                yield entries_of(rows)
-                if rows[-1][0] == upto:
+            entries, next_id, latest_id = self._ask("read", channel, start, upto, 0.0)
+            if entries:
+                yield entries
+                if entries[-1].id == upto:
                     return
             elif upto is not None and (latest_id is None or latest_id < upto):
                 raise PositionLost(
@@ -189,44 +384,43 @@ class BlockingClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, *request: object) -> Any:
+    def _ask(self, method: str, *arguments: object) -> Any:
+        """Repeated over a change of owner: requests only read."""
         if self._closed:
             raise Closed("the client is closed")
-        fresh = self._socket is None
-        try:
-            return self._ask_once(request)
-        except Unavailable:
-            if fresh:
+        deadline = time.monotonic() + (self._timeout_s if self._met else min(self._timeout_s, CONNECT_S))
+        while True:
+            try:
+                result = self._ask_once(method, arguments, deadline)
+                break
+            except (OSError, BadRecord, Unavailable) as error:
+                self._disconnect()
+                if time.monotonic() + PAUSE_S >= deadline:
+                    raise self._address.unavailable(error) from error
+            except BaseException:
+                self._disconnect()  # an answer may still be on its way
                 raise
-        return self._ask_once(request)  # the owner may have been restarted since; requests only read
+            time.sleep(PAUSE_S)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    def _ask_once(self, request: Sequence[object]) -> Any:
-        try:
-            connection = self._socket or self._connect()
-            connection.sendall(pack(request))
-            (size,) = LENGTH.unpack(_receive(connection, LENGTH.size))
-            if size > FRAME_BYTES:
-                raise ConnectionError(f"an answer of {size} bytes")
-            answer = unpack(_receive(connection, size))
-        except (OSError, BadRecord) as error:
-            self._disconnect()
-            raise unavailable(self._directory, error) from error
-        except BaseException:
-            self._disconnect()  # an answer may still be on its way
-            raise
-        return result_of(answer)
-
-    def _connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            connection.settimeout(self._timeout_s)
-            with socket_path(self._directory) as path:
-                connection.connect(path)
-        except BaseException:
-            connection.close()
-            raise
-        self._socket = connection
-        return connection
+    def _ask_once(self, method: str, arguments: Sequence[object], deadline: float) -> Any:
+        """The answer, or the error that is one. Raises `OSError`, `BadRecord` and `Unavailable` where there is none."""
+        connection = self._socket
+        if connection is None:
+            connection = self._socket = self._address.new_socket()
+            connection.settimeout(_left(deadline))
+            with self._address.target() as target:
+                connection.connect(target)
+            hello = _exchange(connection, ("hello", *self._address.hello(None)), deadline)
+            if isinstance(hello, Exception):
+                raise hello
+            self._met = True
+        result = _exchange(connection, (method, *arguments), deadline)
+        if isinstance(result, Unavailable):  # the owner is closing; another may come
+            raise result
+        return result
 
     def _disconnect(self) -> None:
         connection, self._socket = self._socket, None
@@ -234,12 +428,31 @@ class BlockingClient:
             connection.close()
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _exchange(connection: socket.socket, request: Sequence[object], deadline: float) -> Any:
+    connection.settimeout(_left(deadline))
+    connection.sendall(encode([1, *request])[0])
+    header = _receive(connection, bytearray(HEADER.size), 0, deadline)
+    head_bytes, rows, payload_bytes = HEADER.unpack(header)
+    size = HEADER.size + head_bytes + rows * ROW.size + payload_bytes
+    if size > FRAME_BYTES:
+        raise ConnectionError(f"an answer of {size} bytes")
     data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        taken = connection.recv_into(view)
-        if not taken:
-            raise ConnectionError("the connection ended")
-        view = view[taken:]
-    return bytes(data)
+    data[: HEADER.size] = header
+    frame = split(memoryview(_receive(connection, data, HEADER.size, deadline)), lasting=True)
+    return result_in(frame)[1]
+
+
+def _receive(connection: socket.socket, data: bytearray, at: int, deadline: float) -> bytearray:
+    """Fill `data` from `at` on. Raises `OSError`."""
+    with memoryview(data) as view:
+        while at < len(data):
+            connection.settimeout(_left(deadline))
+            taken = connection.recv_into(view[at:])
+            if not taken:
+                raise ConnectionError("the connection ended")
+            at += taken
+    return data
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)

@@ -1,78 +1,83 @@
-"""Serve the reading side of a directory to other processes, on a thread and loop of its own.
+"""Serve a directory to other processes, on a thread and loop of its own: `runtime/remote.py` describes the protocol.
 
-The protocol is in `runtime/remote.py`. A client can cost no more than one answer's memory: requests are answered one at
-a time per connection, and a client that neither sends the rest of a request nor takes its answer is cut off.
+A client costs no more than `Limits` says, stalls nobody but itself, and harms neither the owner nor other clients by
+anything it sends. Appends are answered by the journal's thread itself. The socket is open to the user of the process
+alone; a port, which listens only when asked for and only on loopback, to whoever can read the secret in `token`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
+import secrets
 import socket
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+import time
+from dataclasses import dataclass
 
-from ...runtime.errors import BadRecord, Closed, InvalidRequest, Overloaded, TidewalError, Unavailable, to_wire
-from ...runtime.remote import (
-    ANSWER_BYTES,
-    LENGTH,
-    REQUEST_BYTES,
-    SOCKET_NAME,
-    WAIT_LIMIT_S,
-    decode_start,
-    encode_policy,
-    pack,
-    socket_path,
-    unpack,
-)
-from ...runtime.wal import ChannelInfo, Entry
-from .channels import encode_id
-from .reader import Reader, Source
+import uvloop
 
-MAX_CONNECTIONS = 64
-IDLE_S = 600.0
-STALLED_S = 30.0
+from ...runtime.errors import Overloaded, to_wire
+from ...runtime.remote import LOOPBACK, SOCKET_NAME, TOKEN_NAME, Frame, encode, socket_path
+from .connection import Connection, Limits, Memory
+from .requests import Groups, Requests, Served
+
+SWEEP_S = 1.0  # how often connections are looked at, at most
+ACCEPT_PAUSE_S = 1.0  # after a connection could not be accepted: the process is out of file descriptors
 
 _log = logging.getLogger(__name__)
 
 
-class Served(Source, Protocol):
-    """What the server asks of the store."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What clients cost now: all of it zero when there are none, once their appends are through."""
 
-    async def channels(self) -> list[str]: ...
-
-    async def describe(self, channel: str) -> ChannelInfo: ...
-
-    async def latest_id(self, channel: str) -> bytes | None: ...
-
-    async def id_at(self, channel: str, timestamp: int) -> bytes | None: ...
+    connections: int
+    receiving_bytes: int
+    in_flight_bytes: int
+    outbox_bytes: int
+    waiting_requests: int
 
 
 class Server:
-    """The socket of one directory. `start` and `stop` block."""
+    """The socket of one directory, and a port. `start` and `stop` block."""
 
-    def __init__(self, store: Served, directory: str) -> None:
-        self._store, self._directory = store, directory
-        self._loop = asyncio.new_event_loop()
+    def __init__(
+        self,
+        store: Served,
+        directory: str,
+        *,
+        boot: int,
+        frame_bytes: int,
+        groups: Groups | None = None,
+        tcp_port: int | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`boot` and `frame_bytes` are told to clients; `tcp_port` 0 takes any that is free."""
+        self.port: int | None = None
+        self._directory, self._wanted_port = directory, tcp_port
+        self._limits, self._frame_bytes = limits or Limits(), frame_bytes
+        self._requests = Requests(store, groups, boot, frame_bytes)
+        self._memory = Memory(self._limits.receiving_bytes)
+        self._connections: set[Connection] = set()
+        self._numbers = itertools.count(1)
+        self._secret: bytes | None = None
+        self._listeners: list[socket.socket] = []
+        self._loop = uvloop.new_event_loop()
         self._stopping = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="tidewal-socket", daemon=True)
 
     def start(self) -> None:
         """Listen, and answer from another thread. Raises `OSError`."""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            self.remove()
-            os.fchmod(self._listener.fileno(), 0o600)  # before bind: the file is never open to others
-            with socket_path(self._directory) as path:
-                self._listener.bind(path)
-            self._listener.listen(MAX_CONNECTIONS)
-            self._listener.setblocking(False)
+            self._listen_at_socket()
+            if self._wanted_port is not None:
+                self._listen_at_port(self._wanted_port)
         except BaseException:
-            self._listener.close()
+            self._close_listeners()
             self._loop.close()
             raise
         self._thread.start()
@@ -81,109 +86,124 @@ class Server:
         """Cut all connections and remove the socket."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
-        self.remove()
+        self._remove(SOCKET_NAME)
+        self._remove(TOKEN_NAME)
 
-    def remove(self) -> None:
+    def usage(self) -> Usage:
+        """From any thread."""
+        connections = list(self._connections)
+        return Usage(
+            len(connections),
+            self._memory.reserved,
+            sum(connection.in_flight for connection in connections),
+            sum(connection.outbox.size for connection in connections),
+            sum(len(connection.tasks) for connection in connections),
+        )
+
+    # ---- listening ---------------------------------------------------------------------------------------------------
+
+    def _listen_at_socket(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._listeners.append(listener)
+        self._remove(SOCKET_NAME)
+        os.fchmod(listener.fileno(), 0o600)  # before bind: the file is never open to others
+        with socket_path(self._directory) as path:
+            listener.bind(path)
+        listener.listen(self._limits.connections)
+        listener.setblocking(False)
+
+    def _listen_at_port(self, port: int) -> None:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._listeners.append(listener)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, port))
+        self._secret = secrets.token_bytes(32)
+        self._remove(TOKEN_NAME)
+        path = os.path.join(self._directory, TOKEN_NAME)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(self._secret)
+        listener.listen(self._limits.connections)
+        listener.setblocking(False)
+        self.port = listener.getsockname()[1]
+
+    def _remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._directory, SOCKET_NAME))
+            os.unlink(os.path.join(self._directory, name))
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
+            self._close_listeners()
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_unix_server(self._accept, sock=self._listener, limit=REQUEST_BYTES)
+        for listener in self._listeners:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+        self._sweep()
         await self._stopping.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # let the transports close
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.fileno())
+        tasks = [task for connection in self._connections for task in connection.tasks]
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            if len(self._tasks) > MAX_CONNECTIONS:
-                error = Overloaded(f"{MAX_CONNECTIONS} connections are open", limit="connections")
-                await self._send(writer, ["error", to_wire(error)])
-            else:
-                await self._converse(reader, writer)
-        except (OSError, TimeoutError, EOFError, asyncio.CancelledError):
-            pass  # the client left or stalled, or the log closes: either way the connection ends here
-        except Exception:
-            _log.exception("a connection to the log failed")
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+            accepted, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as error:
+            _log.warning("a connection to the log cannot be accepted: %s", error)
+            self._loop.remove_reader(listener.fileno())
+            self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again, listener)
+            return
+        accepted.setblocking(False)
+        if len(self._connections) >= self._limits.connections:
+            limit = self._limits.connections
+            error = Overloaded(f"{limit} connections are open", limit="connections")
+            with contextlib.suppress(OSError):
+                accepted.send(encode([0, "error", to_wire(error)])[0])
+            accepted.close()
+            return
+        secret = None
+        if listener.family == socket.AF_INET:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            secret = self._secret
+        number = next(self._numbers)
+        connection = Connection(
+            number, self._loop, accepted, self, self._limits, self._memory, self._frame_bytes, secret
+        )
+        self._connections.add(connection)
+        connection.start()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            async with asyncio.timeout(IDLE_S):
-                head = await reader.readexactly(LENGTH.size)
-            (size,) = LENGTH.unpack(head)
-            if size > REQUEST_BYTES:
-                error = BadRecord(f"a request of {size} bytes is over the limit of {REQUEST_BYTES}", reason="size")
-                await self._send(writer, ["error", to_wire(error)])
-                return
-            async with asyncio.timeout(STALLED_S):
-                body = await reader.readexactly(size)
-            await self._send(writer, await self._answer(body))
+    def handle(self, connection: Connection, frame: Frame) -> None:
+        """Of `Handler`."""
+        self._requests.handle(connection, frame)
 
-    async def _send(self, writer: asyncio.StreamWriter, answer: object) -> None:
-        writer.write(pack(answer))
-        async with asyncio.timeout(STALLED_S):
-            await writer.drain()
+    def gone(self, connection: Connection) -> None:
+        """Of `Handler`."""
+        self._connections.discard(connection)
+        self._requests.gone(connection)
 
-    async def _answer(self, body: bytes) -> list[object]:
-        try:
-            return ["ok", await self._result(unpack(body))]
-        except Closed:
-            return ["error", to_wire(Unavailable(f"the owner of {self._directory} is closing", path=self._directory))]
-        except TidewalError as error:
-            return ["error", to_wire(error)]
+    def _accept_again(self, listener: socket.socket) -> None:
+        if not self._stopping.is_set():
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
 
-    async def _result(self, request: Any) -> object:
-        match request:
-            case ["channels"]:
-                return await self._store.channels()
-            case ["describe", str(channel)]:
-                info = await self._store.describe(channel)
-                return [encode_policy(info.policy), info.first_id, info.latest_id]
-            case ["latest_id", str(channel)]:
-                return await self._store.latest_id(channel)
-            case ["id_at", str(channel), int(timestamp)]:
-                return await self._store.id_at(channel, timestamp)
-            case ["read", str(channel), start, bytes() | None as upto, int() | float() as wait_s]:
-                return await self._read(channel, start, upto, wait_s)
-            case _:
-                raise InvalidRequest("the request does not fit the protocol")
-
-    async def _read(self, channel: str, start: Any, upto: bytes | None, wait_s: float) -> object:
-        try:
-            reader = Reader(self._store, channel, decode_start(start))
-        except ValueError:
-            raise InvalidRequest("the request names no start that the protocol knows") from None
-        entries = await reader.poll()
-        if not entries and wait_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(wait_s, WAIT_LIMIT_S)):
-                    await reader.wait()
-            entries = await reader.poll()
-        rows, next_id = _cut(entries, upto, reader.position)
-        return [rows, encode_id(next_id), await self._store.latest_id(channel)]
-
-
-def _cut(entries: Sequence[Entry], upto: bytes | None, next_id: int) -> tuple[list[Entry], int]:
-    """As many entries as an answer takes, and the id to go on with."""
-    rows: list[Entry] = []
-    size = 0
-    for entry in entries:
-        if (rows and size + len(entry.payload) > ANSWER_BYTES) or (upto is not None and entry.id > upto):
-            return rows, int.from_bytes(entry.id, "big")
-        rows.append(entry)
-        size += len(entry.payload)
-    return rows, next_id
+    def _sweep(self) -> None:
+        """Cut whoever stalls, again and again."""
+        now = time.monotonic()
+        for connection in list(self._connections):
+            reason = connection.overdue(now)
+            if reason:
+                _log.info("connection %d to the log is cut: it %s", connection.number, reason)
+                connection.close()
+        limits = self._limits
+        self._loop.call_later(min(SWEEP_S, limits.hello_s, limits.stalled_s, limits.idle_s), self._sweep)

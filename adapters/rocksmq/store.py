@@ -70,13 +70,15 @@ class RocksMQ:
         clock: Clock | None = None,
         metrics: Metrics | None = None,
         serve: bool = True,
+        tcp_port: int | None = None,
     ) -> RocksMQ:
         """Own `directory`, created if absent, and recover what it holds.
 
         `segment_bytes` may differ from one opening to the next. `spare_segments` recycled files are kept beside the one
         made ready ahead of need. `tail_bytes` of the newest entries stay in memory. Over `pending_bytes` of appends not
         yet written, `submit` raises `Overloaded`; below `free_space_bytes` of free space, `DiskPressure`. With `serve`,
-        other processes may read through a Unix socket in the directory.
+        other processes may use the log through a Unix socket in the directory, with `tcp_port` also through that port of
+        127.0.0.1 (0: any; see `tcp_port`), if they can read the secret in the file `token`.
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
@@ -90,6 +92,7 @@ class RocksMQ:
             pending_bytes,
             free_space_bytes,
             serve,
+            tcp_port,
         )
 
     def __init__(self, disk: Disk, clock: Clock, metrics: Metrics | None) -> None:
@@ -111,6 +114,7 @@ class RocksMQ:
         pending_bytes: int,
         free_space_bytes: int,
         serve: bool,
+        tcp_port: int | None,
     ) -> RocksMQ:
         self._directory = Directory(directory)
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tidewal-read")
@@ -129,7 +133,13 @@ class RocksMQ:
             self._journal.start()
             self._begin_life()
             if serve:
-                self._server = Server(self, self._directory.path)
+                self._server = Server(
+                    self,
+                    self._directory.path,
+                    boot=self._registry.boot,
+                    frame_bytes=self._segments.capacity,
+                    tcp_port=tcp_port,
+                )
                 self._server.start()
         except BaseException as error:
             for undo in reversed(opened):
@@ -210,6 +220,11 @@ class RocksMQ:
     @property
     def directory(self) -> str:
         return self._directory.path
+
+    @property
+    def tcp_port(self) -> int | None:
+        """The port of 127.0.0.1 at which other processes are served, if any."""
+        return self._server.port if self._server is not None else None
 
     @property
     def boot(self) -> int:

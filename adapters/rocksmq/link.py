@@ -1,0 +1,245 @@
+"""One conversation with the owner of a directory, over its socket: `runtime/remote.py` describes the protocol.
+
+Requests are multiplexed. Answers are read on the loop that opened the link; appends and notes are sent from whichever
+thread makes them, without waiting for the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from ...runtime.errors import BadRecord, MessageTooLarge, TidewalError, Unavailable
+from ...runtime.remote import FRAME_BYTES, HEAD_BYTES, ROW, TIMEOUT_S, Address, encode, encode_request, result_in
+from ...runtime.wal import Append, OnAppended, Payload
+from .wire import Inbox, Outbox
+
+_Waiting: TypeAlias = "asyncio.Future[object]"
+
+__all__ = ["Address", "Link"]
+
+
+class Link:
+    """Use from the loop that opened it, `append` and `notify` from any thread.
+
+    Payloads are sent from where they are, so nobody may write into one until its append is answered. Whoever appends
+    bounds what is under way: the link itself holds all that it is given. When the owner ends the conversation, breaks
+    the protocol, or leaves an append unanswered and sends nothing else for `TIMEOUT_S`, the link is lost: every `ask`
+    ends with `Unavailable`, no callback of an append is called any more, and `on_lost` is, once, unless `close` came
+    first.
+    """
+
+    boot: int
+    frame_bytes: int
+
+    @classmethod
+    async def open(cls, address: Address | str, client: bytes, *, on_lost: Callable[[TidewalError], None]) -> Link:
+        """Connect; a string is the directory. Raises `Unavailable`, `Overloaded` (too many connections), `Unsupported`
+        (an owner with another version of the protocol), `InvalidRequest` (a wrong token)."""
+        if isinstance(address, str):
+            address = Address(os.path.abspath(address))
+        loop = asyncio.get_running_loop()
+        connection = address.new_socket()
+        try:
+            hello = address.hello(client)
+            connection.setblocking(False)
+            with address.target() as target:
+                if address.directory:
+                    connection.connect(target)
+                else:
+                    async with asyncio.timeout(TIMEOUT_S):
+                        await loop.sock_connect(connection, target)
+        except OSError as error:  # a TimeoutError is one
+            connection.close()
+            raise address.unavailable(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        link = cls(address, loop, connection, on_lost)
+        try:
+            greeting = await link.ask("hello", *hello)
+            link.boot, link.frame_bytes = greeting["boot"], greeting["frame_bytes"]
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    def __init__(
+        self,
+        address: Address,
+        loop: asyncio.AbstractEventLoop,
+        connection: socket.socket,
+        on_lost: Callable[[TidewalError], None],
+    ) -> None:
+        """Use `open`."""
+        self._address, self._loop, self._socket, self._on_lost = address, loop, connection, on_lost
+        self._numbers = itertools.count(1)
+        self._asking: dict[int, _Waiting] = {}
+        self._appending: dict[int, tuple[OnAppended, float]] = {}  # with the time, so that the first is the oldest
+        self._inbox = Inbox(connection, _check)
+        self._outbox = Outbox(loop, connection, self._failed, _nothing)
+        self._lost: TidewalError | None = None
+        self._heard_at = time.monotonic()
+        self._timer = loop.call_later(TIMEOUT_S / 4, self._look)
+        loop.add_reader(connection.fileno(), self._readable)
+
+    async def ask(self, method: str, *arguments: object, wait_s: float = 0.0) -> Any:
+        """Raises what the owner raised, and `Unavailable` when the link is lost or no answer comes in `TIMEOUT_S` +
+        `wait_s`: then with `outcome_unknown`, unless nothing was sent. A last argument that is a sequence of `Append`
+        travels as entries do; what `read` answers has a list of `Entry`."""
+        if self._lost is not None:
+            raise Unavailable(self._lost.message, path=str(self._address))
+        seq = next(self._numbers)
+        buffers = self._encode(seq, method, arguments)
+        answer: _Waiting = self._loop.create_future()
+        self._asking[seq] = answer
+        deadline = self._loop.call_later(TIMEOUT_S + wait_s, self._expire, answer)
+        self._outbox.send(buffers)
+        try:
+            return await answer
+        finally:
+            deadline.cancel()
+            self._asking.pop(seq, None)
+
+    def append(self, number: int, settled: int, entries: Sequence[Append], answered: OnAppended) -> None:
+        """Send an append. The order of the calls is the order of the log. Never blocks and never raises; `answered`
+        gets the ids or the error, on the loop."""
+        seq = next(self._numbers)
+        try:
+            buffers = encode_request(seq, "append", (number, settled), entries)
+            self._check_size(buffers, len(entries))
+        except TidewalError as error:
+            self._call_later(answered, error)
+            return
+        self._appending[seq] = answered, time.monotonic()
+        self._outbox.send(buffers)
+
+    def notify(self, method: str, *arguments: object) -> None:
+        """Send a request that wants no answer. Does nothing once the link is lost."""
+        self._outbox.send(encode([0, method, *arguments]))
+
+    async def close(self) -> None:
+        """End the conversation. A second call does nothing."""
+        self._end(Unavailable(f"the link to {self._address} is closed", path=str(self._address)))
+
+    # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def _encode(self, seq: int, method: str, arguments: tuple[object, ...]) -> list[Payload]:
+        entries = _entries(arguments)
+        if entries is None:
+            buffers = encode([seq, method, *arguments])
+        else:
+            buffers = encode_request(seq, method, arguments[:-1], entries)
+        if method != "hello":
+            self._check_size(buffers, len(entries or ()))
+        return buffers
+
+    def _check_size(self, buffers: Sequence[Payload], count: int) -> None:
+        size = sum([len(buffer) for buffer in buffers])
+        if size <= HEAD_BYTES:
+            return
+        head_bytes = int.from_bytes(buffers[0][:4], "big")
+        if head_bytes > HEAD_BYTES:
+            message = f"a request of {head_bytes} bytes without its entries is over the limit of {HEAD_BYTES}"
+            raise MessageTooLarge(message, size=head_bytes, limit=HEAD_BYTES)
+        if count and size - head_bytes > self.frame_bytes:
+            message = f"entries of {size} bytes are over the {self.frame_bytes} that one commit can hold"
+            raise MessageTooLarge(message, size=size, limit=self.frame_bytes)
+
+    def _call_later(self, answered: OnAppended, error: TidewalError) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it went everybody who waited
+            self._loop.call_soon_threadsafe(answered, error)
+
+    # ---- receiving ---------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        try:
+            if not self._inbox.receive():
+                raise ConnectionError("the connection ended")
+            self._heard_at = time.monotonic()
+            while self._lost is None and (frame := self._inbox.next()) is not None:
+                self._answered(*result_in(frame))
+            if self._inbox.wanted:
+                self._inbox.make_room()
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, BadRecord) as error:
+            self._lose(self._address.unavailable(error))
+
+    def _answered(self, seq: int, result: object) -> None:
+        appending = self._appending.pop(seq, None)
+        if appending is not None:
+            appending[0](cast("list[bytes] | TidewalError", result))
+            return
+        answer = self._asking.get(seq)
+        if answer is not None:
+            if answer.done():
+                return
+            if isinstance(result, TidewalError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+        elif seq == 0 and isinstance(result, TidewalError):  # the owner refuses to go on
+            self._lose(result)
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _expire(self, answer: _Waiting) -> None:
+        if not answer.done():
+            silent = TimeoutError("no answer in time")
+            answer.set_exception(self._address.unavailable(silent, outcome_unknown=True))
+
+    def _look(self) -> None:
+        """Whether an owner that owes an answer is silent for too long."""
+        now = time.monotonic()
+        self._timer = self._loop.call_later(TIMEOUT_S / 4, self._look)
+        oldest = next(iter(self._appending.copy().values()), None)
+        if oldest is not None and now - max(oldest[1], self._heard_at) > TIMEOUT_S:
+            self._lose(self._address.unavailable(TimeoutError("no answer in time")))
+
+    def _failed(self, error: OSError) -> None:
+        self._lose(self._address.unavailable(error))
+
+    def _lose(self, error: TidewalError) -> None:
+        if self._lost is None:
+            self._end(error)
+            self._on_lost(error)
+
+    def _end(self, error: TidewalError) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._timer.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._outbox.close()
+        self._socket.close()
+        self._appending.clear()
+        if isinstance(error, Unavailable):
+            error = Unavailable(error.message, path=str(self._address), outcome_unknown=True)
+        for answer in self._asking.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+
+def _entries(arguments: tuple[object, ...]) -> Sequence[Append] | None:
+    """The last argument where it is a sequence of `Append`."""
+    last = arguments[-1] if arguments else None
+    if isinstance(last, list | tuple) and last and isinstance(last[0], Append):
+        return cast("Sequence[Append]", last)
+    return None
+
+
+def _check(head_bytes: int, rows: int, payload_bytes: int) -> None:
+    size = head_bytes + rows * ROW.size + payload_bytes
+    if size > FRAME_BYTES:
+        raise BadRecord(f"an answer of {size} bytes", reason="size")
+
+
+def _nothing() -> None:
+    pass
