@@ -109,6 +109,7 @@ _WAL = (
         "wal_scan_incomplete_batch_total", "Batches dropped because a part of them was missing", CHANNEL, "role_name"
     ),
     _gauge("wal_scanner_pending_queue_bytes", "bytes", "Read and not yet consumed", "collection_name", "role_name"),
+    _counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
     _counter("wal_dead_letter_message_total", "Bad records kept aside, by reason", CHANNEL, "reason"),
 )
 
@@ -123,6 +124,7 @@ _ROCKSMQ = (
     _gauge("rocksmq_journal_bytes", "bytes", "Size of the journal on disk"),
     _gauge("rocksmq_journal_segments", "count", "Segments, by state: live or spare", "state"),
     _counter("rocksmq_journal_recycled_bytes_total", "Bytes that retention removed", unit="bytes"),
+    _counter("rocksmq_groups_cut_off_total", "Consumer groups that lost entries of a channel to retention"),
     _gauge("rocksmq_journal_failed", "info", "1 after a failed write or sync, until reopened"),
     _gauge("rocksmq_free_space_bytes", "bytes", "Free space of the journal's file system"),
 )

@@ -145,10 +145,10 @@ class ChannelTable:
     def _acked(self, number: int, group: str, upto: bytes | None, ids: Sequence[bytes], reset: bool) -> None:
         if (state := self.by_number.get(number)) is None:
             return
-        progress = state.groups.get(group)
-        if progress is None:
-            progress = state.groups[group] = Progress()
-        progress.apply(Change(group, state.name, upto, tuple(ids), reset))
+        before = state.groups.get(group, Progress())
+        after = Progress(before.acked_to, before.acked.copy())  # another one: other threads read it
+        after.apply(Change(group, state.name, upto, tuple(ids), reset))
+        state.groups[group] = after
 
     def _forget(self, group: str) -> None:
         for state in self.by_number.values():

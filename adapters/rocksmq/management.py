@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...runtime.clock import Clock
 from ...runtime.errors import ChannelExists, ChannelNotFound, TidewalError
 from ...runtime.wal import ChannelPolicy, OnAppended
@@ -17,9 +19,19 @@ from .wakeup import Hubs
 class Management:
     """Creates, drops, truncates and holds the channels of one registry."""
 
-    def __init__(self, registry: Registry, journal: Journal, gate: Gate, hubs: Hubs, clock: Clock) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        journal: Journal,
+        gate: Gate,
+        hubs: Hubs,
+        clock: Clock,
+        *,
+        channels_changed: Callable[[], None],
+    ) -> None:
+        """`channels_changed` is called for each creation and drop of a durable channel, in their order."""
         self._registry, self._journal, self._gate = registry, journal, gate
-        self._hubs, self._clock = hubs, clock
+        self._hubs, self._clock, self._changed = hubs, clock, channels_changed
 
     async def create(self, name: str, policy: ChannelPolicy) -> None:
         check_name(name)
@@ -51,7 +63,7 @@ class Management:
             elif (created := self._journal.table.by_number.get(state.number)) is not None:
                 channel.groups = created.groups
             channel.created = True
-            done(result)
+            self._end(channel, result, done)
 
         self._put(records.create(state), settled, creates=state.number)
 
@@ -66,7 +78,7 @@ class Management:
 
             def dropped(result: list[bytes] | TidewalError) -> None:
                 found.tail.forget(len(found.tail.batches))
-                done(result)
+                self._end(found, result, done)
 
             self._put(records.drop(found.number), dropped)
         await future
@@ -94,6 +106,13 @@ class Management:
             self._gate.check_writable()
             self._put(record, done)
         await future
+
+    def _end(self, channel: Channel, result: list[bytes] | TidewalError, done: OnAppended) -> None:
+        try:
+            if not channel.policy.ephemeral:
+                self._changed()
+        finally:
+            done(result)
 
     def _put(self, record: bytes, done: OnAppended, creates: int = 0) -> None:
         self._journal.put(control(record, self._clock.wall_ms(), done, creates=creates))

@@ -16,6 +16,7 @@ class Measures:
             self._written = metrics.counter("rocksmq_journal_written_bytes_total")
             self._recycled = metrics.counter("rocksmq_journal_recycled_bytes_total")
             self._failed = metrics.gauge("rocksmq_journal_failed")
+            self._cut_off = metrics.counter("rocksmq_groups_cut_off_total")
             self._free = metrics.gauge("rocksmq_free_space_bytes")
             self._size = metrics.gauge("rocksmq_journal_bytes")
             self._live = metrics.gauge("rocksmq_journal_segments", state="live")
@@ -35,6 +36,10 @@ class Measures:
     def removed(self, size: int) -> None:
         if self._metrics is not None:
             self._recycled.inc(size)
+
+    def cut_off(self) -> None:
+        if self._metrics is not None:
+            self._cut_off.inc()
 
     def space(self, free_bytes: int, journal_bytes: int, live_segments: int, spare_segments: int) -> None:
         if self._metrics is not None:

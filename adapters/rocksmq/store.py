@@ -16,6 +16,7 @@ from typing import TypeVar
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.disk import Disk, RealDisk
 from ...runtime.errors import DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
+from ...runtime.groups.coordinator import Coordinator
 from ...runtime.metrics import Metrics
 from ...runtime.wal import Append, Capabilities, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload, Start
 from . import channels as records
@@ -23,6 +24,7 @@ from .appending import Appender
 from .channels import encode_id
 from .directory import Directory
 from .gate import Gate
+from .groups import JournalGroups
 from .history import History
 from .index import Index
 from .journal import PENDING_BYTES, Journal, control
@@ -35,7 +37,7 @@ from .reader import Reader
 from .recovery import Recovered, Recovery, RecoveryReport
 from .registry import Registry
 from .repeats import Repeats
-from .retention import expendable
+from .retention import Retention
 from .segments import Segments
 from .server import Server
 from .wakeup import Hub, Hubs
@@ -98,7 +100,6 @@ class RocksMQ:
     def __init__(self, disk: Disk, clock: Clock, metrics: Metrics | None) -> None:
         """Use `open`."""
         self._disk, self._clock, self._measures = disk, clock, Measures(metrics)
-        self._retention_lock = threading.Lock()
         self._hubs = Hubs()
         self._closed = threading.Event()
         self._server: Server | None = None
@@ -176,7 +177,20 @@ class RocksMQ:
         )
         self._appender = Appender(self._registry, self._journal, self._gate)
         self._repeats = Repeats(recovered.table.clients, self._registry, self._appender.submit, self._clock)
-        self._management = Management(self._registry, self._journal, self._gate, self._hubs, self._clock)
+        self._coordinator = Coordinator(
+            self._clock, JournalGroups(self._registry, self._journal.table, self._appender), self._registry.boot
+        )
+        self._management = Management(
+            self._registry,
+            self._journal,
+            self._gate,
+            self._hubs,
+            self._clock,
+            channels_changed=self._coordinator.channels_changed,
+        )
+        self._retention = Retention(
+            self._journal, self._segments, self._index, self._registry, clock=self._clock, measures=self._measures
+        )
 
     def _begin_life(self) -> None:
         """Count this life in the journal; it proves that the journal takes writes, too."""
@@ -198,6 +212,7 @@ class RocksMQ:
         with self._registry.lock:
             first, self._gate.closing = not self._gate.closing, True
         self._registry.wake_all()
+        self._coordinator.close()
         await asyncio.to_thread(self._close if first else self._closed.wait)
 
     def _close(self) -> None:
@@ -314,6 +329,7 @@ class RocksMQ:
     # ---- upkeep ------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        self._coordinator.expire()
         self.check_space()
         self.retain_now()
 
@@ -326,20 +342,7 @@ class RocksMQ:
 
     def retain_now(self) -> int:
         """Apply retention; how many segments went. Runs twice a second by itself."""
-        live = self._registry.by_number
-        with self._retention_lock:
-            sealed = sorted(self._journal.sealed.copy().items())
-            epochs = expendable(sealed, dict(self._journal.extents), dict(live), self._clock.wall_ms())
-            for epoch in epochs:
-                summary = self._journal.sealed.pop(epoch)
-                for number, (last_id, _) in summary.channels.items():
-                    channel = live.get(number)
-                    if channel is not None:
-                        channel.removed_to = max(channel.removed_to, last_id)
-                self._segments.recycle_first()
-                self._index.forget(epoch, list(summary.channels))
-                self._measures.removed(summary.end)
-            return len(epochs)
+        return self._retention.apply()
 
 
 def _opening_failed(path: str, error: OSError) -> TidewalError:

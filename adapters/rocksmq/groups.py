@@ -1,0 +1,64 @@
+"""Where consumer groups keep their positions: control records in the journal, in one frame with what was produced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...runtime.errors import TidewalError
+from ...runtime.groups.progress import Change, Progress
+from ...runtime.wal import Append, ChannelPolicy, OnAppended
+from . import channels as records
+from .appending import Appender
+from .channels import ChannelTable, decode_id, encode_id
+from .registry import Registry
+
+
+class JournalGroups:
+    """`GroupBackend` of one open journal. Thread-safe: the positions it tells are whole and do not change."""
+
+    def __init__(self, registry: Registry, table: ChannelTable, appender: Appender) -> None:
+        self._registry, self._table, self._appender = registry, table, appender
+
+    def channels(self) -> Collection[str]:
+        """The names of the durable channels there are."""
+        return [c.name for c in list(self._registry.names.values()) if c.created and not c.policy.ephemeral]
+
+    def policy(self, channel: str) -> ChannelPolicy:
+        """Raises `ChannelNotFound`."""
+        return self._registry.find(channel).policy
+
+    def progress(self, channel: str) -> Mapping[str, Progress]:
+        """By group, its position. Raises `ChannelNotFound`."""
+        return dict(self._registry.find(channel).groups)
+
+    def begin(self, channel: str) -> bytes:
+        """The id before the first entry that is kept, or will come. Raises `ChannelNotFound`."""
+        return encode_id(self._registry.find(channel).first_visible - 1)
+
+    def end(self, channel: str) -> bytes:
+        """The id of the last visible entry, or the one before all that will come: never below `begin`. Raises
+        `ChannelNotFound`."""
+        return encode_id(self._registry.find(channel).visible_to)
+
+    def commit(self, outputs: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
+        """One frame for all. Raises as `Wal.submit` does, and `InvalidRequest` for what is no id."""
+        self._appender.submit(outputs, done, records=[self._record(change) for change in changes])
+
+    def _record(self, change: Change) -> bytes:
+        for id in change.ids:
+            decode_id(id)
+        if change.upto:
+            decode_id(change.upto)
+        return records.acked(self._registry.find(change.channel).number, change)
+
+    def forget(self, group: str, done: OnAppended) -> None:
+        """Remove a group's positions. What it has acknowledged of queues stays removed."""
+
+        def forgotten(result: list[bytes] | TidewalError) -> None:
+            for number, state in list(self._table.by_number.items()):
+                channel = self._registry.by_number.get(number)
+                if channel is not None and state.truncated_to > channel.truncated_to:
+                    channel.truncated_to = state.truncated_to
+            done(result)
+
+        self._appender.submit((), forgotten, records=[records.forget(group)])
