@@ -12,7 +12,6 @@ the journal's own records (`channels.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
 from typing import NamedTuple, cast
@@ -29,9 +28,10 @@ READ_BYTES = 1024 * 1024
 JOIN_BYTES = 256 * 1024  # below this, copying bodies into one buffer is cheaper than a long iovec
 
 _PREFIX = Struct("<4sIQII")
+_HEADER = Struct("<4sIQIIQ")  # the prefix and the checksum
 _CHECKSUM = Struct("<Q")
 _ROW = Struct("<IIQQ")
-HEADER_BYTES = _PREFIX.size + _CHECKSUM.size
+HEADER_BYTES = _HEADER.size
 ROW_BYTES = _ROW.size
 pack_row = _ROW.pack  # channel number, body length, id, timestamp
 
@@ -64,8 +64,7 @@ def encode(
     return [prefix + _CHECKSUM.pack(checksum.intdigest()), *content, padding]
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A frame whose checksum was right. `bodies` is a view of memory of its own: nobody will write into it."""
 
     offset: int
@@ -99,14 +98,26 @@ class Scanner:
     `next()` returns None where no good frame begins; `offset` stays there and `found` says what does.
     """
 
-    def __init__(self, disk: Disk, file: int, epoch: int, salt: int, offset: int, end: int) -> None:
+    def __init__(
+        self, disk: Disk, file: int, epoch: int, salt: int, offset: int, end: int, piece_bytes: int = READ_BYTES
+    ) -> None:
         self.offset = offset
         self.found = Found.NOTHING
         self.end = end
         self._disk, self._file = disk, file
         self._epoch, self._salt = epoch & 0xFFFFFFFF, salt
+        self._piece_bytes = piece_bytes
         self._buffer = memoryview(b"")
         self._buffer_at = offset
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next frame is in memory already."""
+        rest = self._buffer[self.offset - self._buffer_at :]
+        if len(rest) < HEADER_BYTES:
+            return False
+        _, _, _, count, body_bytes, _ = _HEADER.unpack_from(rest)
+        return frame_bytes(count, body_bytes) <= len(rest)
 
     def next(self, sequence: int | None = None) -> Frame | None:
         """The frame at `offset`; given a sequence, only one with that."""
@@ -117,28 +128,29 @@ class Scanner:
 
     def at(self, offset: int, sequence: int | None = None) -> Frame | None:
         """The frame at any offset, without moving."""
-        self.found = Found.NOTHING
-        head = self._view(offset, HEADER_BYTES)
-        if len(head) < HEADER_BYTES:
+        start = self._reach(offset, HEADER_BYTES)
+        if start is None:
             self.found = Found.DAMAGE if offset + HEADER_BYTES <= self.end else Found.NOTHING  # cut short or full
             return None
-        magic, epoch, number, count, body_bytes = _PREFIX.unpack_from(head)
-        matches = (magic == MAGIC) + (epoch == self._epoch) + (sequence is None or number == sequence)
-        # One flipped bit spoils one of the three; a stale frame of a former life spoils two.
-        self.found = Found.DAMAGE if matches >= 2 else Found.NOTHING
+        magic, epoch, number, count, body_bytes, expected = _HEADER.unpack_from(self._buffer, start)
+        if magic != MAGIC or epoch != self._epoch or (sequence is not None and number != sequence):
+            # One flipped bit spoils one of the three; a stale frame of a former life spoils two.
+            matches = (magic == MAGIC) + (epoch == self._epoch) + (sequence is None or number == sequence)
+            self.found = Found.DAMAGE if matches == 2 else Found.NOTHING
+            return None
+        self.found = Found.DAMAGE
         size = frame_bytes(count, body_bytes)
-        if matches < 3 or offset + size > self.end:
+        if offset + size > self.end or (start := self._reach(offset, size)) is None:
             return None
-        view = self._view(offset, size)
-        used = HEADER_BYTES + ROW_BYTES * count + body_bytes
-        if len(view) < size:
+        buffer = self._buffer
+        table_at = start + HEADER_BYTES
+        bodies_at = table_at + ROW_BYTES * count
+        end = bodies_at + body_bytes
+        checksum = xxhash.xxh3_64(buffer[start : start + _PREFIX.size], seed=self._salt)
+        checksum.update(buffer[table_at:end])
+        if checksum.intdigest() != expected:
             return None
-        checksum = xxhash.xxh3_64(view[: _PREFIX.size], seed=self._salt)
-        checksum.update(view[HEADER_BYTES:used])
-        if checksum.intdigest() != _CHECKSUM.unpack_from(head, _PREFIX.size)[0]:
-            return None
-        bodies_at = HEADER_BYTES + ROW_BYTES * count
-        return Frame(offset, size, number, view[HEADER_BYTES:bodies_at], view[bodies_at:used])
+        return Frame(offset, size, number, buffer[table_at:bodies_at], buffer[bodies_at:end])
 
     def later_frame(self, offset: int, sequence: int) -> int | None:
         """The offset of a good frame beyond `offset` whose sequence is above `sequence`: proof that a bad one before
@@ -146,7 +158,7 @@ class Scanner:
         tag = MAGIC + self._epoch.to_bytes(4, "little")
         at = offset + ALIGNMENT - offset % ALIGNMENT
         while at < self.end:
-            piece = bytes(self._view(at, min(READ_BYTES, self.end - at)))
+            piece = self._disk.read(self._file, min(READ_BYTES, self.end - at), at)
             place = piece.find(tag)
             while place >= 0:
                 frame = self.at(at + place) if (at + place) % ALIGNMENT == 0 else None
@@ -158,10 +170,12 @@ class Scanner:
             at += len(piece) - len(tag)
         return None
 
-    def _view(self, offset: int, size: int) -> memoryview:
+    def _reach(self, offset: int, size: int) -> int | None:
+        """Where in the buffer that many bytes lie, read if they were not there; None where the file is shorter."""
         start = offset - self._buffer_at
         if start < 0 or start + size > len(self._buffer):
-            wanted = max(min(READ_BYTES, self.end - offset), min(size, self.end - offset), 0)
-            self._buffer = memoryview(self._disk.read(self._file, wanted, offset))
+            # A header alone tells how much to read for it: whole frames, if those behind it are of its size.
+            wanted = size if size <= HEADER_BYTES else max(self._piece_bytes // size, 1) * size
+            self._buffer = memoryview(self._disk.read(self._file, max(min(wanted, self.end - offset), 0), offset))
             self._buffer_at, start = offset, 0
-        return self._buffer[start : start + size]
+        return start if start + size <= len(self._buffer) else None

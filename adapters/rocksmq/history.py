@@ -34,13 +34,13 @@ class History:
         self._segments, self._index = segments, index
 
     def read(
-        self, channel: int, next_id: int, upto_id: int, cursor: Cursor | None = None
+        self, channel: int, next_id: int, upto_id: int, cursor: Cursor | None = None, piece_bytes: int = READ_BYTES
     ) -> tuple[list[Entry], Cursor | None]:
         """Entries with `next_id` ≤ id ≤ `upto_id`, as far as one piece goes, and where to go on (None: at the end).
         Raises `Gone` and `CorruptLog`."""
         entries: list[Entry] = []
         size = 0
-        walk = Walk(self._segments, self._index, channel, next_id, cursor)
+        walk = Walk(self._segments, self._index, channel, next_id, cursor, piece_bytes)
         for frame, following in walk:
             bodies, at = frame.bodies, 0
             for number, length, id, timestamp in frame.raw_rows():
@@ -52,7 +52,7 @@ class History:
                 at += length
             if walk.reached >= upto_id:
                 return entries, following if entries else None
-            if size >= READ_BYTES:
+            if size >= piece_bytes // 2 and not walk.at_hand:
                 return entries, following
         return entries, None
 
@@ -79,18 +79,34 @@ class Walk:
     walk goes there at once. So a channel with an entry here and there costs a few frames each, not all in between.
     """
 
-    def __init__(self, segments: Segments, index: Index, channel: int, next_id: int, cursor: Cursor | None) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        index: Index,
+        channel: int,
+        next_id: int,
+        cursor: Cursor | None,
+        piece_bytes: int = READ_BYTES,
+    ) -> None:
         self.reached = next_id - 1
+        self._piece_bytes = piece_bytes
+        self._scanner: Scanner | None = None
         self._segments, self._index, self._channel = segments, index, channel
         self._cursor = cursor or self._start(next_id)
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next frame costs no read."""
+        return self._scanner is not None and self._scanner.at_hand
 
     def __iter__(self) -> Iterator[tuple[Frame, Cursor]]:
         cursor = self._cursor
         while cursor is not None:
-            with self._segments.reading(cursor.place.epoch, cursor.offset) as reading:
+            with self._segments.reading(cursor.place.epoch, cursor.offset, self._piece_bytes) as reading:
                 if reading is None:
                     raise Gone
                 segment, scanner = reading
+                self._scanner = scanner
                 while cursor is not None and cursor.place.epoch == segment.epoch:  # one scanner, one buffer, for all
                     scanner.offset = cursor.offset
                     following = self._index.after(self._channel, cursor.place.id)

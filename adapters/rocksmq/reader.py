@@ -16,6 +16,10 @@ from .wakeup import Hub
 
 T = TypeVar("T")
 
+FIRST_PIECE_BYTES = 256 * 1024  # read at once from the files; twice as much each time, as long as it goes on
+PIECE_BYTES = 4 * 1024 * 1024
+PIECE_ENTRIES = 512  # pieces with so many entries do not grow: handing them over costs little beside making them
+
 
 class Source(Protocol):
     """What a reader needs of the store."""
@@ -46,6 +50,7 @@ class Reader:
         self._channel: Channel | None = None
         self._next_id = 0
         self._cursor: Cursor | None = None
+        self._piece_bytes = FIRST_PIECE_BYTES
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -130,13 +135,16 @@ class Reader:
         if self._next_id <= channel.removed_to:
             raise lost(channel, encode_id(self._next_id))
         next_id, cursor, upto_id = self._next_id, self._cursor, channel.tail.forgotten_to
+        piece_bytes = self._piece_bytes
         try:
             entries, self._cursor = await self._source.blocking(
-                lambda: self._source.history.read(channel.number, next_id, upto_id, cursor)
+                lambda: self._source.history.read(channel.number, next_id, upto_id, cursor, piece_bytes)
             )
         except Gone:
             self._cursor = None
             return ()
+        if len(entries) < PIECE_ENTRIES:
+            self._piece_bytes = min(2 * piece_bytes, PIECE_BYTES)
         if not entries and self._cursor is None and next_id > channel.removed_to:
             self._next_id = upto_id + 1  # ids may have holes where a life ended
         return entries

@@ -221,7 +221,9 @@ class Segments:
         return epoch in self._live
 
     @contextlib.contextmanager
-    def reading(self, epoch: int, offset: int, piece_bytes: int = READ_BYTES) -> Generator[tuple[Segment, Scanner] | None]:
+    def reading(
+        self, epoch: int, offset: int, piece_bytes: int = READ_BYTES
+    ) -> Generator[tuple[Segment, Scanner] | None]:
         """A scanner over the known frames of a segment, or None when retention has taken it."""
         with self._lock:
             segment = self._live.get(epoch)
