@@ -16,6 +16,8 @@ from .frame import CONTROL, Found, Frame, Scanner
 from .index import SPAN_BYTES, Index, Place, SegmentSummary
 from .segments import HEADER_BYTES, Segment, Segments
 
+PLACES_AT_ONCE = 1000  # index entries written together
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
@@ -74,6 +76,7 @@ class Recovery:
         self._state = Recovered()
         self._frames = 0
         self._last_frame: Frame | None = None
+        self._places: list[tuple[int, Place]] = []  # to be indexed
 
     def run(self) -> Recovered:
         """Raises `CorruptLog`, `FormatTooNew` and `OSError`."""
@@ -148,6 +151,7 @@ class Recovery:
             self._frames += 1
             self._last_frame = frame
             self._apply(segment, frame)
+        self._index_places()
         segment.end = scanner.offset
         found = scanner.found
         if scanner.later_frame(segment.end, state.next_sequence) is not None:
@@ -160,26 +164,37 @@ class Recovery:
 
     def _apply(self, segment: Segment, frame: Frame) -> None:
         state = self._state
+        spans: dict[int, list[int]] = {}  # channel: first id, last id, highest timestamp, bytes
         at = 0
-        last: dict[
-            int, tuple[int, int, int, int, int]
-        ] = {}  # channel: first id, earlier and max timestamp, last id, bytes
         for channel, length, id, timestamp in frame.raw_rows():
+            span = spans.get(channel)
             if channel == CONTROL:
                 state.table.apply(frame.bodies[at : at + length])
-            elif (known := state.table.by_number.get(channel)) is not None:
-                before = last.get(channel, (id, known.max_timestamp, known.max_timestamp, id, 0))
-                last[channel] = before[0], before[1], max(before[2], timestamp), id, before[4] + length
+            elif span is None:
+                spans[channel] = [id, id, timestamp, length]
+            else:
+                span[1] = id
+                if timestamp > span[2]:
+                    span[2] = timestamp
+                span[3] += length
             at += length
-        places: list[tuple[int, Place]] = []
-        for channel, (first_id, earlier, highest, last_id, size) in last.items():
+        for channel, (first_id, last_id, highest, size) in spans.items():
+            known = state.table.by_number.get(channel)
+            if known is None:
+                continue
+            place = state.indexer.place(channel, first_id, segment.epoch, frame.offset, known.max_timestamp)
+            if place is not None:
+                self._places.append((channel, place))
             state.table.advance(channel, last_id, highest)
             state.extents.add(channel, last_id, size)
-            place = state.indexer.place(channel, first_id, segment.epoch, frame.offset, earlier)
-            if place is not None:
-                places.append((channel, place))
-        if places:
-            self._index.add(places, max(self._index.durable_to(), (segment.epoch, frame.offset)))
+        if len(self._places) >= PLACES_AT_ONCE:
+            self._index_places()
+
+    def _index_places(self) -> None:
+        if self._places:
+            _, last = self._places[-1]
+            self._index.add(self._places, max(self._index.durable_to(), (last.epoch, last.offset)))
+            self._places = []
 
     def _seal(self, segment: Segment) -> None:
         """A later segment begins: what lies in this one is final."""
