@@ -13,6 +13,7 @@ from .doctor import doctor
 from .inspect import inspect
 from .run import run
 from .tail import tail
+from .verify import verify
 
 FAILED = 2  # exit status for an error that Tidewal raised on purpose
 
@@ -31,6 +32,7 @@ def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it:
 
 for _command in (demo, run, tail, inspect, doctor):
     app.command()(_command)
+app.add_typer(verify, name="verify")
 
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:

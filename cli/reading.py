@@ -30,10 +30,20 @@ async def opened(url: str) -> AsyncGenerator[Wal]:
 
 
 def _check_there(url: str) -> None:
-    parts = urlsplit(url)
-    directory = Path(parts.netloc + unquote(parts.path)).absolute()
-    if parts.scheme == "rocksmq" and not (directory / "FORMAT").is_file():
+    if urlsplit(url).scheme == "rocksmq":
+        local_directory(url)
+
+
+def local_directory(where: str) -> str:
+    """The directory of the embedded log that a URL or a path names. Raises `ConfigError` where there is none."""
+    parts = urlsplit(where)
+    if parts.scheme not in ("", "rocksmq"):
+        raise ConfigError(f"{where}: only an embedded log has a directory", key="wal")
+    path = parts.netloc + unquote(parts.path) if parts.scheme else where
+    directory = Path(path).absolute()
+    if not (directory / "FORMAT").is_file():
         raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
+    return str(directory)
 
 
 async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> AsyncIterator[Entry]:

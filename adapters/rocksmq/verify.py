@@ -1,0 +1,227 @@
+"""Scrub a journal: read every frame of every segment and say what is there and what is wrong, changing nothing.
+
+Checked are headers, checksums, sequences without gaps, row tables against bodies, ids that only grow in each channel,
+control records that can be read, and, where nobody owns the directory, that the index finds what the journal holds.
+Memory is bounded by the number of channels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ...runtime.disk import Disk
+from ...runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable
+from .channels import ChannelTable
+from .directory import Directory
+from .frame import CONTROL, Found, Frame
+from .index_check import IndexCheck
+from .segments import HEADER_BYTES
+from .survey import Gap, ReadOnlyDisk, SegmentFile, Survey
+
+MAX_FINDINGS = 100  # of one segment; what is over that is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong: `end` is where the damage ends, `lost_frames` how many frames are gone, where that is known."""
+
+    path: str
+    offset: int
+    what: str
+    end: int | None = None
+    lost_frames: int | None = None
+
+
+@dataclass(slots=True)
+class SegmentReport:
+    """What one segment holds. `state`: "ok"; "in use" (the owner's last one, up to its last good frame); "torn" (an
+    unfinished frame at the journal's end, which the next opening cuts off); "spare" (no frame yet); "damaged"; "gone"
+    (recycled while it was being read)."""
+
+    epoch: int
+    path: str
+    state: str = "ok"
+    frames: int = 0
+    end: int = HEADER_BYTES
+    entries: int = 0
+    channels: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])  # last id, payload bytes
+    findings: list[Finding] = field(default_factory=list[Finding])
+    more_findings: int = 0
+
+    def found(self, offset: int, what: str, *, end: int | None = None, lost_frames: int | None = None) -> None:
+        self.state = "damaged"
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(Finding(self.path, offset, what, end, lost_frames))
+        else:
+            self.more_findings += 1
+
+
+@contextmanager
+def claimed(directory: str) -> Generator[bool]:
+    """Keep the directory from being opened while it is read. False: somebody owns it, or it cannot be locked here
+    (a read-only mount). Raises `ConfigError` where there is no log."""
+    if not os.path.isdir(os.path.join(directory, "journal")):
+        raise ConfigError(f"there is no log in {directory}", key="wal")
+    try:
+        claim = Directory(directory)
+    except (DirectoryInUse, DirectoryUnwritable):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        claim.close()
+
+
+def verify(directory: str, *, owned: bool, disk: Disk | None = None) -> Iterator[SegmentReport]:
+    """One report per segment, oldest first; each is final when the next one comes. With `owned` somebody may be writing
+    meanwhile, and the index, which is his, is left alone. Raises `FormatTooNew`, `OSError`, and `CorruptLog` for an
+    index that cannot be opened."""
+    survey = Survey(disk or ReadOnlyDisk(), os.path.join(directory, "journal"))
+    index = None if owned else IndexCheck.open(os.path.join(directory, "index"))
+    try:
+        yield from Scrub(survey, index, owned=owned).run()
+    finally:
+        if index is not None:
+            index.close()
+        survey.close()
+
+
+class Scrub:
+    """One pass over all segments."""
+
+    def __init__(self, survey: Survey, index: IndexCheck | None, *, owned: bool) -> None:
+        self._survey, self._index, self._owned = survey, index, owned
+        self._table = ChannelTable()
+        self._sequence: int | None = None
+        self._last_ids: dict[int, int] = {}
+        self._intact = True
+        self._before: SegmentReport | None = None
+
+    def run(self) -> Iterator[SegmentReport]:
+        segments = self._survey.segments
+        for path in self._survey.vanished:
+            yield SegmentReport(0, path, "gone")
+        for place, segment in enumerate(segments):
+            report = SegmentReport(segment.epoch, segment.path)
+            before = self._before
+            if before is not None and segment.epoch != before.epoch + 1:
+                report.found(0, f"segments {before.epoch + 1} to {segment.epoch - 1} are missing before it")
+            self._segment(report, segment, segments[place + 1] if place + 1 < len(segments) else None)
+            if report.frames == 0 and report.state == "ok":
+                if place == len(segments) - 1:
+                    report.state = "spare"
+                else:
+                    report.found(HEADER_BYTES, "no frame, though segments follow")
+            if before is not None:
+                self._settle(before, report)
+                yield before
+            self._before = report
+            if self._owned and report.state == "in use":
+                break
+        if self._before is not None:
+            self._settle(self._before, None)
+            yield self._before
+
+    def _segment(self, report: SegmentReport, segment: SegmentFile, following: SegmentFile | None) -> None:
+        if segment.header_damaged:
+            report.found(0, "the header is damaged")
+        if segment.header is None:
+            report.found(HEADER_BYTES, "nothing tells the salt: its frames cannot be checked", end=segment.size)
+            return
+        if segment.size < segment.header.size:
+            report.found(segment.size, "the file is cut short", end=segment.header.size)
+        for piece in self._survey.walk(segment, self._sequence):
+            if isinstance(piece, Gap):
+                self._gap(report, piece)
+            else:
+                self._frame(report, piece)
+        self._tail(report, segment, following)
+        refused, self._survey.reader.refused = self._survey.reader.refused, None
+        if refused is not None:
+            report.found(HEADER_BYTES, f"the device cannot read all of it: {refused}")
+        if self._owned and report.state == "damaged" and self._recycled(segment):
+            report.state, report.findings, report.more_findings = "gone", [], 0
+
+    def _gap(self, report: SegmentReport, gap: Gap) -> None:
+        before = self._before
+        if gap.end == HEADER_BYTES and before is not None and before.epoch == report.epoch - 1:
+            before.found(before.end, "frames are missing at its end", lost_frames=gap.lost)
+            return
+        what = "damaged frames" if gap.end > gap.offset else "frames are missing"
+        if gap.offset == HEADER_BYTES and gap.lost is None:
+            what = "a damaged frame, where a snapshot of all channels must be"
+        report.found(gap.offset, what, end=gap.end, lost_frames=gap.lost)
+
+    def _frame(self, report: SegmentReport, frame: Frame) -> None:
+        report.frames += 1
+        report.end = frame.end
+        self._sequence = frame.sequence + 1
+        if report.frames == 1 and not report.findings and not _is_snapshot(frame):
+            report.found(frame.offset, "the first frame holds no snapshot of all channels")
+        at = 0
+        firsts: dict[int, int] = {}
+        for channel, length, id, _ in frame.raw_rows():
+            if channel == CONTROL:
+                self._control(report, frame, frame.bodies[at : at + length])
+            else:
+                if id <= self._last_ids.get(channel, -1):
+                    report.found(frame.offset, f"channel {channel}: id {id:016x} is not above the one before")
+                self._last_ids[channel] = id
+                firsts.setdefault(channel, id)
+                report.entries += 1
+                report.channels[channel] = id, length + report.channels.get(channel, (0, 0))[1]
+            at += length
+        if at != len(frame.bodies):
+            report.found(frame.offset, f"its rows tell of {at} bytes, its bodies have {len(frame.bodies)}")
+        if self._index is not None and report.state == "ok":  # behind damage it is not the index's fault
+            for what in self._index.frame(report.epoch, frame.offset, firsts):
+                report.found(frame.offset, what)
+
+    def _control(self, report: SegmentReport, frame: Frame, body: memoryview) -> None:
+        try:
+            self._table.apply(body)
+        except Exception as error:  # whatever a record that is no such record makes msgpack and the table raise
+            report.found(frame.offset, f"a control record cannot be read: {type(error).__name__}: {error}")
+
+    def _tail(self, report: SegmentReport, segment: SegmentFile, following: SegmentFile | None) -> None:
+        """Behind the last good frame: the journal's end, or damage. A frame that is torn at the very end will be cut
+        off by the next opening; nobody was told that it is durable, unless the index knows better."""
+        begins = following is not None and self._begins(following)
+        if self._owned and not begins:
+            if report.frames and report.state == "ok":
+                report.state = "in use"
+            return
+        scanner = self._survey.scanner(segment, report.end)
+        while (frame := scanner.next(self._sequence)) is not None:  # the owner went on between the two looks
+            self._frame(report, frame)
+        if scanner.found is Found.DAMAGE and begins:
+            report.found(report.end, "a damaged frame, and no good one behind it in this segment")
+        elif scanner.found is Found.DAMAGE and report.state == "ok":
+            report.state = "torn"
+
+    def _begins(self, segment: SegmentFile) -> bool:
+        return segment.header is not None and self._survey.scanner(segment, HEADER_BYTES).at(HEADER_BYTES) is not None
+
+    def _recycled(self, segment: SegmentFile) -> bool:
+        try:
+            return os.stat(segment.path).st_ino != os.fstat(segment.file).st_ino
+        except FileNotFoundError:
+            return True
+
+    def _settle(self, report: SegmentReport, following: SegmentReport | None) -> None:
+        """Say what only the index and the next segment can tell."""
+        if self._index is None:
+            return
+        final = following is None or following.frames == 0
+        self._intact &= report.state == "ok"
+        for offset, what in self._index.segment(report, self._sequence, final=final, intact=self._intact):
+            report.found(offset, what)
+
+
+def _is_snapshot(frame: Frame) -> bool:
+    row = next(frame.rows(), None)
+    return row is not None and row.channel == CONTROL and b"snapshot" in bytes(frame.bodies[:16])

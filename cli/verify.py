@@ -1,0 +1,79 @@
+"""`tidewal verify`: check what is stored, without changing it. `journal` reads every frame of an embedded log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from ..adapters.rocksmq.verify import SegmentReport, claimed
+from ..adapters.rocksmq.verify import verify as scrub
+from .reading import local_directory
+
+DAMAGED = 1  # exit status
+
+verify = typer.Typer(help="Check what is stored, without changing it.", no_args_is_help=True)
+
+
+@verify.callback()
+def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it: one command alone would lose its name
+    pass
+
+
+@verify.command()
+def journal(
+    where: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path, or its directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a line per segment, then the verdict.")] = False,
+) -> None:
+    """Read every frame of a log and check it: headers, checksums, sequences, ids, and the index.
+
+    While a process has the log open, its files are read up to the last good frame, and its index is left alone;
+    otherwise nobody can open the log while it is read. Exits with 0 when all is well, with 1 when something is damaged.
+    """
+    segments = frames = damaged = 0
+    size = 0
+    with claimed(local_directory(where)) as unowned:
+        for report in scrub(local_directory(where), owned=not unowned):
+            segments, frames, size = segments + 1, frames + report.frames, size + report.end
+            damaged += report.state == "damaged"
+            typer.echo(json.dumps(_picture(report)) if as_json else _text(report))
+    verdict: dict[str, Any] = {
+        "intact": not damaged,
+        "segments": segments,
+        "frames": frames,
+        "bytes": size,
+        "damaged_segments": damaged,
+        "index": "checked" if unowned else "in use, not checked",
+    }
+    if as_json:
+        typer.echo(json.dumps(verdict))
+    else:
+        outcome = f"damaged: {damaged} of {segments} segments" if damaged else "intact"
+        typer.echo(f"{outcome}; {segments} segments, {frames:,} frames, {size:,} bytes; index {verdict['index']}")
+    if damaged:
+        raise typer.Exit(DAMAGED)
+
+
+def _picture(report: SegmentReport) -> dict[str, Any]:
+    told = asdict(report)
+    told["channels"] = {
+        str(number): {"last_id": f"{last_id:016x}", "bytes": size}
+        for number, (last_id, size) in report.channels.items()
+    }
+    return told
+
+
+def _text(report: SegmentReport) -> str:
+    lines = [
+        f"{report.path}  {report.state}: {report.frames:,} frames, {report.entries:,} entries of"
+        f" {len(report.channels)} channels, {report.end:,} bytes"
+    ]
+    for finding in report.findings:
+        end = f" to {finding.end}" if finding.end is not None else ""
+        lost = f", {finding.lost_frames} frames lost" if finding.lost_frames is not None else ""
+        lines.append(f"    at {finding.offset}{end}: {finding.what}{lost}")
+    if report.more_findings:
+        lines.append(f"    … {report.more_findings:,} more")
+    return "\n".join(lines)
