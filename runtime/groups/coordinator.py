@@ -147,8 +147,9 @@ class Coordinator:
                 self._settle(found, [channel])
 
     def seek(self, group: str, member: str, channel: str, lease: int, upto: bytes, done: Done) -> None:
-        """Move the position to `upto`, backward too. The lease is over; the member gets the channel again under a new
-        one, also when storing the position failed. Raises `Fenced`, and `InvalidRequest` for an id past the end."""
+        """Move the position to `upto`, backward too (b"": to the first entry that is kept). The lease is over; the
+        member gets the channel again under a new one, also when storing the position failed. Raises `Fenced`, and
+        `InvalidRequest` for an id past the end."""
         with self._section:
             found, _ = self._find(group, member)
             seat = self._seat(found, member, channel, lease)
@@ -165,7 +166,7 @@ class Coordinator:
                 self._remove(found, leaving)
 
     def seek_group(self, group: str, channel: str, upto: bytes, done: Done) -> None:
-        """Move the position of a group in a channel that no member has. Raises `InvalidRequest` while one has it, and
+        """As `seek`, for a channel that no member has. Raises `InvalidRequest` while one has it, and
         what `join` raises for a group and channel that do not go together."""
         check_name("group", group)
         with self._section:
@@ -231,9 +232,10 @@ class Coordinator:
                     if timeout_s is not None and now - member.seen_alive > timeout_s:
                         self._remove(group, member)
                 for seat in [group.seats[channel] for channel in sorted(group.moving)]:
-                    holder = None if seat.holder is None else group.members[seat.holder]
-                    if holder is not None and now - (seat.wanted_since or now) >= holder.hand_over_s:
-                        self._vacate(group, seat)
+                    if seat.holder is not None and seat.wanted_since is not None:
+                        overdue = now - seat.wanted_since >= group.members[seat.holder].hand_over_s
+                        if overdue:
+                            self._vacate(group, seat)
                 self._settle(group, sorted(group.moving))
 
     @property
@@ -398,8 +400,8 @@ class Coordinator:
         def moved(result: list[bytes] | TidewalError) -> None:
             self._section.after(partial(done, result if isinstance(result, TidewalError) else None))
 
-        change = Change(group.name, seat.channel, upto, reset=True)
         try:
+            change = Change(group.name, seat.channel, upto or self._backend.begin(seat.channel), reset=True)
             self._commit(group, [seat], [], [change], moved)
         except TidewalError:
             self._settle(group, [seat.channel])

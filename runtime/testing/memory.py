@@ -6,11 +6,9 @@ Several `MemoryWal`s may share one `MemoryLog`: that is how a test restarts a no
 from __future__ import annotations
 
 import asyncio
-import bisect
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 
 from ..errors import (
     ChannelExists,
@@ -18,10 +16,13 @@ from ..errors import (
     Closed,
     InvalidRequest,
     MessageTooLarge,
-    PositionLost,
     TidewalError,
     Unavailable,
 )
+from ..groups.local_link import LocalLink, settled
+from ..groups.member import Member, start_member
+from ..groups.positions import resolve
+from ..groups.progress import Change
 from ..wal import (
     Append,
     Capabilities,
@@ -31,77 +32,26 @@ from ..wal import (
     From,
     FromId,
     FromTime,
+    GroupInfo,
     OnAppended,
     Payload,
     Start,
 )
 from .faults import Fault, FaultPlan
+from .memory_channel import MemoryChannel, Submitted, sequence_id, write
+from .memory_groups import MemoryGroups
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 READ_BATCH_ENTRIES = 256
 
 
-def _id(sequence: int) -> bytes:
-    return sequence.to_bytes(8, "big")
-
-
-@dataclass(slots=True)
-class _Channel:
-    policy: ChannelPolicy
-    entries: list[Entry] = field(default_factory=list[Entry])
-    first: int = 1  # sequence of entries[0]
-    size: int = 0  # bytes
-    waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
-    holds: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    dropped: bool = False
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.entries)
-
-    def add(self, payload: bytes, timestamp: int) -> bytes:
-        id = _id(self.end)
-        self.entries.append(Entry(id, timestamp, payload))
-        self.size += len(payload)
-        if self.policy.ephemeral and self.size > self.policy.ephemeral_bytes:
-            self._forget()
-        return id
-
-    def _forget(self) -> None:
-        """Let go of the oldest, and of some more than needed, so that it does not happen at every append."""
-        count = 0
-        while self.size > self.policy.ephemeral_bytes * 7 // 8 and count < len(self.entries) - 1:
-            self.size -= len(self.entries[count].payload)
-            count += 1
-        del self.entries[:count]
-        self.first += count
-
-    def wake(self) -> None:
-        waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            _wake(waiter)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    """Wake a reader, from whatever thread."""
-
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    loop = waiter.get_loop()
-    if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage] -- get_running_loop raises elsewhere
-        wake()
-    elif not loop.is_closed():
-        loop.call_soon_threadsafe(wake)
-
-
 class MemoryLog:
-    """What several `MemoryWal`s share: the channels and their entries."""
+    """What several `MemoryWal`s share: the channels, their entries, and the consumer groups."""
 
     def __init__(self) -> None:
-        self.channels: dict[str, _Channel] = {}
+        self.channels: dict[str, MemoryChannel] = {}
         self.lock = threading.Lock()
+        self.groups = MemoryGroups(self.channels, self.lock)
 
     def dump(self) -> list[tuple[str, bytes, bytes]]:
         """Every entry of the durable channels as (channel, id, payload): the trace that equal seeds make equal."""
@@ -113,39 +63,39 @@ class MemoryLog:
         ]
 
 
-@dataclass(slots=True)
-class _Submitted:
-    """Entries on their way, and what will be said of them: their ids, or an error."""
-
-    entries: list[tuple[_Channel, bytes, int]]
-    done: OnAppended
-    written: bool = True
-    error: TidewalError | None = None
-
-
 class MemoryWal:
     """`Wal` over a `MemoryLog`. Must be used from one event loop, `submit` apart; `submit` acknowledges at once, on
     the caller's thread, unless the fault plan says otherwise."""
 
     name = "memory"
-    capabilities = Capabilities(atomic_batches=True, seek_by_time=True, truncate=True, multi_process_write=False)
+    capabilities = Capabilities(
+        atomic_batches=True,
+        seek_by_time=True,
+        truncate=True,
+        multi_process_write=False,
+        groups=True,
+        individual_acks=True,
+        atomic_commits=True,
+    )
 
     def __init__(self, log: MemoryLog | None = None, faults: FaultPlan | None = None) -> None:
         self.log = log or MemoryLog()
         self.faults = faults
         self._closed = False
         self._close_waiters: set[asyncio.Future[None]] = set()
-        self._delayed: list[_Submitted] = []  # in order: a delayed append delays those behind it
+        self._delayed: list[Submitted] = []  # in order: a delayed append delays those behind it
         self._loop: asyncio.AbstractEventLoop | None = None  # where delays run
+        self._members: list[Member] = []
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         self._check_open()
         self._loop = asyncio.get_running_loop()
         if not _NAME.fullmatch(channel):
             raise InvalidRequest(f"channel name {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
-        existing = self.log.channels.setdefault(channel, _Channel(policy))
+        existing = self.log.channels.setdefault(channel, MemoryChannel(policy))
         if existing.policy != policy:
             raise ChannelExists(f"channel {channel} exists with another policy", channel=channel)
+        self.log.groups.coordinator.channels_changed()
 
     async def channels(self) -> list[str]:
         self._check_open()
@@ -162,8 +112,12 @@ class MemoryWal:
         if dropped is not None:
             dropped.dropped = True
             dropped.wake()
+            self.log.groups.coordinator.channels_changed()
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        self._submit(entries, (), done)
+
+    def _submit(self, entries: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
         self._check_open()
         channels = [self._channel(entry.channel) for entry in entries]
         for entry, channel in zip(entries, channels, strict=True):
@@ -174,20 +128,25 @@ class MemoryWal:
                     size=len(entry.payload),
                     limit=limit,
                 )
-        copied = [
-            (channel, bytes(entry.payload), entry.timestamp) for entry, channel in zip(entries, channels, strict=True)
-        ]
+        submitted = Submitted(
+            [
+                (channel, bytes(entry.payload), entry.timestamp)
+                for entry, channel in zip(entries, channels, strict=True)
+            ],
+            [(self._channel(change.channel), change) for change in changes],
+            done,
+        )
         fault = Fault.NONE
         if self.faults is not None and entries:
             fault = self.faults.decide(entries[0].channel, ephemeral=channels[0].policy.ephemeral)
-        self._apply(fault, copied, done)
+        self._apply(fault, submitted)
 
-    def _apply(self, fault: Fault, entries: list[tuple[_Channel, bytes, int]], done: OnAppended) -> None:
-        submitted = _Submitted(entries, done)
+    def _apply(self, fault: Fault, submitted: Submitted) -> None:
+        entries, done = submitted.entries, submitted.done
         delayed = False
         match fault:
             case Fault.DROP:
-                done([_id(0)] * len(entries))
+                done([sequence_id(0)] * len(entries))
                 return
             case Fault.FAIL:
                 submitted.written = False
@@ -206,13 +165,13 @@ class MemoryWal:
                 pass
         self._queue(submitted, delayed=delayed)
 
-    def _queue(self, submitted: _Submitted, *, delayed: bool) -> None:
+    def _queue(self, submitted: Submitted, *, delayed: bool) -> None:
         with self.log.lock:
             if delayed or self._delayed:
                 self._delayed.append(submitted)
                 answers = None
             else:
-                answers = _write([submitted])
+                answers = write([submitted])
         if answers is not None:
             answers()
         elif delayed and self.faults is not None:
@@ -224,7 +183,7 @@ class MemoryWal:
         """Let everything delayed so far happen: an append never overtakes an earlier one."""
         with self.log.lock:
             delayed, self._delayed = self._delayed, []
-            answers = _write(delayed)
+            answers = write(delayed)
         answers()
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
@@ -253,7 +212,7 @@ class MemoryWal:
             with self.log.lock:
                 if at < found.first:
                     if not found.policy.ephemeral:
-                        raise _lost(_id(at), found)
+                        raise found.lost(sequence_id(at))
                     at = found.first
                 index = at - found.first
                 batch = found.entries[index : index + READ_BATCH_ENTRIES]
@@ -263,7 +222,7 @@ class MemoryWal:
             else:
                 await self._wait(found, at)
 
-    async def _wait(self, channel: _Channel, at: int) -> None:
+    async def _wait(self, channel: MemoryChannel, at: int) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self.log.lock:
             if at < channel.end:  # another thread appended meanwhile
@@ -277,7 +236,7 @@ class MemoryWal:
             if waiter in channel.waiters:
                 channel.waiters.remove(waiter)
 
-    def _first_sequence(self, channel: _Channel, start: Start) -> int:
+    def _first_sequence(self, channel: MemoryChannel, start: Start) -> int:
         match start:
             case From.EARLIEST:
                 return channel.first
@@ -290,23 +249,19 @@ class MemoryWal:
                 sequence = int.from_bytes(id, "big")
                 wanted = sequence if inclusive else sequence + 1
                 if len(id) != 8 or wanted < channel.first or sequence >= channel.end:
-                    raise _lost(id, channel)
+                    raise channel.lost(id)
                 return wanted
 
     async def latest_id(self, channel: str) -> bytes | None:
         found = self._channel(channel)
-        return _id(found.end - 1) if found.end > 1 else None
+        return sequence_id(found.end - 1) if found.end > 1 else None
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
         return next((entry.id for entry in self._channel(channel).entries if entry.timestamp >= timestamp), None)
 
     async def truncate(self, channel: str, id: bytes) -> None:
-        found = self._channel(channel)
-        keep = min([id, *found.holds.values()])
-        count = bisect.bisect_left(found.entries, keep, key=lambda entry: entry.id)
-        found.size -= sum(len(entry.payload) for entry in found.entries[:count])
-        del found.entries[:count]
-        found.first += count
+        with self.log.lock:
+            self._channel(channel).remove_before(id)
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         holds = self._channel(channel).holds
@@ -315,16 +270,58 @@ class MemoryWal:
         else:
             holds[holder] = id
 
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> Member:
+        self._check_open()
+        groups = self.log.groups
+        groups.use(self._submit)
+        member = await start_member(
+            self,
+            LocalLink(groups.coordinator),
+            group,
+            channels,
+            start=start,
+            reset_to=reset_to,
+            session_timeout_s=session_timeout_s,
+            member=groups.new_member(),
+        )
+        self._members.append(member)
+        return member
+
+    async def groups(self) -> list[GroupInfo]:
+        self._check_open()
+        return self.log.groups.coordinator.groups()
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        upto = await resolve(self, channel, start)
+        groups = self.log.groups
+        groups.use(self._submit)
+        await settled(lambda done: groups.coordinator.seek_group(group, channel, upto, done))
+
+    async def drop_group(self, group: str) -> None:
+        self._check_open()
+        await settled(lambda done: self.log.groups.coordinator.drop_group(group, done))
+
     async def close(self) -> None:
         if self._closed:
             return
+        for member in self._members:
+            await member.aclose()
+        self.log.groups.drop(self._submit)
         self._release()
         self._closed = True
         for waiter in self._close_waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _channel(self, channel: str) -> _Channel:
+    def _channel(self, channel: str) -> MemoryChannel:
         self._check_open()
         try:
             return self.log.channels[channel]
@@ -334,29 +331,3 @@ class MemoryWal:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the memory WAL is closed")
-
-
-def _write(queue: Sequence[_Submitted]) -> Callable[[], None]:
-    """Write what is to be written, under the log's lock. Call what comes back without it: an answer may append."""
-    answers: list[tuple[OnAppended, list[bytes] | TidewalError]] = []
-    for submitted in queue:
-        entries = submitted.entries if submitted.written else []
-        ids = [channel.add(payload, timestamp) for channel, payload, timestamp in entries]
-        for channel, _, _ in entries:
-            channel.wake()
-        answers.append((submitted.done, ids if submitted.error is None else submitted.error))
-
-    def answer() -> None:
-        for done, result in answers:
-            done(result)
-
-    return answer
-
-
-def _lost(requested: bytes, channel: _Channel) -> PositionLost:
-    first = _id(channel.first)
-    return PositionLost(
-        f"position {requested.hex()} is not in the channel, its first is {first.hex()}",
-        requested=requested,
-        first_available=first,
-    )

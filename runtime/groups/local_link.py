@@ -1,0 +1,85 @@
+"""The link of members that live in the process of the log's owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from ..errors import TidewalError
+from ..wal import Append, From
+from .coordinator import Coordinator
+from .link import Ack, Shares
+
+
+class LocalLink:
+    """`GroupLink` over a coordinator in this process. A member here has no session: it lives as long as the owner does.
+    Waiting needs no timeout, because no wake-up is lost: `wait_s` only says whether to wait at all."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._changed: dict[tuple[str, str], asyncio.Event] = {}
+
+    async def join(
+        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        event = self._changed[group, member] = asyncio.Event()
+
+        def changed() -> None:
+            _on(loop, event.set)
+
+        join = self._coordinator.join
+        await settled(
+            lambda done: join(group, member, channels, start, None, changed, done, hand_over_s=session_timeout_s)
+        )
+
+    async def shares(self, group: str, member: str, seen: int | None, wait_s: float) -> Shares:
+        event = self._changed.setdefault((group, member), asyncio.Event())
+        while True:
+            event.clear()
+            shares = self._coordinator.shares(group, member)
+            if shares.version != seen or wait_s <= 0:
+                return shares
+            await event.wait()
+
+    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
+        ids = await settled(lambda done: self._coordinator.commit(group, member, acks, outputs, done))
+        return ids or []
+
+    async def release(self, group: str, member: str, channel: str, lease: int) -> None:
+        self._coordinator.release(group, member, channel, lease)
+
+    async def seek(self, group: str, member: str, channel: str, lease: int, upto: bytes) -> None:
+        await settled(lambda done: self._coordinator.seek(group, member, channel, lease, upto, done))
+
+    async def leave(self, group: str, member: str) -> None:
+        self._coordinator.leave(group, member)
+        self._changed.pop((group, member), None)
+
+
+async def settled(start: Callable[[Callable[[list[bytes] | TidewalError | None], None]], None]) -> list[bytes] | None:
+    """Start something that calls back, once and on any thread; what it was called with, an error raised."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[bytes] | None] = loop.create_future()
+
+    def settle(result: list[bytes] | TidewalError | None) -> None:
+        if future.done():
+            return
+        if isinstance(result, TidewalError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    start(lambda result: _on(loop, partial(settle, result)))
+    return await future
+
+
+def _on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call it on the loop: at once where this is its thread, so that the order depends on no other thread."""
+    if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage] -- get_running_loop raises elsewhere
+        call()
+        return
+    with suppress(RuntimeError):  # the loop is closed, and with it went everybody who waited
+        loop.call_soon_threadsafe(call)

@@ -1,0 +1,131 @@
+"""What was delivered of one channel and is not acknowledged yet, in the order of the channel."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from ..errors import InvalidRequest
+from ..wal import Delivered, Entry
+
+
+class Plan(NamedTuple):
+    """What to store: all ids ≤ `upto` are done (None: says nothing), and the single `ids` behind it. `batch` is the
+    last id of the batch they were delivered with."""
+
+    batch: bytes
+    upto: bytes | None
+    ids: tuple[bytes, ...]
+
+
+class _Singles:
+    """Which entries of one batch are done, once somebody acknowledges them one by one."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.order = [entry.id for entry in entries]
+        self.known = frozenset(self.order)
+        self.done: set[bytes] = set()
+        self.prefix = 0  # so many from the start are done
+
+    def left_of(self, ids: frozenset[bytes]) -> frozenset[bytes]:
+        done_to = self.order[self.prefix - 1] if self.prefix else b""
+        return frozenset(id for id in ids - self.done if id > done_to)
+
+    def prefix_with(self, ids: Collection[bytes]) -> int:
+        at = self.prefix
+        while at < len(self.order) and (self.order[at] in ids or self.order[at] in self.done):
+            at += 1
+        return at
+
+
+class _Batch:
+    __slots__ = ("singles", "through")
+
+    def __init__(self, through: bytes) -> None:
+        self.through = through  # the last id passed: behind what was delivered, entries may have been left out
+        self.singles: _Singles | None = None
+
+
+class Unacknowledged:
+    """Turns acknowledgements, single ones too, into as few and as cumulative steps as they allow. Costs a little per
+    batch, and per entry only where entries are acknowledged one by one."""
+
+    def __init__(self, acked_to: bytes) -> None:
+        self._batches: OrderedDict[bytes, _Batch] = OrderedDict()  # by the last id delivered
+        self._done_to = acked_to  # everything up to here is done
+        self._stored_to = acked_to  # and up to here that is stored cumulatively
+
+    def __len__(self) -> int:
+        """How many batches are not done."""
+        return len(self._batches)
+
+    def delivered(self, entries: Sequence[Entry], through: bytes) -> None:
+        """Note a batch, empty where everything up to `through` was done before and left out."""
+        if entries:
+            self._batches[entries[-1].id] = _Batch(through)
+        elif self._batches:
+            next(reversed(self._batches.values())).through = through
+        else:
+            self._done_to = through
+
+    def plan(self, delivered: Delivered, ids: Sequence[bytes] | None) -> Plan | None:
+        """What to store for an acknowledgement; None when it is stored already. Changes nothing. Raises
+        `InvalidRequest` for ids that are not in `delivered`."""
+        last = delivered.entries[-1].id
+        batch = self._batches.get(last)
+        if ids is None:
+            return None if batch is None else Plan(last, batch.through, ())
+        wanted = frozenset(ids)
+        singles = _Singles(delivered.entries) if batch is None or batch.singles is None else batch.singles
+        if not wanted <= singles.known:
+            raise InvalidRequest(f"an id to acknowledge was not delivered with this batch of {delivered.channel}")
+        left = singles.left_of(wanted)
+        if batch is None or not left:
+            return None
+        batch.singles = singles
+        upto = self._done_with(left)
+        return Plan(last, upto, tuple(sorted(id for id in left if upto is None or id > upto)))
+
+    def stored(self, plan: Plan) -> None:
+        """Note that a plan took effect."""
+        if plan.upto is not None:
+            self._stored_to = max(self._stored_to, plan.upto)
+            self._forget_to(plan.upto)
+        batch = self._batches.get(plan.batch)
+        if batch is not None and batch.singles is not None:
+            batch.singles.done.update(plan.ids)
+            done_to = self._done_with(())
+            if done_to is not None:
+                self._forget_to(done_to)
+
+    def overdue(self) -> bytes | None:
+        """The id up to which all is done though that was not stored cumulatively yet; None where it was."""
+        return self._done_to if self._done_to > self._stored_to else None
+
+    def _done_with(self, ids: Collection[bytes]) -> bytes | None:
+        """Up to where all would be done with these ids; None for no further than is stored."""
+        upto = self.overdue()
+        for batch in self._batches.values():
+            if batch.singles is None:
+                break
+            prefix = batch.singles.prefix_with(ids)
+            if prefix < len(batch.singles.order):
+                return batch.singles.order[prefix - 1] if prefix > batch.singles.prefix else upto
+            upto = batch.through
+        return upto
+
+    def _forget_to(self, upto: bytes) -> None:
+        self._done_to = max(self._done_to, upto)
+        while self._batches:
+            last, batch = next(iter(self._batches.items()))
+            if batch.through > upto:
+                singles = batch.singles
+                while (
+                    singles is not None
+                    and singles.prefix < len(singles.order)
+                    and (singles.order[singles.prefix] <= upto)
+                ):
+                    singles.prefix += 1
+                return
+            del self._batches[last]
