@@ -179,7 +179,7 @@ class ChannelTable:
                 s.max_timestamp,
                 s.truncated_to,
                 s.holds,
-                {group: [progress.acked_to, _runs(progress.acked)] for group, progress in s.groups.items()},
+                {group: [progress.acked_to, runs_of_ids(progress.acked)] for group, progress in s.groups.items()},
             ]
             for s in self.by_number.values()
         ]
@@ -204,12 +204,12 @@ class ChannelTable:
             known = policies[policy] if isinstance(policy, int) else decode_policy(policy)
             state = ChannelState(number, name, known, floor, last_id, max_timestamp, truncated_to, holds)
             for group, (acked_to, runs) in groups[0].items() if groups else ():
-                state.groups[group] = Progress(acked_to, set(_in_runs(runs)))
+                state.groups[group] = Progress(acked_to, set(ids_of_runs(runs)))
             self.by_number[number] = state
         self.clients.restore(picture.get("clients", ()))
 
 
-def _runs(ids: Iterable[bytes]) -> list[int]:
+def runs_of_ids(ids: Iterable[bytes]) -> list[int]:
     """Ids as runs without gaps: first and count, first and count, …"""
     runs: list[int] = []
     end = -1
@@ -221,7 +221,8 @@ def _runs(ids: Iterable[bytes]) -> list[int]:
     return runs
 
 
-def _in_runs(runs: Sequence[int]) -> Iterable[bytes]:
+def ids_of_runs(runs: Sequence[int]) -> Iterable[bytes]:
+    """The ids that `runs_of_ids` pictured."""
     for first, count in zip(runs[::2], runs[1::2], strict=True):
         for number in range(first, first + count):
             yield encode_id(number)
