@@ -1,4 +1,4 @@
-"""RocksMQ, the embedded default: a journal of recycled segments indexed by RocksDB."""
+"""RocksMQ, the embedded default: a journal of recycled segments indexed by RocksDB, for all processes of a machine."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from urllib.parse import unquote, urlsplit
 from ...runtime.errors import ConfigError, DirectoryInUse
 from ...runtime.wal import Wal
 from .recovery import RecoveryReport
-from .remote import RemoteRocksMQ
+from .shared import FAILOVER_S, SharedRocksMQ
 from .store import RocksMQ
 
 
-async def open_wal(url: str, *, own: bool = False, **options: Any) -> Wal:
+async def open_wal(url: str, *, own: bool | None = None, failover_s: float = FAILOVER_S, **options: Any) -> Wal:
     """Open `rocksmq:///absolute/path` or `rocksmq://./relative/path`.
 
-    The first process to open a directory owns it; others get a `RemoteRocksMQ`, which reads only, or with `own` the
-    error `DirectoryInUse`. Options are those of `RocksMQ.open`.
+    The first process to open a directory owns it, with `options` of `RocksMQ.open`. Others get a `SharedRocksMQ`, which
+    does all that the owner does, through it, and may take the directory over when the owner goes. `own` True:
+    raise `DirectoryInUse` instead. `own` False: never own the directory. `failover_s` is how long calls wait for an
+    owner before they raise `Unavailable`; with 0 this opening tries once.
     """
     directory = directory_of(url)
-    try:
-        return await RocksMQ.open(directory, **options)
-    except DirectoryInUse:
-        if own:
-            raise
-        return await RemoteRocksMQ.connect(directory)
+    if own is not False:
+        try:
+            return await RocksMQ.open(directory, **options)
+        except DirectoryInUse:
+            if own:
+                raise
+    return await SharedRocksMQ.connect(directory, may_own=own is None, failover_s=failover_s, **options)
 
 
 def directory_of(url: str) -> str:
@@ -36,4 +39,4 @@ def directory_of(url: str) -> str:
     return os.path.abspath(parts.netloc + unquote(parts.path))
 
 
-__all__ = ["RecoveryReport", "RemoteRocksMQ", "RocksMQ", "directory_of", "open_wal"]
+__all__ = ["RecoveryReport", "RocksMQ", "SharedRocksMQ", "directory_of", "open_wal"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tidewal.adapters.memory import MemoryWal
-from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.testing.memory import MemoryLog
-from tidewal.runtime.wal import ChannelPolicy, Entry, Start, Wal
+from tidewal.runtime.wal import Append, ChannelPolicy, Entry, Start, Wal
 
 SEGMENT_BYTES = 256 * 1024
 PLAIN = ChannelPolicy()
@@ -46,31 +47,47 @@ async def _truncate_only(wal: Wal, channel: str, id: bytes) -> None:
     await wal.truncate(channel, id)
 
 
-async def _truncate_and_recycle(wal: Wal, channel: str, id: bytes) -> None:
-    await wal.truncate(channel, id)
-    await fill_segment(wal)
-    assert isinstance(wal, RocksMQ)
-    wal.retain_now()
+class Owners:
+    """A RocksMQ directory whose owner lives in the test's process: each opening opens it anew."""
+
+    def __init__(self, directory: str, *, shared: bool) -> None:
+        self._directory, self._shared = directory, shared
+        self._owner: RocksMQ | None = None
+
+    async def open(self) -> Wal:
+        """The owner; or with `shared` what another process would get, over the socket."""
+        await self.close()
+        self._owner = await RocksMQ.open(self._directory, segment_bytes=SEGMENT_BYTES, serve=self._shared)
+        return await open_wal(f"rocksmq://{self._directory}", own=False) if self._shared else self._owner
+
+    async def close(self) -> None:
+        if self._owner is not None:
+            await self._owner.close()
+
+    async def remove_before(self, wal: Wal, channel: str, id: bytes) -> None:
+        assert self._owner is not None
+        await wal.truncate(channel, id)
+        await fill_segment(wal)
+        self._owner.retain_now()
 
 
-@pytest.fixture(params=["memory", "rocksmq"])
+@pytest.fixture(params=["memory", "rocksmq", "rocksmq-socket"])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    if request.param == "memory":
+    name: str = request.param
+    owners = Owners(str(tmp_path / "log"), shared=name == "rocksmq-socket")
+    if name == "memory":
         log = MemoryLog()
 
         async def open_memory() -> Wal:
             return MemoryWal(log)
 
-        found = Backend("memory", open_memory, _truncate_only)
+        found = Backend(name, open_memory, _truncate_only)
     else:
-
-        async def open_rocksmq() -> Wal:
-            return await RocksMQ.open(str(tmp_path / "log"), segment_bytes=SEGMENT_BYTES)
-
-        found = Backend("rocksmq", open_rocksmq, _truncate_and_recycle)
+        found = Backend(name, owners.open, owners.remove_before)
     yield found
     for wal in found.opened:
         await wal.close()
+    await owners.close()
 
 
 @pytest.fixture
@@ -111,6 +128,17 @@ async def take(wal: Wal, channel: str, start: Start, count: int) -> list[Entry]:
     return entries[:count]
 
 
+async def submitted(wal: Wal, entries: Sequence[Append]) -> list[bytes]:
+    """What `submit` answers; its error is raised, whether it came at once or later."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[bytes] | TidewalError] = loop.create_future()
+    wal.submit(entries, lambda result: loop.call_soon_threadsafe(answer.set_result, result))
+    result = await answer
+    if isinstance(result, TidewalError):
+        raise result
+    return result
+
+
 def payloads(entries: list[Entry]) -> list[bytes]:
     return [bytes(entry.payload) for entry in entries]
 
@@ -138,5 +166,6 @@ class Helpers:
     take = staticmethod(take)
     drain = staticmethod(drain)
     until = staticmethod(until)
+    submitted = staticmethod(submitted)
     payloads = staticmethod(payloads)
     fill_segment = staticmethod(fill_segment)

@@ -26,7 +26,7 @@ async def test_bad_names_are_refused(wal, name):
     assert await wal.channels() == []
 
 
-async def test_missing_channels_are_named_by_every_call(wal):
+async def test_missing_channels_are_named_by_every_call(wal, helpers):
     for call in (
         wal.append("no", b""),
         wal.describe("no"),
@@ -39,7 +39,7 @@ async def test_missing_channels_are_named_by_every_call(wal):
         with pytest.raises(ChannelNotFound):
             await call
     with pytest.raises(ChannelNotFound):
-        wal.submit([Append("no", b"")], lambda _: None)
+        await helpers.submitted(wal, [Append("no", b"")])
 
 
 async def test_one_missing_channel_keeps_the_whole_submit_out(wal):

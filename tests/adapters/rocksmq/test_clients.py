@@ -114,10 +114,11 @@ async def test_a_refusal_is_the_answer_to_its_number_and_harms_no_other(open_roc
     assert await read_all(store) == [b"2"]
 
 
-async def test_an_unknown_outcome_stays_unknown(open_rocksmq, seed):
+async def test_an_unknown_outcome_stays_unknown(open_rocksmq, seed, helpers):
     disk = FaultyDisk(seed)
     store = await open_rocksmq(disk=disk)
     await store.create_channel("a", PLAIN)
+    await helpers.until(lambda: not store._segments.wants_spare)
     disk.fail("sync")
     for _ in range(2):
         answer = await send(store, 1, [Append("a", b"1")])

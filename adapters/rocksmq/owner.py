@@ -1,0 +1,106 @@
+"""The owner of a directory as another process sees it: either that is this process by now, or it is behind a link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ...runtime.errors import TidewalError
+from ...runtime.remote import encode_policy, info_of
+from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended
+from .link import Link
+
+
+class Owner(Protocol):
+    """What `RocksMQ` and `Distant` have in common: each call as `Wal` has it, appends with a number."""
+
+    @property
+    def boot(self) -> int:
+        """The number of the owner's life, another for each opening of the directory."""
+        ...
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None: ...
+
+    async def drop_channel(self, channel: str) -> None: ...
+
+    async def channels(self) -> list[str]: ...
+
+    async def describe(self, channel: str) -> ChannelInfo: ...
+
+    async def latest_id(self, channel: str) -> bytes | None: ...
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None: ...
+
+    async def truncate(self, channel: str, id: bytes) -> None: ...
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None: ...
+
+    def submit_from(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Distant:
+    """An `Owner` in another process. Everything raises `Unavailable` once the link is lost."""
+
+    def __init__(self) -> None:
+        """Use `open`."""
+        self.lost = False
+        self.link: Link
+
+    @classmethod
+    async def open(cls, directory: str, client: bytes, on_lost: Callable[[Distant], None]) -> Distant:
+        """Connect to the owner of `directory`. `on_lost` is called on the loop, once, when the link is lost. Raises
+        `Unavailable`, `Overloaded`."""
+        distant = cls()
+
+        def lost(_: TidewalError) -> None:
+            distant.lost = True
+            on_lost(distant)
+
+        distant.link = await Link.open(directory, client, on_lost=lost)
+        return distant
+
+    @property
+    def boot(self) -> int:
+        return self.link.boot
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        await self.link.ask("create", channel, encode_policy(policy))
+
+    async def drop_channel(self, channel: str) -> None:
+        await self.link.ask("drop", channel)
+
+    async def channels(self) -> list[str]:
+        return await self.link.ask("channels")
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        return info_of(channel, await self.link.ask("describe", channel))
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        return await self.link.ask("latest_id", channel)
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        return await self.link.ask("id_at", channel, timestamp)
+
+    async def truncate(self, channel: str, id: bytes) -> None:
+        await self.link.ask("truncate", channel, id)
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        await self.link.ask("hold", channel, holder, id)
+
+    async def read(self, channel: str, start: Sequence[object], wait_s: float) -> tuple[Sequence[Entry], bytes]:
+        """What there is from `start` (as the protocol pictures it), and the id that comes next."""
+        entries, next_id, _ = await self.link.ask("read", channel, start, None, wait_s, wait_s=wait_s)
+        return entries, next_id
+
+    def submit_from(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> None:
+        """Never fails here: `done` gets what the owner answers, and hears nothing once the link is lost."""
+        self.link.append(number, settled, entries, done)
+
+    async def close(self) -> None:
+        await self.link.close()

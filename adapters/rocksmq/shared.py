@@ -1,0 +1,304 @@
+"""`SharedRocksMQ`: a directory that several processes share, as a `Wal`, for a process that did not own it at first.
+
+It asks the owner through a link. When the owner goes, by a crash or in peace, one of the processes that share the
+directory takes it over and the others connect to that one. Appends under way are sent again with their numbers, so each
+is in the log once or not at all; other requests are repeated; readers go on behind the last entry that they gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from ...runtime.clock import Clock, SystemClock
+from ...runtime.errors import Closed, DirectoryInUse, Overloaded, TidewalError, Unavailable
+from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload, Start
+from .flying import Flying
+from .owner import Distant, Owner
+from .shared_reader import SharedReader, cancelling
+from .store import CAPABILITIES, RocksMQ
+from .wakeup import Hubs
+
+T = TypeVar("T")
+
+FAILOVER_S = 30.0
+PENDING_BYTES = 64 * 1024 * 1024
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.2  # between two attempts to find an owner
+HELLO_S = 2.0  # what an owner is given for its first answer at least
+
+_log = logging.getLogger(__name__)
+
+
+class SharedRocksMQ:
+    """Open with `SharedRocksMQ.connect`. Coroutines belong to the loop that opened it, `submit` to any thread."""
+
+    name = "rocksmq"
+    capabilities = CAPABILITIES
+
+    @classmethod
+    async def connect(
+        cls,
+        directory: str,
+        *,
+        may_own: bool = True,
+        failover_s: float = FAILOVER_S,
+        **options: Any,
+    ) -> SharedRocksMQ:
+        """Find the owner of `directory`, or with `may_own` become it, with `options` of `RocksMQ.open`.
+
+        Whenever the owner is lost, another is looked for during `failover_s` (0: one attempt); then all that waits ends
+        with `Unavailable`, and whatever is asked next begins to look again. Over `pending_bytes` (one of `options`; 64
+        MiB here) of appends that are not answered, `submit` raises `Overloaded`.
+
+        Raises `Unavailable`, and what `RocksMQ.open` raises.
+        """
+        shared = cls(directory, may_own, failover_s, options)
+        try:
+            await shared.owner()
+        except BaseException:
+            await shared.close()
+            raise
+        return shared
+
+    def __init__(self, directory: str, may_own: bool, failover_s: float, options: dict[str, Any]) -> None:
+        """Use `connect`."""
+        self._directory, self._may_own, self._failover_s, self._options = directory, may_own, failover_s, options
+        self._clock: Clock = options.get("clock") or SystemClock()
+        self._loop = asyncio.get_running_loop()
+        self._flying = Flying(options.get("pending_bytes", PENDING_BYTES), self._clock, self._lose)
+        self._hubs = Hubs()
+        self._store: RocksMQ | None = None  # once this process owns the directory
+        self._owner: Owner | None = None
+        self._search: asyncio.Task[Owner] | None = None
+        self._partings: set[asyncio.Task[None]] = set()
+        self._readers: set[SharedReader] = set()
+        self._closing = False
+        self._closed = asyncio.Event()
+
+    @property
+    def directory(self) -> str:
+        return self._directory
+
+    @property
+    def store(self) -> RocksMQ | None:
+        """The log itself, once this process owns the directory."""
+        return self._store
+
+    # ---- channels ----------------------------------------------------------------------------------------------------
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        await self.ask(lambda owner: owner.create_channel(channel, policy))
+
+    async def channels(self) -> list[str]:
+        return await self.ask(lambda owner: owner.channels())
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        return await self.ask(lambda owner: owner.describe(channel))
+
+    async def drop_channel(self, channel: str) -> None:
+        await self.ask(lambda owner: owner.drop_channel(channel))
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        return await self.ask(lambda owner: owner.latest_id(channel))
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        return await self.ask(lambda owner: owner.id_at(channel, timestamp))
+
+    async def truncate(self, channel: str, id: bytes) -> None:
+        await self.ask(lambda owner: owner.truncate(channel, id))
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        await self.ask(lambda owner: owner.hold(channel, holder, id))
+
+    # ---- appending ---------------------------------------------------------------------------------------------------
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        """`Wal.submit`; a missing channel or a message that is too large come through `done` while another process
+        owns the log."""
+        self._check_open()
+        store = self._store
+        if store is not None:
+            store.submit(entries, done)
+        elif not self._flying.submit(entries, done):
+            self._loop.call_soon_threadsafe(self._seek)
+
+    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+        future, done = self._hubs.promise()
+        self.submit((Append(channel, payload, timestamp),), done)
+        return (await future)[0]
+
+    async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
+        future, done = self._hubs.promise()
+        self.submit(entries, done)
+        return await future
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+        self._check_open()
+        reader = SharedReader(self.ask, channel, start, self._readers.discard)
+        self._readers.add(reader)
+        return reader
+
+    # ---- the owner ---------------------------------------------------------------------------------------------------
+
+    async def ask(self, call: Callable[[Owner], Awaitable[T]]) -> T:
+        """What the owner answers, whoever that is by then: asked again for `failover_s` while owners come and go."""
+        deadline: float | None = None
+        while True:
+            owner = await self.owner()
+            try:
+                return await call(owner)
+            except Unavailable:
+                now = self._clock.monotonic()
+                deadline = now + self._failover_s if deadline is None else deadline
+                if now >= deadline or owner is self._store:
+                    raise
+                self._lose(owner)
+
+    async def owner(self) -> Owner:
+        """Who owns the log now, waited for while it changes. Raises `Closed`, `Unavailable`, what opening raises."""
+        self._check_open()
+        if self._owner is not None:
+            return self._owner
+        search = self._seek()
+        try:
+            return await asyncio.shield(search)
+        except asyncio.CancelledError:
+            if search.cancelled() and not cancelling():
+                raise Closed(f"the log {self._directory} is closed") from None
+            raise
+
+    def _seek(self) -> asyncio.Task[Owner]:
+        """Look for an owner, unless that is being done. On the loop."""
+        if self._search is None or (self._search.done() and self._owner is None):
+            self._search = self._loop.create_task(self._find())
+            self._search.add_done_callback(_retrieve)
+        return self._search
+
+    def _lose(self, owner: Owner) -> None:
+        """The owner does not answer any more. From any thread."""
+        self._loop.call_soon_threadsafe(self._part, owner)
+
+    def _part(self, owner: Owner) -> None:
+        if owner is not self._owner or owner is self._store:
+            return
+        _log.info("the owner of %s is gone", self._directory)
+        self._owner = None
+        self._flying.interrupt()
+        self._later(owner.close())
+        if not self._closing or len(self._flying):
+            self._seek()
+
+    async def _find(self) -> Owner:
+        """Own the directory or connect to who does, and send again what is under way."""
+        deadline = self._clock.monotonic() + self._failover_s
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                try:
+                    return await self._attempt(deadline)
+                except (Unavailable, DirectoryInUse, Overloaded) as error:
+                    if self._clock.monotonic() >= deadline:
+                        raise self._nobody(error) from error
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        except TidewalError as error:
+            self._flying.fail(error)
+            raise
+
+    async def _attempt(self, deadline: float) -> Owner:
+        owner: Owner | None = None
+        if self._may_own:
+            owner = await self._take_over()
+        if owner is None:
+            owner = await self._connect(deadline)
+        try:
+            ephemeral = await self._ephemeral(owner)
+            if isinstance(owner, Distant) and owner.lost:
+                raise self._nobody(ConnectionResetError())
+        except BaseException:
+            await owner.close()
+            raise
+        self._flying.resume(owner, ephemeral)
+        self._owner = owner
+        self._store = owner if isinstance(owner, RocksMQ) else None
+        return owner
+
+    async def _take_over(self) -> Owner | None:
+        """Own the directory; None while another process does."""
+        opening = asyncio.ensure_future(RocksMQ.open(self._directory, **self._options))
+        try:
+            store = await asyncio.shield(opening)
+        except DirectoryInUse:
+            return None
+        except asyncio.CancelledError:  # the thread that opens cannot be stopped: wait, and give back
+            await asyncio.wait([opening])
+            if opening.exception() is None:
+                await opening.result().close()
+            raise
+        _log.info("%s is owned by this process now", self._directory)
+        return store
+
+    async def _connect(self, deadline: float) -> Distant:
+        try:
+            async with asyncio.timeout(max(deadline - self._clock.monotonic(), HELLO_S)):
+                return await Distant.open(self._directory, self._flying.client, self._lose)
+        except TimeoutError as error:
+            raise self._nobody(error) from None
+
+    async def _ephemeral(self, owner: Owner) -> set[str]:
+        """The ephemeral ones among the channels of appends that an earlier owner has got."""
+        found: set[str] = set()
+        for channel in self._flying.sent_before(owner.boot):
+            try:
+                if (await owner.describe(channel)).policy.ephemeral:
+                    found.add(channel)
+            except TidewalError as error:
+                if isinstance(error, Unavailable):
+                    raise
+        return found
+
+    def _nobody(self, error: Exception) -> Unavailable:
+        reason = str(error) or type(error).__name__
+        return Unavailable(f"no owner of {self._directory} answers: {reason}", path=self._directory)
+
+    # ---- closing -----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """`Wal.close`. What is under way is answered first, or ends with `Unavailable` after `failover_s`. Where this
+        process owned the log, another one takes it over."""
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        landed, land = self._hubs.promise()
+        self._flying.when_landed(lambda: land([]))
+        await landed
+        for reader in list(self._readers):
+            await reader.aclose()
+        if self._search is not None:
+            self._search.cancel()
+            await asyncio.wait([self._search])
+        if self._owner is not None:
+            await self._owner.close()
+        if self._partings:
+            await asyncio.wait(self._partings)
+        self._closed.set()
+
+    def _later(self, closing: Coroutine[Any, Any, None]) -> None:
+        parting = self._loop.create_task(closing)
+        self._partings.add(parting)
+        parting.add_done_callback(self._partings.discard)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Closed(f"the log {self._directory} is closed")
+
+
+def _retrieve(search: asyncio.Task[Owner]) -> None:
+    """Look at the error of a search that nobody waits for: its flights have got it."""
+    if not search.cancelled():
+        search.exception()

@@ -1,0 +1,84 @@
+"""A reader that goes on over changes of the log's owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from ...runtime.errors import Closed
+from ...runtime.remote import decode_start, encode_start
+from ...runtime.wal import Entry, Start
+from .owner import Distant, Owner
+from .reader import Reader
+from .store import RocksMQ
+
+POLL_S = 20.0  # how long one request waits at the owner for more
+
+Answer = tuple[Sequence[Entry], bytes]
+
+
+class Ask(Protocol):
+    """`SharedRocksMQ.ask`."""
+
+    async def __call__(self, call: Callable[[Owner], Awaitable[Answer | None]]) -> Answer | None: ...
+
+
+class SharedReader:
+    """`Wal.read` at whoever owns the log. One task at a time may await it; `aclose` may come from any."""
+
+    def __init__(self, ask: Ask, channel: str, start: Start, ended: Callable[[SharedReader], None]) -> None:
+        self._ask, self._channel, self._ended = ask, channel, ended
+        self._start = encode_start(start)
+        self._local: Reader | None = None  # once this process owns the log
+        self._asking: asyncio.Future[Answer | None] | None = None
+        self._closed = False
+
+    def __aiter__(self) -> SharedReader:
+        return self
+
+    async def __anext__(self) -> Sequence[Entry]:
+        while not self._closed:
+            if self._local is not None:
+                return await anext(self._local)
+            self._asking = asyncio.ensure_future(self._ask(self._read))
+            try:
+                answer = await self._asking
+            except asyncio.CancelledError:
+                if self._closed and not cancelling():
+                    break
+                raise
+            except Closed:
+                break
+            if answer is None:
+                continue
+            entries, next_id = answer
+            self._start = ["next", next_id]  # here, where nothing can come between it and the return
+            if entries:
+                return entries
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the iteration, also for a task that is waiting in it."""
+        self._closed = True
+        self._ended(self)
+        if self._asking is not None:
+            self._asking.cancel()
+        if self._local is not None:
+            await self._local.aclose()
+
+    async def _read(self, owner: Owner) -> Answer | None:
+        """What there is at a distant owner; None when this process has become the owner."""
+        if isinstance(owner, Distant):
+            # The first question fixes the start without waiting: "latest" must not move from one question to the next.
+            wait_s = POLL_S if self._start[0] == "next" else 0.0
+            return await owner.read(self._channel, self._start, wait_s)
+        assert isinstance(owner, RocksMQ)
+        self._local = Reader(owner, self._channel, decode_start(self._start))
+        return None
+
+
+def cancelling() -> bool:
+    """Whether somebody asked the running task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
