@@ -19,6 +19,7 @@ from ...runtime.groups.progress import Change, Progress
 from ...runtime.remote import decode_policy, encode_policy
 from ...runtime.wal import ChannelPolicy, Delivery
 from .clients import ClientTable
+from .losses import Loss, Losses, noted
 
 ID_BYTES = 8
 LIFE_SHIFT = 40  # ids of a life that may have forgotten some begin at `boot << LIFE_SHIFT`
@@ -55,6 +56,7 @@ class ChannelState:
     truncated_to: int = 0  # ids below may go
     holds: dict[str, int] = field(default_factory=dict[str, int])
     groups: dict[str, Progress] = field(default_factory=dict[str, Progress])
+    losses: Losses = ()
 
 
 def create(state: ChannelState) -> bytes:
@@ -114,6 +116,8 @@ class ChannelTable:
             "forget": self._forget,
             "wrote": self.clients.apply,
             "boot": self._boot,
+            "lost": self._lost,
+            "accept": self._accept,
             "snapshot": self._restore,
         }
         effect = effects.get(kind)
@@ -156,6 +160,17 @@ class ChannelTable:
             if progress is not None and state.policy.delivery is Delivery.QUEUE and progress.acked_to:
                 self._truncate(state.number, decode_id(progress.acked_to) + 1)  # what a queue has delivered is gone
 
+    def _lost(self, wall_ms: int, channels: Sequence[Any]) -> None:
+        for number, ranges in channels:
+            if (state := self.by_number.get(number)) is not None:
+                for first, last in ranges:
+                    state.losses = noted(state.losses, first, last, wall_ms)
+                    state.last_id = max(state.last_id, last)  # an id that was acknowledged is never given out again
+
+    def _accept(self) -> None:
+        for state in self.by_number.values():
+            state.losses = tuple(each._replace(accepted=True) for each in state.losses)
+
     def _boot(self, number: int) -> None:
         self.boot = max(self.boot, number)
 
@@ -191,6 +206,7 @@ class ChannelTable:
             "policies": [encode_policy(policy) for policy in policies],
             "channels": channels,
             "clients": self.clients.picture(),
+            "losses": [[s.number, s.losses] for s in self.by_number.values() if s.losses],
         }
         return _pack("snapshot", picture)
 
@@ -207,6 +223,8 @@ class ChannelTable:
                 state.groups[group] = Progress(acked_to, set(ids_of_runs(runs)))
             self.by_number[number] = state
         self.clients.restore(picture.get("clients", ()))
+        for number, losses in picture.get("losses", ()):
+            self.by_number[number].losses = tuple(Loss(*each) for each in losses)
 
 
 def runs_of_ids(ids: Iterable[bytes]) -> list[int]:

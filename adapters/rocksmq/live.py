@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ...runtime.groups.progress import Progress
 from ...runtime.wal import ChannelPolicy, Delivery, Durability, Entry
 from .channels import ChannelState, decode_id, encode_id
+from .losses import Losses
 from .wakeup import Hub
 
 MERGE_BYTES = 1024 * 1024  # batches handed to a reader at once, unless a single one is larger
@@ -113,6 +114,7 @@ class Channel:
     truncated_to: int = 0
     holds: dict[str, int] = field(default_factory=dict[str, int])
     groups: dict[str, Progress] = field(default_factory=dict[str, Progress])  # the journal's table changes it
+    losses: Losses = ()  # what a repair could not save
     queued: int = 0  # entries of an ephemeral channel that wait for a commit they belong to
     created: bool = True
     dropped: bool = False
@@ -182,6 +184,7 @@ def channel_of(state: ChannelState, base: int, removed_to: int) -> Channel:
         truncated_to=state.truncated_to,
         holds=dict(state.holds),
         groups=state.groups,
+        losses=state.losses,
     )
 
 

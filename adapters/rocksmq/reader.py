@@ -12,6 +12,7 @@ from .channels import decode_id, encode_id
 from .history import Cursor, Gone, History
 from .live import Channel
 from .lookup import first_at
+from .losses import before_loss
 from .wakeup import Hub
 
 T = TypeVar("T")
@@ -84,9 +85,12 @@ class Reader:
         """What there is, empty at the end of the channel; never waits for appends."""
         channel = self._channel or await self._open()
         while not channel.dropped:
-            entries = channel.tail.take(self._next_id)
+            wanted = self._next_id
+            entries = channel.tail.take(wanted)
             if entries is None:
                 entries = await self._from_history(channel)
+            if channel.losses:
+                entries = before_loss(channel.losses, self._name, wanted, self._next_id, entries)
             if entries:
                 self._next_id = decode_id(entries[-1].id) + 1
                 return entries
@@ -159,7 +163,7 @@ def first_wanted(channel: Channel, id: bytes, *, inclusive: bool) -> int:
     wanted = number if inclusive else number + 1
     if channel.policy.ephemeral:
         return min(max(wanted, channel.tail.forgotten_to + 1), channel.visible_to + 1)
-    if wanted <= channel.removed_to or number > channel.visible_to:
+    if wanted <= channel.removed_to or wanted > channel.visible_to + 1:
         raise lost(channel, id)
     return wanted
 
