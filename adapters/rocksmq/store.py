@@ -17,13 +17,29 @@ from ...runtime.clock import Clock, SystemClock
 from ...runtime.disk import Disk, RealDisk
 from ...runtime.errors import DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ...runtime.groups.coordinator import Coordinator
+from ...runtime.groups.local_link import LocalLink, settled
+from ...runtime.groups.member import start_member
+from ...runtime.groups.positions import resolve
 from ...runtime.metrics import Metrics
-from ...runtime.wal import Append, Capabilities, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload, Start
+from ...runtime.wal import (
+    Append,
+    Capabilities,
+    ChannelInfo,
+    ChannelPolicy,
+    Entry,
+    From,
+    GroupInfo,
+    GroupMember,
+    OnAppended,
+    Payload,
+    Start,
+)
 from . import channels as records
 from .appending import Appender
 from .channels import encode_id
 from .directory import Directory
 from .gate import Gate
+from .group_service import GroupService
 from .groups import JournalGroups
 from .history import History
 from .index import Index
@@ -49,7 +65,15 @@ TAIL_BYTES = 64 * 1024 * 1024
 FREE_SPACE_BYTES = 256 * 1024 * 1024
 SPARE_SEGMENTS = 1
 READ_THREADS = 2
-CAPABILITIES = Capabilities(atomic_batches=True, seek_by_time=True, truncate=True, multi_process_write=False)
+CAPABILITIES = Capabilities(
+    atomic_batches=True,
+    seek_by_time=True,
+    truncate=True,
+    multi_process_write=True,
+    groups=True,
+    individual_acks=True,
+    atomic_commits=True,
+)
 
 
 class RocksMQ:
@@ -139,6 +163,7 @@ class RocksMQ:
                     self._directory.path,
                     boot=self._registry.boot,
                     frame_bytes=self._segments.capacity,
+                    groups=GroupService(self._coordinator),
                     tcp_port=tcp_port,
                 )
                 self._server.start()
@@ -325,6 +350,38 @@ class RocksMQ:
             if self._gate.closing:
                 raise self._gate.closed() from None
             raise
+
+    # ---- groups ------------------------------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        return await start_member(
+            self,
+            LocalLink(self._coordinator),
+            group,
+            channels,
+            start=start,
+            reset_to=reset_to,
+            session_timeout_s=session_timeout_s,
+            resets=self._measures.resets,
+        )
+
+    async def groups(self) -> list[GroupInfo]:
+        return self._coordinator.groups()
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        upto = await resolve(self, channel, start)
+        await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
+
+    async def drop_group(self, group: str) -> None:
+        await settled(lambda done: self._coordinator.drop_group(group, done))
 
     # ---- upkeep ------------------------------------------------------------------------------------------------------
 
