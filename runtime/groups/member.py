@@ -195,9 +195,7 @@ class Member:
 
     async def _cope(self, feed: Feed, error: Exception) -> None:
         """Go on after an error of one channel, or raise it: again at each turn of the channel, as long as it lasts."""
-        if isinstance(error, ChannelNotFound):
-            if feed.channel in self._subscribed:
-                raise error
+        if isinstance(error, ChannelNotFound):  # the coordinator takes it away; `_report_if_dropped` tells of it
             return
         if isinstance(error, Closed):
             self._end()
@@ -301,6 +299,8 @@ class Member:
             share = shares.held.get(feed.channel)
             if share is None or share.lease != feed.lease:
                 self._drop(feed)
+            if share is None and feed.channel in self._subscribed:
+                self._spawn(self._report_if_dropped(feed.channel))
         for channel, share in shares.held.items():
             if channel not in self._feeds and share.lease not in self._given_up:
                 self._feeds[channel] = Feed(self._wal, channel, share, self._on_ready)
@@ -318,6 +318,16 @@ class Member:
         if self._feeds.get(feed.channel) is feed:
             self._give_up(feed)
             self._spawn(self._release(feed))
+
+    async def _report_if_dropped(self, channel: str) -> None:
+        """Tell whoever iterates that a channel which was named, not matched, is gone: it may wait for it alone."""
+        try:
+            await self._wal.describe(channel)
+        except ChannelNotFound as error:
+            self._passing = error
+            self._wake()
+        except TidewalError:  # then it is not known to be gone
+            return
 
     async def _release(self, feed: Feed) -> None:
         with suppress(TidewalError):  # `_watch` meets the same trouble and deals with it
