@@ -152,6 +152,22 @@ class Scanner:
             return None
         return Frame(offset, size, number, buffer[table_at:bodies_at], buffer[bodies_at:end])
 
+    def unverified(self, offset: int) -> Frame | None:
+        """What the header at `offset` says there is, if that much is there and its rows fit its bodies: a hint about a
+        damaged frame, no more."""
+        head = self._view(offset, HEADER_BYTES)
+        if len(head) < HEADER_BYTES:
+            return None
+        _, _, sequence, count, body_bytes = _PREFIX.unpack_from(head)
+        size = frame_bytes(count, body_bytes)
+        view = self._view(offset, size) if offset + size <= self.end else head
+        if len(view) < size:
+            return None
+        bodies_at = HEADER_BYTES + ROW_BYTES * count
+        table, bodies = view[HEADER_BYTES:bodies_at], view[bodies_at : bodies_at + body_bytes]
+        frame = Frame(offset, size, sequence, table, bodies)
+        return frame if sum(length for _, length, _, _ in frame.raw_rows()) == body_bytes else None
+
     def later_frame(self, offset: int, sequence: int) -> int | None:
         """The offset of a good frame beyond `offset` whose sequence is above `sequence`: proof that a bad one before
         it is corruption, not a torn tail."""
