@@ -384,50 +384,48 @@ async def test_a_queue_forgets_what_is_acknowledged_and_has_one_group(wal, helpe
     assert await collect(taking_over, 1) == {"jobs": new}
 
 
-async def test_a_group_that_retention_has_cut_off_is_told(backend, helpers):
+async def cut_off(backend, helpers):
+    """A WAL where retention has removed what the group "dead" has yet to read of channel a, and what is left."""
     wal = await backend.wal()
     await create(wal, "a", "b")
-    ids = await fill(wal, "a", 10)
-    dead = await wal.join("dead", ["a"])  # has read nothing
+    dead = await wal.join("dead", ["a"])
     await dead.aclose()
-    await backend.remove_before(wal, "a", ids[6])
-    first = (await wal.describe("a")).first_id
-    assert first is not None
-    assert first > ids[0]
+    await fill(wal, "a", 10)
+    await helpers.fill_segment(wal)
+    left = await fill(wal, "a", 3, 10)
+    await backend.remove_before(wal, "a", left[0])
+    return wal, left
+
+
+async def test_a_group_that_retention_has_cut_off_is_told(backend, helpers):
+    wal, left = await cut_off(backend, helpers)
     member = await wal.join("dead", ["a", "b"])
     other = await fill(wal, "b", 1)
     for _ in range(2):  # it stays so until somebody decides
         with pytest.raises(PositionLost) as lost:
             await collect(member, 2)
-        assert lost.value.first_available == first
+        assert lost.value.first_available == left[0]
     assert lost.value.requested is not None
     assert await position(wal, "dead", "b") == other[-1]
     await member.seek("a", From.EARLIEST)
     delivered = await one(member)
     while delivered.channel != "a":
         delivered = await one(member)
-    assert [entry.id for entry in delivered.entries] == [id for id in ids if id >= first]
+    assert [entry.id for entry in delivered.entries] == left
 
 
 @pytest.mark.parametrize("reset_to", list(From))
-async def test_with_reset_to_it_goes_on_by_itself(backend, reset_to):
-    wal = await backend.wal()
-    await create(wal, "a")
-    ids = await fill(wal, "a", 10)
-    dead = await wal.join("dead", ["a"])
-    await dead.aclose()
-    await backend.remove_before(wal, "a", ids[6])
-    first = (await wal.describe("a")).first_id
+async def test_with_reset_to_it_goes_on_by_itself(backend, helpers, reset_to):
+    wal, left = await cut_off(backend, helpers)
     member = await wal.join("dead", ["a"], reset_to=reset_to)
     waiting = asyncio.ensure_future(one(member))
     if reset_to is From.LATEST:
         async with asyncio.timeout(20):
-            while await position(wal, "dead", "a") != ids[-1]:  # noqa: ASYNC110 -- the contract has no event for it
+            while await position(wal, "dead", "a") != left[-1]:  # noqa: ASYNC110 -- the contract has no event for it
                 await asyncio.sleep(0)
-    new = await fill(wal, "a", 1, 10)
+    new = await fill(wal, "a", 1, 13)
     delivered = await waiting
-    expected = [id for id in ids if id >= first] if reset_to is From.EARLIEST else new
-    assert delivered.entries[0].id == expected[0]
+    assert delivered.entries[0].id == (left if reset_to is From.EARLIEST else new)[0]
 
 
 async def test_a_member_that_blocks_the_loop_stays(wal):
