@@ -199,6 +199,12 @@ def appends_in(frame: Frame, names: Sequence[Any]) -> list[Append]:
 
     No payload pins much more memory than it has itself: only one that is most of the frame is not copied.
     """
+    if len(frame.rows) == ROW.size:
+        number, length, _, timestamp = ROW.unpack(frame.rows)
+        payload = frame.payloads.toreadonly() if frame.lasting else bytes(frame.payloads)
+        if number or length != len(payload) or len(names) != 1:
+            raise InvalidRequest("the row of the request does not fit the rest of it")
+        return [Append(names[0], payload, timestamp)]
     view_bytes = len(frame.payloads) // 2 + 1 if frame.lasting else FRAME_BYTES
     rows, bodies = ROW.iter_unpack(frame.rows), _cut(frame, view_bytes)
     try:

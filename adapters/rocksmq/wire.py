@@ -50,12 +50,17 @@ class Inbox:
             self._large = None
             return split(large, lasting=True)
         start, held = self._start, self._end - self._start
+        if not held:
+            return None
         if held >= HEADER.size:
             head_bytes, rows, payload_bytes = HEADER.unpack_from(self._buffer, start)
             self._check(head_bytes, rows, payload_bytes)
             size = HEADER.size + head_bytes + rows * ROW.size + payload_bytes
             if size <= held:
-                self._start += size
+                if size == held:
+                    self._start = self._end = 0
+                else:
+                    self._start += size
                 return split(self._buffer[start : start + size], lasting=False)
             self.wanted = size if size > BUFFER_BYTES else 0
         if start:
@@ -72,8 +77,8 @@ class Inbox:
 
     @property
     def partial(self) -> bool:
-        """Whether a part of a frame is here."""
-        return self._large is not None or self._end > self._start
+        """Whether something is here that was not taken with `next`."""
+        return self._end > 0 or self._large is not None
 
 
 class Outbox:
