@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ...runtime.errors import TidewalError
-from ...runtime.remote import encode_policy, info_of
-from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended
+from ...runtime.groups.link import GroupLink
+from ...runtime.remote import Address, encode_policy, info_of
+from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, GroupInfo, OnAppended
+from .group_link import RemoteLink
 from .link import Link
 
 
@@ -39,6 +41,14 @@ class Owner(Protocol):
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
     ) -> None: ...
 
+    def group_link(self) -> GroupLink: ...
+
+    async def groups(self) -> list[GroupInfo]: ...
+
+    async def move_group(self, group: str, channel: str, upto: bytes) -> None: ...
+
+    async def drop_group(self, group: str) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -49,10 +59,11 @@ class Distant:
         """Use `open`."""
         self.lost = False
         self.link: Link
+        self._groups: RemoteLink
 
     @classmethod
-    async def open(cls, directory: str, client: bytes, on_lost: Callable[[Distant], None]) -> Distant:
-        """Connect to the owner of `directory`. `on_lost` is called on the loop, once, when the link is lost. Raises
+    async def open(cls, address: Address, client: bytes, on_lost: Callable[[Distant], None]) -> Distant:
+        """Connect to the owner at `address`. `on_lost` is called on the loop, once, when the link is lost. Raises
         `Unavailable`, `Overloaded`."""
         distant = cls()
 
@@ -60,7 +71,8 @@ class Distant:
             distant.lost = True
             on_lost(distant)
 
-        distant.link = await Link.open(directory, client, on_lost=lost)
+        distant.link = await Link.open(address, client, on_lost=lost)
+        distant._groups = RemoteLink(distant.link.ask, distant.link.notify)
         return distant
 
     @property
@@ -102,5 +114,18 @@ class Distant:
         """Never fails here: `done` gets what the owner answers, and hears nothing once the link is lost."""
         self.link.append(number, settled, entries, done)
 
+    def group_link(self) -> GroupLink:
+        return self._groups
+
+    async def groups(self) -> list[GroupInfo]:
+        return await self._groups.groups()
+
+    async def move_group(self, group: str, channel: str, upto: bytes) -> None:
+        await self._groups.seek_group(group, channel, upto)
+
+    async def drop_group(self, group: str) -> None:
+        await self._groups.drop_group(group)
+
     async def close(self) -> None:
+        self._groups.close()
         await self.link.close()

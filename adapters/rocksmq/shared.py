@@ -14,9 +14,25 @@ from typing import Any, TypeVar
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import Closed, DirectoryInUse, Overloaded, TidewalError, Unavailable
-from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload, Start
+from ...runtime.groups.member import start_member
+from ...runtime.groups.positions import resolve
+from ...runtime.remote import Address
+from ...runtime.wal import (
+    Append,
+    ChannelInfo,
+    ChannelPolicy,
+    Entry,
+    From,
+    GroupInfo,
+    GroupMember,
+    OnAppended,
+    Payload,
+    Start,
+)
 from .flying import Flying
+from .measures import Measures
 from .owner import Distant, Owner
+from .shared_groups import SharedGroupLink
 from .shared_reader import SharedReader, cancelling
 from .store import CAPABILITIES, RocksMQ
 from .wakeup import Hubs
@@ -40,13 +56,13 @@ class SharedRocksMQ:
     @classmethod
     async def connect(
         cls,
-        directory: str,
+        address: Address,
         *,
         may_own: bool = True,
         failover_s: float = FAILOVER_S,
         **options: Any,
     ) -> SharedRocksMQ:
-        """Find the owner of `directory`, or with `may_own` become it, with `options` of `RocksMQ.open`.
+        """Find the owner at `address`, or with `may_own` become it, with `options` of `RocksMQ.open`.
 
         Whenever the owner is lost, another is looked for during `failover_s` (0: one attempt); then all that waits ends
         with `Unavailable`, and whatever is asked next begins to look again. Over `pending_bytes` (one of `options`; 64
@@ -54,7 +70,7 @@ class SharedRocksMQ:
 
         Raises `Unavailable`, and what `RocksMQ.open` raises.
         """
-        shared = cls(directory, may_own, failover_s, options)
+        shared = cls(address, may_own, failover_s, options)
         try:
             await shared.owner()
         except BaseException:
@@ -62,13 +78,16 @@ class SharedRocksMQ:
             raise
         return shared
 
-    def __init__(self, directory: str, may_own: bool, failover_s: float, options: dict[str, Any]) -> None:
+    def __init__(self, address: Address, may_own: bool, failover_s: float, options: dict[str, Any]) -> None:
         """Use `connect`."""
-        self._directory, self._may_own, self._failover_s, self._options = directory, may_own, failover_s, options
+        self._address, self._failover_s, self._options = address, failover_s, options
+        self._may_own = may_own and bool(address.directory)
         self._clock: Clock = options.get("clock") or SystemClock()
         self._loop = asyncio.get_running_loop()
         self._flying = Flying(options.get("pending_bytes", PENDING_BYTES), self._clock, self._lose)
         self._hubs = Hubs()
+        self._group_link = SharedGroupLink(self)
+        self._resets = Measures(options.get("metrics")).resets
         self._store: RocksMQ | None = None  # once this process owns the directory
         self._owner: Owner | None = None
         self._search: asyncio.Task[Owner] | None = None
@@ -76,10 +95,6 @@ class SharedRocksMQ:
         self._readers: set[SharedReader] = set()
         self._closing = False
         self._closed = asyncio.Event()
-
-    @property
-    def directory(self) -> str:
-        return self._directory
 
     @property
     def store(self) -> RocksMQ | None:
@@ -142,6 +157,38 @@ class SharedRocksMQ:
         self._readers.add(reader)
         return reader
 
+    # ---- groups ------------------------------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        return await start_member(
+            self,
+            self._group_link,
+            group,
+            channels,
+            start=start,
+            reset_to=reset_to,
+            session_timeout_s=session_timeout_s,
+            resets=self._resets,
+        )
+
+    async def groups(self) -> list[GroupInfo]:
+        return await self.ask(lambda owner: owner.groups())
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        upto = await resolve(self, channel, start)
+        await self.ask(lambda owner: owner.move_group(group, channel, upto))
+
+    async def drop_group(self, group: str) -> None:
+        await self.ask(lambda owner: owner.drop_group(group))
+
     # ---- the owner ---------------------------------------------------------------------------------------------------
 
     async def ask(self, call: Callable[[Owner], Awaitable[T]]) -> T:
@@ -156,7 +203,7 @@ class SharedRocksMQ:
                 deadline = now + self._failover_s if deadline is None else deadline
                 if now >= deadline or owner is self._store:
                     raise
-                self._lose(owner)
+                self._part(owner)
 
     async def owner(self) -> Owner:
         """Who owns the log now, waited for while it changes. Raises `Closed`, `Unavailable`, what opening raises."""
@@ -168,7 +215,7 @@ class SharedRocksMQ:
             return await asyncio.shield(search)
         except asyncio.CancelledError:
             if search.cancelled() and not cancelling():
-                raise Closed(f"the log {self._directory} is closed") from None
+                raise Closed(f"the log {self._address} is closed") from None
             raise
 
     def _seek(self) -> asyncio.Task[Owner]:
@@ -185,7 +232,7 @@ class SharedRocksMQ:
     def _part(self, owner: Owner) -> None:
         if owner is not self._owner or owner is self._store:
             return
-        _log.info("the owner of %s is gone", self._directory)
+        _log.info("the owner of %s is gone", self._address)
         self._owner = None
         self._flying.interrupt()
         self._later(owner.close())
@@ -229,7 +276,7 @@ class SharedRocksMQ:
 
     async def _take_over(self) -> Owner | None:
         """Own the directory; None while another process does."""
-        opening = asyncio.ensure_future(RocksMQ.open(self._directory, **self._options))
+        opening = asyncio.ensure_future(RocksMQ.open(self._address.directory, **self._options))
         try:
             store = await asyncio.shield(opening)
         except DirectoryInUse:
@@ -239,13 +286,13 @@ class SharedRocksMQ:
             if opening.exception() is None:
                 await opening.result().close()
             raise
-        _log.info("%s is owned by this process now", self._directory)
+        _log.info("%s is owned by this process now", self._address)
         return store
 
     async def _connect(self, deadline: float) -> Distant:
         try:
             async with asyncio.timeout(max(deadline - self._clock.monotonic(), HELLO_S)):
-                return await Distant.open(self._directory, self._flying.client, self._lose)
+                return await Distant.open(self._address, self._flying.client, self._part)
         except TimeoutError as error:
             raise self._nobody(error) from None
 
@@ -263,7 +310,7 @@ class SharedRocksMQ:
 
     def _nobody(self, error: Exception) -> Unavailable:
         reason = str(error) or type(error).__name__
-        return Unavailable(f"no owner of {self._directory} answers: {reason}", path=self._directory)
+        return Unavailable(f"no owner of {self._address} answers: {reason}", path=str(self._address))
 
     # ---- closing -----------------------------------------------------------------------------------------------------
 
@@ -295,7 +342,7 @@ class SharedRocksMQ:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise Closed(f"the log {self._directory} is closed")
+            raise Closed(f"the log {self._address} is closed")
 
 
 def _retrieve(search: asyncio.Task[Owner]) -> None:

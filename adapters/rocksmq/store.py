@@ -17,6 +17,7 @@ from ...runtime.clock import Clock, SystemClock
 from ...runtime.disk import Disk, RealDisk
 from ...runtime.errors import DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ...runtime.groups.coordinator import Coordinator
+from ...runtime.groups.link import GroupLink
 from ...runtime.groups.local_link import LocalLink, settled
 from ...runtime.groups.member import start_member
 from ...runtime.groups.positions import resolve
@@ -364,7 +365,7 @@ class RocksMQ:
     ) -> GroupMember:
         return await start_member(
             self,
-            LocalLink(self._coordinator),
+            self.group_link(),
             group,
             channels,
             start=start,
@@ -377,11 +378,18 @@ class RocksMQ:
         return self._coordinator.groups()
 
     async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        upto = await resolve(self, channel, start)
+        await self.move_group(group, channel, await resolve(self, channel, start))
+
+    async def move_group(self, group: str, channel: str, upto: bytes) -> None:
+        """`seek_group` to a position that is known."""
         await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
 
     async def drop_group(self, group: str) -> None:
         await settled(lambda done: self._coordinator.drop_group(group, done))
+
+    def group_link(self) -> GroupLink:
+        """How members in this process talk to the groups' coordinator."""
+        return LocalLink(self._coordinator)
 
     # ---- upkeep ------------------------------------------------------------------------------------------------------
 
