@@ -137,10 +137,6 @@ def info_of(channel: str, result: Sequence[Any]) -> ChannelInfo:
     return ChannelInfo(channel, decode_policy(policy), first_id, latest_id)
 
 
-def entries_of(rows: Sequence[Any]) -> list[Entry]:
-    return [Entry(*row) for row in rows]
-
-
 # ---- frames ----------------------------------------------------------------------------------------------------------
 
 

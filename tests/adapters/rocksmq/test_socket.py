@@ -1,31 +1,35 @@
-"""Other processes read through the owner's socket, and cannot harm it."""
+"""Other processes use the log through the owner's socket: `Link`, `BlockingClient` and the server that answers them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import socket
 import stat
 import sys
+import threading
 
 import pytest
+import uvloop
 
-from tidewal.adapters.rocksmq import RemoteRocksMQ, RocksMQ, open_wal
+from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.adapters.rocksmq.link import Address, Link
 from tidewal.runtime.errors import (
-    BadRecord,
+    ChannelExists,
     ChannelNotFound,
     Closed,
+    ConfigError,
     InvalidRequest,
-    NotYetSupported,
-    Overloaded,
+    MessageTooLarge,
     PositionLost,
     Unavailable,
 )
-from tidewal.runtime.remote import LENGTH, BlockingClient, pack, result_of, socket_path, unpack
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.remote import BlockingClient, encode_policy, info_of
+from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
 
 PLAIN = ChannelPolicy()
+CLIENT = bytes(range(16))
+ANSWER_S = 10.0  # how long a test waits for what comes at once
 
 CHILD = """
 import json, sys
@@ -52,6 +56,23 @@ async def store(open_rocksmq) -> RocksMQ:
 @pytest.fixture
 def directory(tmp_path) -> str:
     return str(tmp_path / "log")
+
+
+@pytest.fixture
+async def link(store, directory):
+    opened = await Link.open(directory, CLIENT, on_lost=print)
+    yield opened
+    await opened.close()
+
+
+def appended(link: Link, number: int, *entries: Append) -> asyncio.Future:
+    """The answer to an append, as it comes."""
+    future = asyncio.get_running_loop().create_future()
+    link.append(number, number - 1, entries, future.set_result)
+    return future
+
+
+# ---- the blocking client ---------------------------------------------------------------------------------------------
 
 
 async def test_a_second_process_reads_what_the_first_wrote(store, directory):
@@ -88,169 +109,269 @@ async def test_the_blocking_client_names_its_errors(store, directory):
         client.close()
         with pytest.raises(Closed):
             client.channels()
-        with pytest.raises(Unavailable), BlockingClient(directory + "-not") as other:
+        with pytest.raises(Unavailable), BlockingClient(directory + "-not", timeout_s=0.01) as other:
             other.channels()
 
     await asyncio.to_thread(ask)
 
 
-async def test_a_client_finds_the_owner_again_after_its_restart(open_rocksmq, directory):
+async def test_the_blocking_client_rides_over_a_change_of_owner(open_rocksmq, directory):
     client = BlockingClient(directory)
     store = await open_rocksmq(serve=True)
     await store.create_channel("a", PLAIN)
     assert await asyncio.to_thread(client.channels) == ["a"]
     await store.close()
-    with pytest.raises(Unavailable):
-        await asyncio.to_thread(client.channels)
+    asking = asyncio.ensure_future(asyncio.to_thread(client.channels))  # nobody is there when it starts
     await open_rocksmq(serve=True)
-    assert await asyncio.to_thread(client.channels) == ["a"]
+    assert await asking == ["a"]
     client.close()
 
 
-async def test_the_remote_wal_reads_and_follows_and_refuses_to_write(store, directory, helpers):
+async def test_a_large_history_is_read_in_large_answers(store, directory):
     await store.create_channel("a", PLAIN)
-    ids = await store.append_many([Append("a", bytes([i]), i * 10) for i in range(50)])
-    remote = await open_wal(f"rocksmq://{directory}")
-    assert isinstance(remote, RemoteRocksMQ)
-    assert await remote.channels() == ["a"]
-    assert await remote.describe("a") == await store.describe("a")
-    assert (await remote.latest_id("a"), await remote.id_at("a", 70)) == (ids[-1], ids[7])
-    for start in (From.EARLIEST, FromId(ids[9]), FromId(ids[9], inclusive=True), FromTime(110)):
-        assert await helpers.take(remote, "a", start, 10) == await helpers.take(store, "a", start, 10)
-    reader = remote.read("a", FromId(ids[-1]))
-    waiting = asyncio.ensure_future(anext(reader))
-    more = await store.append("a", b"more")
-    assert [entry.id for entry in await waiting] == [more]
-    for refused in (
-        remote.append("a", b""),
-        remote.create_channel("b", PLAIN),
-        remote.drop_channel("a"),
-        remote.truncate("a", more),
-        remote.hold("a", "me", more),
-    ):
-        with pytest.raises(NotYetSupported):
-            await refused
+    for _ in range(12):
+        await store.append_many([Append("a", os.urandom(64 * 1024)) for _ in range(16)])
+
+    def read() -> list[list[bytes]]:
+        with BlockingClient(directory) as client:
+            return [[bytes(e.payload) for e in batch] for batch in client.read("a")]
+
+    batches = await asyncio.to_thread(read)
+    here = []
+    reader = store.read("a", From.EARLIEST)
+    while len(here) < 192:
+        here += [bytes(entry.payload) for entry in await anext(reader)]
+    await reader.aclose()
+    assert [payload for batch in batches for payload in batch] == here
+    assert len(batches) <= 8, "an answer carries several pieces of history"
+
+
+# ---- the link --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_link_does_what_the_owner_can(store, link):
+    assert (link.boot, await link.ask("channels")) == (1, [])
+    policy = ChannelPolicy(acks=Durability.ONE, retention_bytes=7)
+    assert await link.ask("create", "a", encode_policy(policy)) is None
+    with pytest.raises(ChannelExists):
+        await link.ask("create", "a", encode_policy(PLAIN))
+    ids = await appended(link, 1, Append("a", b"one", 1), Append("a", memoryview(b"two" * 9999), 2))
+    assert await link.ask("latest_id", "a") == ids[-1]
+    assert await link.ask("id_at", "a", 2) == ids[1]
+    assert info_of("a", await link.ask("describe", "a")) == await store.describe("a")
+    entries, next_id, latest = await link.ask("read", "a", ["earliest"], None, 0.0)
+    assert [(e.id, e.timestamp, bytes(e.payload)) for e in entries] == [(ids[0], 1, b"one"), (ids[1], 2, b"two" * 9999)]
+    assert latest == ids[1]
+    assert await link.ask("read", "a", ["next", next_id], None, 0.0) == [[], next_id, latest]
+    assert (await link.ask("read", "a", ["earliest"], ids[0], 0.0))[0] == entries[:1]
+    await link.ask("hold", "a", "me", ids[1])
+    assert store.find("a").holds == {"me": int.from_bytes(ids[1], "big")}
+    await link.ask("hold", "a", "me", None)
+    await link.ask("truncate", "a", ids[1])
+    assert (await link.ask("read", "a", ["earliest"], None, 0.0))[0] == entries[1:]
+    await link.ask("drop", "a")
+    assert await store.channels() == []
     with pytest.raises(ChannelNotFound):
-        await anext(remote.read("no", From.EARLIEST))
-    waiting = asyncio.ensure_future(anext(reader, None))
-    await asyncio.sleep(0)
-    await remote.close()
-    assert await asyncio.wait_for(waiting, 5) is None
-    with pytest.raises(Closed):
-        await remote.channels()
+        await link.ask("read", "a", ["earliest"], None, 0.0)
+    assert isinstance(await appended(link, 2, Append("a", b"x")), ChannelNotFound)
 
 
-async def test_a_remote_reader_is_told_when_the_owner_goes(open_rocksmq, directory, helpers):
+async def test_an_append_that_is_sent_again_is_written_once(store, link):
+    await store.create_channel("a", PLAIN)
+    first = await appended(link, 1, Append("a", b"once"))
+    future = asyncio.get_running_loop().create_future()
+    link.append(1, 0, [Append("a", b"once")], future.set_result)
+    link.append(2, 0, [Append("a", b"two")], lambda _: None)
+    assert await future == first
+
+
+async def test_appends_from_many_threads_keep_the_order_of_their_calls(store, link):
+    await store.create_channel("a", PLAIN)
+    loop, answers, lock, order = asyncio.get_running_loop(), [], threading.Lock(), []
+    everything = loop.create_future()
+
+    def answered(result: object) -> None:
+        assert isinstance(result, list), result
+        answers.append(result)
+        if len(answers) == 400:
+            everything.set_result(None)
+
+    def work(name: int) -> None:
+        for turn in range(100):
+            with lock:
+                order.append(b"%d %d" % (name, turn))
+                link.append(len(order), 0, [Append("a", order[-1])], answered)
+
+    await asyncio.gather(*[asyncio.to_thread(work, name) for name in range(4)])
+    async with asyncio.timeout(ANSWER_S):
+        await everything
+    found = []
+    reader = store.read("a", From.EARLIEST)
+    while len(found) < 400:
+        found += [bytes(entry.payload) for entry in await anext(reader)]
+    await reader.aclose()
+    assert found == order
+
+
+async def test_large_appends_and_answers_pass_in_pieces(store, link):
+    await store.create_channel("a", PLAIN)
+    payloads = [os.urandom(size) for size in (0, 1, 5_000, 200_000, 3_000_000, 4_000)]
+    answers = [appended(link, number, Append("a", payload)) for number, payload in enumerate(payloads, 1)]
+    await asyncio.gather(*answers)
+    await appended(link, 7, *[Append("a", payload) for payload in payloads])
+    found, start = [], ["earliest"]
+    while len(found) < 12:
+        entries, next_id, _ = await link.ask("read", "a", start, None, 0.0)
+        found += [bytes(entry.payload) for entry in entries]
+        start = ["next", next_id]
+    assert found == payloads * 2
+
+
+async def test_what_no_frame_can_carry_is_refused_before_it_is_sent(store, link):
+    await store.create_channel("a", ChannelPolicy(max_message_bytes=1 << 30))
+    assert isinstance(await appended(link, 1, Append("a", bytes(link.frame_bytes + 1))), MessageTooLarge)
+    many = [Append(f"channel-{'x' * 200}-{number}", b"") for number in range(2_000)]
+    assert isinstance(await appended(link, 2, *many), MessageTooLarge)
+    assert isinstance(await appended(link, 3, Append("a", b"x", -1)), InvalidRequest)
+    with pytest.raises(InvalidRequest):
+        await link.ask("channels", object())
+    assert await link.ask("channels") == ["a"]
+
+
+def test_a_link_works_on_uvloop_too(directory):
+    async def talk() -> None:
+        store = await RocksMQ.open(directory, segment_bytes=8 * 1024 * 1024)
+        await store.create_channel("a", PLAIN)
+        link = await Link.open(directory, CLIENT, on_lost=print)
+        payloads = [os.urandom(size) for size in (10, 3_000_000)]
+        (first, second) = await appended(link, 1, *[Append("a", payload) for payload in payloads])
+        entries, _, latest = await link.ask("read", "a", ["earliest"], None, 0.0)
+        assert [bytes(entry.payload) for entry in entries] == payloads
+        assert [entry.id for entry in entries] == [first, second] and latest == second
+        await link.close()
+        await store.close()
+
+    uvloop.run(talk())
+
+
+async def test_waiting_requests_wake_and_others_pass_them(store, link, helpers):
+    await store.create_channel("a", PLAIN)
+    _, next_id, _ = await link.ask("read", "a", ["latest"], None, 0.0)
+    waiting = asyncio.ensure_future(link.ask("read", "a", ["next", next_id], None, 20.0, wait_s=20.0))
+    await helpers.until(lambda: store.find("a").waiters)
+    assert await link.ask("channels") == ["a"]
+    (id,) = await appended(link, 1, Append("a", b"more"))
+    async with asyncio.timeout(ANSWER_S):
+        entries, _, _ = await waiting
+    assert [entry.id for entry in entries] == [id]
+
+
+async def test_a_long_poll_ends_with_nothing_when_nothing_comes(store, link):
+    await store.create_channel("a", PLAIN)
+    assert await link.ask("read", "a", ["latest"], None, 0.001) == [[], (1).to_bytes(8, "big"), None]
+
+
+async def test_a_lost_owner_ends_all_that_waits_and_tells_once(open_rocksmq, directory, helpers):
     store = await open_rocksmq(serve=True)
     await store.create_channel("a", PLAIN)
-    remote = await open_wal(f"rocksmq://{directory}")
-    reader = remote.read("a", From.EARLIEST)
-    waiting = asyncio.ensure_future(anext(reader))
+    lost = []
+    link = await Link.open(directory, CLIENT, on_lost=lost.append)
+    waiting = asyncio.ensure_future(link.ask("read", "a", ["latest"], None, 50.0, wait_s=50.0))
     await helpers.until(lambda: store.find("a").waiters)
     await store.close()
     with pytest.raises(Unavailable):
-        await asyncio.wait_for(waiting, 5)
-    await remote.close()
+        async with asyncio.timeout(ANSWER_S):
+            await waiting
+    await helpers.until(lambda: lost)
+    answered = []
+    link.append(1, 0, [Append("a", b"x")], answered.append)
+    link.notify("beat")
+    with pytest.raises(Unavailable) as refused:
+        await link.ask("channels")
+    assert "outcome_unknown" not in refused.value.fields
+    await link.close()
+    assert (len(lost), answered) == (1, [])
+    with pytest.raises(Unavailable):
+        await Link.open(directory, CLIENT, on_lost=lost.append)
 
 
-async def test_the_socket_is_its_owners_alone(store, directory):
-    assert stat.S_IMODE(os.stat(os.path.join(directory, "socket")).st_mode) == 0o600
+async def test_closing_a_link_is_no_loss(store, directory):
+    lost = []
+    link = await Link.open(directory, CLIENT, on_lost=lost.append)
+    waiting = asyncio.ensure_future(link.ask("channels"))
+    await asyncio.sleep(0)
+    await link.close()
+    await link.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    assert lost == []
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_socket_is_its_owners_alone_and_replaces_a_stale_one(open_rocksmq, directory):
+    os.makedirs(directory)
+    path = os.path.join(directory, "socket")
+    with open(path, "w"):
+        pass  # what a crashed owner left behind
+    store = await open_rocksmq(serve=True)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    await store.close()
+    assert not os.path.exists(path)
+
+
+async def test_a_port_takes_whoever_has_the_token(open_rocksmq, directory):
+    store = await open_rocksmq(serve=True, tcp_port=0)
+    token = os.path.join(directory, "token")
+    assert stat.S_IMODE(os.stat(token).st_mode) == 0o600
+    address = Address.parse(f"rocksmq://127.0.0.1:{store.tcp_port}?token_file={token}")
+    link = await Link.open(address, CLIENT, on_lost=print)
+    await link.ask("create", "a", encode_policy(PLAIN))
+    assert len(await appended(link, 1, Append("a", bytes(100_000)))) == 1
+    with BlockingClient(address) as client:
+        assert await asyncio.to_thread(client.channels) == ["a"]
+    await link.close()
+    wrong = os.path.join(directory, "wrong")
+    with open(wrong, "wb") as file:
+        file.write(bytes(32))
+    with pytest.raises(InvalidRequest):
+        await Link.open(Address(port=address.port, token_file=wrong), CLIENT, on_lost=print)
+    with pytest.raises(Unavailable):
+        await Link.open(Address(port=address.port, token_file=wrong + "-not"), CLIENT, on_lost=print)
+    await store.close()
+    assert not os.path.exists(token)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("rocksmq:///a/b%20c", Address("/a/b c")),
+        ("rocksmq://./x", Address(os.path.abspath("x"))),
+        ("rocksmq://localhost:7?token_file=/t", Address(port=7, token_file="/t")),
+        ("rocksmq://127.0.0.1:7", None),
+        ("rocksmq://127.0.0.1?token_file=/t", None),
+        ("rocksmq://example.org:7?token_file=/t", None),
+        ("rocksmq://127.0.0.1:70000?token_file=/t", None),
+        ("rocksmq:///", None),
+        ("memory:///a", None),
+    ],
+)
+def test_urls_name_a_directory_or_a_port_of_this_machine(url, address):
+    if address is None:
+        with pytest.raises(ConfigError):
+            Address.parse(url)
+    else:
+        assert Address.parse(url) == address
 
 
 async def test_a_path_too_long_for_an_address_works(tmp_path):
     directory = str(tmp_path / ("x" * 120))
     store = await RocksMQ.open(directory, segment_bytes=64 * 1024)
     await store.create_channel("a", PLAIN)
-    remote = await open_wal(f"rocksmq://{directory}")
-    assert await remote.channels() == ["a"]
-    client = BlockingClient(directory)
-    assert await asyncio.to_thread(client.channels) == ["a"]
-    client.close()
-    await remote.close()
+    link = await Link.open(directory, CLIENT, on_lost=print)
+    assert await link.ask("channels") == ["a"]
+    with BlockingClient(directory) as client:
+        assert await asyncio.to_thread(client.channels) == ["a"]
+    await link.close()
     await store.close()
-
-
-async def connection(directory: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    with socket_path(directory) as path:
-        return await asyncio.open_unix_connection(path)
-
-
-async def answer_of(reader: asyncio.StreamReader) -> object:
-    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return result_of(unpack(await reader.readexactly(size)))
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "error"),
-    [
-        (LENGTH.pack(3) + b"\xc1\xc1\xc1", BadRecord),
-        (LENGTH.pack(2**32 - 1), BadRecord),
-        (pack(["read", "a"]), InvalidRequest),
-        (pack(["read", "a", ["next", b"short"], None, 0.0]), InvalidRequest),
-        (pack(["read", "a", 7, None, 0.0]), InvalidRequest),
-        (pack({"channels": 1}), InvalidRequest),
-        (pack([["channels"]]), InvalidRequest),
-        (pack(["append", "a", b"x"]), InvalidRequest),
-        (LENGTH.pack(60_000) + b"\x91" * 60_000, BadRecord),
-    ],
-    ids=["no msgpack", "huge", "too few", "short id", "no start", "a map", "a list", "append", "deep"],
-)
-async def test_nonsense_is_answered_by_type_and_the_owner_goes_on(store, directory, request_bytes, error):
-    await store.create_channel("a", PLAIN)
-    reader, writer = await connection(directory)
-    writer.write(request_bytes)
-    with pytest.raises(error):
-        await asyncio.wait_for(answer_of(reader), 5)
-    writer.close()
-    await writer.wait_closed()
-    client = BlockingClient(directory)
-    assert await asyncio.to_thread(client.channels) == ["a"]
-    client.close()
-
-
-async def test_clients_that_stall_neither_block_others_nor_fill_memory(store, directory):
-    await store.create_channel("a", PLAIN)
-    for _ in range(20):
-        await store.append("a", bytes(1024 * 1024))
-    half = [await connection(directory) for _ in range(5)]
-    for _, writer in half:
-        writer.write(b"\0\0")  # half a length, and then nothing
-    deaf = []
-    for _ in range(5):  # asks for megabytes and reads none of them
-        peer = socket.socket(socket.AF_UNIX)
-        with socket_path(directory) as path:
-            peer.connect(path)
-        peer.sendall(pack(["read", "a", ["earliest"], None, 0.0]) * 20)
-        deaf.append(peer)
-    client = BlockingClient(directory, timeout_s=10)
-    sizes = await asyncio.to_thread(lambda: [len(e.payload) for batch in client.read("a") for e in batch])
-    assert sizes == [1024 * 1024] * 20
-    client.close()
-    for _, writer in half:
-        writer.close()
-        await writer.wait_closed()
-    for peer in deaf:
-        peer.close()
-
-
-async def test_too_many_connections_are_turned_away(store, directory, monkeypatch):
-    monkeypatch.setattr("tidewal.adapters.rocksmq.server.MAX_CONNECTIONS", 3)
-    kept = [await connection(directory) for _ in range(3)]
-    for reader, writer in kept:
-        writer.write(pack(["channels"]))
-        assert await answer_of(reader) == []
-    reader, writer = await connection(directory)
-    with pytest.raises(Overloaded):
-        await asyncio.wait_for(answer_of(reader), 5)
-    for _, each in [*kept, (reader, writer)]:
-        each.close()
-        await each.wait_closed()
-
-
-async def test_a_long_poll_ends_with_nothing_when_nothing_comes(store, directory):
-    await store.create_channel("a", PLAIN)
-    reader, writer = await connection(directory)
-    writer.write(pack(["read", "a", ["latest"], None, 0.001]))
-    assert await asyncio.wait_for(answer_of(reader), 5) == [[], (1).to_bytes(8, "big"), None]
-    writer.close()
-    await writer.wait_closed()
