@@ -166,7 +166,8 @@ class Requests:
         store = self._store
         match [method, *arguments]:
             case ["read", str(channel), list(start), bytes() | None as upto, int() | float() as wait_s]:
-                return lambda: self._read(connection, seq, channel, cast("list[object]", start), upto, wait_s)
+                fixed = self._fixed(channel, cast("list[object]", start))
+                return lambda: self._read(connection, seq, channel, fixed, upto, wait_s)
             case ["channels"]:
                 return lambda: _packed(seq, store.channels())
             case ["describe", str(channel)]:
@@ -188,6 +189,10 @@ class Requests:
     async def _describe(self, channel: str) -> object:
         info = await self._store.describe(channel)
         return [encode_policy(info.policy), info.first_id, info.latest_id]
+
+    def _fixed(self, channel: str, start: list[object]) -> list[object]:
+        """Where "latest" is as the request arrives: appends that come behind it on the connection are to be read."""
+        return ["next", encode_id(self._store.find(channel).visible_to + 1)] if start == ["latest"] else start
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
