@@ -19,7 +19,7 @@ from .limits import KIB, MIB, Bench
 ROUNDS = 3
 JOURNAL_BYTES = 1024 * MIB
 CASES = (("64KiB", 64 * KIB, 16), ("1KiB", KIB, 64))  # bytes each, messages of a commit
-SMALL_COMMITS = 150_000  # of 128 bytes: 27 MiB, nearly a segment
+LAST_SEGMENT = (("1KiB", KIB, 28_000), ("128B", 128, 150_000))  # bytes each, commits of one that nearly fill a segment
 
 
 class UnsyncedDisk(RealDisk):
@@ -33,7 +33,8 @@ def measure(bench: Bench) -> None:
     _fresh(bench)
     for name, size, together in CASES:
         _unindexed(bench, name, size, together)
-    _clean(bench)
+    for name, size, commits in LAST_SEGMENT:
+        _clean(bench, name, size, commits)
 
 
 def _fresh(bench: Bench) -> None:
@@ -63,15 +64,15 @@ def _unindexed(bench: Bench, name: str, size: int, together: int) -> None:
            (min(times), max(times)), {"messages_of_a_commit": together})  # fmt: skip
 
 
-def _clean(bench: Bench) -> None:
-    """The last segment is nearly full of small commits, the most that there can be to look at."""
-    path = bench.path("clean")
+def _clean(bench: Bench, name: str, size: int, commits: int) -> None:
+    """The last segment is nearly full of small commits: the most that there can be to look at."""
+    path = bench.path(f"clean{size}")
 
     async def write() -> None:
         store = await RocksMQ.open(path, free_space_bytes=0, disk=UnsyncedDisk())
         await store.create_channel("bench", ChannelPolicy())
-        entries, done = [Append("bench", bytes(128))], threading.Event()
-        for _ in range(SMALL_COMMITS):
+        entries, done = [Append("bench", bytes(size))], threading.Event()
+        for _ in range(commits):
             done.clear()
             store.submit(entries, lambda _: done.set())
             done.wait()
@@ -79,7 +80,7 @@ def _clean(bench: Bench) -> None:
 
     bench.run(write())
     times = [_opening_s(bench, path) for _ in range(ROUNDS)]
-    figure("wal.open.clean_s", statistics.median(times), "s", (min(times), max(times)), {"commits": SMALL_COMMITS})
+    figure(f"wal.open.clean_s.{name}", statistics.median(times), "s", (min(times), max(times)), {"commits": commits})
 
 
 def _opening_s(bench: Bench, path: str) -> float:

@@ -12,13 +12,13 @@ from ..report import interleaved, per_second
 from .limits import KIB, MIB, SEGMENT_BYTES, Bench, ratio
 
 SIZE = 128 * MIB
-CASES = (("64KiB", 64 * KIB, 16), ("1KiB", KIB, 64))  # bytes each, messages of a commit
+CASES = (("64KiB", 64 * KIB, 16), ("64KiB.single", 64 * KIB, 1), ("1KiB", KIB, 64))  # bytes each, messages of a commit
 TO_PREAD = "ratio to bare preads"
 
 
 def measure(bench: Bench) -> None:
     for name, size, together in CASES:
-        path = bench.path(f"history{size}")
+        path = bench.path(f"history.{name}")
         store = bench.run(_written(path, size, together))
         try:
             _case(bench, store, name, size)
