@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from ...runtime.errors import InvalidRequest
+from ...runtime.errors import InvalidRequest, TidewalError
 from ...runtime.groups.coordinator import MAX_SINGLE_ACKS, Coordinator
 from ...runtime.groups.link import Ack
 from ...runtime.groups.local_link import settled
@@ -109,7 +109,11 @@ class GroupService:
         self._changes[seat] = changed
         self._seats.setdefault(client, set()).add(seat)  # first: the client may be gone before it has joined
         join = self._coordinator.join
-        await settled(lambda done: join(group, member, channels, start, timeout_s, wake, done))
+        try:
+            await settled(lambda done: join(group, member, channels, start, timeout_s, wake, done))
+        except TidewalError:
+            self._leave(connection_id, group, member)
+            raise
 
     async def _shares(self, group: str, member: str, seen: int | None, wait_s: float) -> object:
         changed = self._changes.get((group, member))
