@@ -75,27 +75,27 @@ def expendable(
     now_ms: int,
 ) -> list[int]:
     """The epochs that may go, oldest first. `current` are the extents of the segment in use."""
-    totals: dict[int, int] = {}
-    for extents in [current, *(summary.channels for _, summary in sealed)]:
-        for number, (_, size) in extents.items():
-            totals[number] = totals.get(number, 0) + size
     gone: list[int] = []
-    for epoch, summary in sealed:
-        for number, (last_id, size) in summary.channels.items():
+    for place, (epoch, summary) in enumerate(sealed):
+        later = [current, *(younger.channels for _, younger in sealed[place + 1 :])]
+        for number, (last_id, _) in summary.channels.items():
             channel = channels.get(number)
-            totals[number] -= size
-            if channel is not None and not _may_go(channel, last_id, summary.sealed_ms, totals[number], now_ms):
+            if channel is not None and not _may_go(channel, last_id, now_ms - summary.sealed_ms, later):
                 return gone
         gone.append(epoch)
     return gone
 
 
-def _may_go(channel: Channel, last_id: int, sealed_ms: int, younger_bytes: int, now_ms: int) -> bool:
+def _may_go(channel: Channel, last_id: int, age_ms: int, later: Sequence[Mapping[int, tuple[int, int]]]) -> bool:
+    """Whether nobody needs the channel's entries up to `last_id`, the newest of which has at least that age. What
+    costs most is looked at last: this runs twice a second, however idle the log is."""
     if last_id >= channel.kept_from:
         return False
     if last_id < channel.truncated_to or last_id <= channel.done_to:
         return True
     policy = channel.policy
-    if policy.retention_s is not None and now_ms - sealed_ms >= policy.retention_s * 1000:
+    if policy.retention_s is not None and age_ms >= policy.retention_s * 1000:
         return True
-    return policy.retention_bytes is not None and younger_bytes >= policy.retention_bytes
+    if policy.retention_bytes is None:
+        return False
+    return sum([extents[channel.number][1] for extents in later if channel.number in extents]) >= policy.retention_bytes
