@@ -26,6 +26,8 @@ import msgpack
 import rocksdict
 
 SPAN_BYTES = 1024 * 1024  # one index entry per channel and this much journal
+WRITE_BYTES = 1024 * 1024  # of journal, after which its places are written together
+WRITE_PLACES = 256  # or so many: a thousand channels must not stop the journal for all of theirs at once
 FORMAT = b"1"
 
 _PLACE_KEY = Struct(">cIQ")
@@ -65,6 +67,7 @@ class Index:
         self.rebuilt = False
         self._path = path
         self._lock = threading.Lock()
+        self._unwritten: list[tuple[int, Place]] = []
         try:
             self._open()
         except Exception:  # rocksdict raises bare Exceptions; whatever is wrong with a cache, a new one mends it
@@ -72,6 +75,7 @@ class Index:
         if self._db.get(_FORMAT_KEY) != FORMAT:
             self._db.close()
             self._start_over()
+        self._durable_to = self._written_to = self._stored_end()
 
     def _open(self) -> None:
         options = rocksdict.Options(raw_mode=True)
@@ -96,26 +100,46 @@ class Index:
         self.rebuilt = True
 
     def add(self, places: list[tuple[int, Place]], durable_to: tuple[int, int]) -> None:
-        """Store (channel number, place) pairs, and the epoch and offset up to which the journal is durable."""
+        """Take (channel number, place) pairs, and the epoch and offset up to which the journal is durable.
+
+        They count at once for whoever asks here. They are written some at a time, with each seal, and when closing;
+        what is lost by then lies in the last segment, which recovery reads.
+        """
+        with self._lock:
+            self._unwritten += places
+            self._durable_to = max(self._durable_to, durable_to)
+            (epoch, offset), (written_epoch, written_offset) = self._durable_to, self._written_to
+            far = epoch != written_epoch or offset - written_offset >= WRITE_BYTES
+            if far or len(self._unwritten) >= WRITE_PLACES:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what was added. Under the lock."""
+        if not self._unwritten and self._written_to == self._durable_to:
+            return
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for channel, (id, epoch, offset, earlier_timestamp) in places:
+        for channel, (id, epoch, offset, earlier_timestamp) in self._unwritten:
             value = _PLACE.pack(epoch, offset, earlier_timestamp)
             batch.put(_PLACE_KEY.pack(b"I", channel, id), value)
             batch.put(_TIME_KEY.pack(b"T", channel, earlier_timestamp, id), value)
-        batch.put(_END_KEY, _END.pack(*durable_to))
-        with self._lock:
-            self._db.write(batch)
+        batch.put(_END_KEY, _END.pack(*self._durable_to))
+        self._db.write(batch)
+        self._unwritten, self._written_to = [], self._durable_to
 
     def durable_to(self) -> tuple[int, int]:
-        """The epoch and offset that the last `add` was told."""
+        """The farthest epoch and offset that `add` was told, in this life or an earlier one."""
         with self._lock:
-            value = self._db.get(_END_KEY)
+            return self._durable_to
+
+    def _stored_end(self) -> tuple[int, int]:
+        value = self._db.get(_END_KEY)
         epoch, offset = _END.unpack(value) if isinstance(value, bytes) else (0, 0)
         return epoch, offset
 
     def at_or_before(self, channel: int, id: int) -> Place | None:
         """The last place of the channel whose id is ≤ `id`."""
         with self._lock:
+            self._write()
             found = self._db.iter()
             found.seek_for_prev(_PLACE_KEY.pack(b"I", channel, id))
             return _place(found, channel)
@@ -123,6 +147,7 @@ class Index:
     def after(self, channel: int, id: int) -> Place | None:
         """The first place of the channel whose id is > `id`."""
         with self._lock:
+            self._write()
             found = self._db.iter()
             found.seek(_PLACE_KEY.pack(b"I", channel, id + 1))
             return _place(found, channel)
@@ -130,6 +155,7 @@ class Index:
     def before_timestamp(self, channel: int, timestamp: int) -> Place | None:
         """The last place before which no entry has a timestamp ≥ `timestamp`; None: start at the first."""
         with self._lock:
+            self._write()
             found = self._db.iter()
             found.seek_for_prev(_TIME_KEY.pack(b"T", channel, timestamp, 0))
             if not found.valid():
@@ -149,6 +175,7 @@ class Index:
         fields = [summary.sealed_ms, summary.last_sequence, summary.end, channels]
         picture = cast(bytes, msgpack.packb(fields))
         with self._lock:
+            self._write()
             self._db.put(_SEGMENT_KEY.pack(b"S", epoch), picture)
 
     def summary(self, epoch: int) -> SegmentSummary | None:
@@ -176,6 +203,7 @@ class Index:
 
     def close(self) -> None:
         with self._lock:
+            self._write()
             self._db.close()
 
 

@@ -16,8 +16,6 @@ from .frame import CONTROL, Found, Frame, Scanner
 from .index import SPAN_BYTES, Index, Place, SegmentSummary
 from .segments import HEADER_BYTES, Segment, Segments
 
-PLACES_AT_ONCE = 1000  # index entries written together
-
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
@@ -76,7 +74,6 @@ class Recovery:
         self._state = Recovered()
         self._frames = 0
         self._last_frame: Frame | None = None
-        self._places: list[tuple[int, Place]] = []  # to be indexed
 
     def run(self) -> Recovered:
         """Raises `CorruptLog`, `FormatTooNew` and `OSError`."""
@@ -151,7 +148,6 @@ class Recovery:
             self._frames += 1
             self._last_frame = frame
             self._apply(segment, frame)
-        self._index_places()
         segment.end = scanner.offset
         found = scanner.found
         if scanner.later_frame(segment.end, state.next_sequence) is not None:
@@ -178,23 +174,18 @@ class Recovery:
                     span[2] = timestamp
                 span[3] += length
             at += length
+        places: list[tuple[int, Place]] = []
         for channel, (first_id, last_id, highest, size) in spans.items():
             known = state.table.by_number.get(channel)
             if known is None:
                 continue
             place = state.indexer.place(channel, first_id, segment.epoch, frame.offset, known.max_timestamp)
             if place is not None:
-                self._places.append((channel, place))
+                places.append((channel, place))
             state.table.advance(channel, last_id, highest)
             state.extents.add(channel, last_id, size)
-        if len(self._places) >= PLACES_AT_ONCE:
-            self._index_places()
-
-    def _index_places(self) -> None:
-        if self._places:
-            _, last = self._places[-1]
-            self._index.add(self._places, max(self._index.durable_to(), (last.epoch, last.offset)))
-            self._places = []
+        if places:
+            self._index.add(places, (segment.epoch, frame.offset))
 
     def _seal(self, segment: Segment) -> None:
         """A later segment begins: what lies in this one is final."""
