@@ -106,7 +106,7 @@ class Scanner:
         self.end = end
         self._disk, self._file = disk, file
         self._epoch, self._salt = epoch & 0xFFFFFFFF, salt
-        self._piece_bytes = piece_bytes
+        self.piece_bytes = piece_bytes
         self._buffer = memoryview(b"")
         self._buffer_at = offset
 
@@ -152,22 +152,6 @@ class Scanner:
             return None
         return Frame(offset, size, number, buffer[table_at:bodies_at], buffer[bodies_at:end])
 
-    def unverified(self, offset: int) -> Frame | None:
-        """What the header at `offset` says there is, if that much is there and its rows fit its bodies: a hint about a
-        damaged frame, no more."""
-        head = self._view(offset, HEADER_BYTES)
-        if len(head) < HEADER_BYTES:
-            return None
-        _, _, sequence, count, body_bytes = _PREFIX.unpack_from(head)
-        size = frame_bytes(count, body_bytes)
-        view = self._view(offset, size) if offset + size <= self.end else head
-        if len(view) < size:
-            return None
-        bodies_at = HEADER_BYTES + ROW_BYTES * count
-        table, bodies = view[HEADER_BYTES:bodies_at], view[bodies_at : bodies_at + body_bytes]
-        frame = Frame(offset, size, sequence, table, bodies)
-        return frame if sum(length for _, length, _, _ in frame.raw_rows()) == body_bytes else None
-
     def later_frame(self, offset: int, sequence: int) -> int | None:
         """The offset of a good frame beyond `offset` whose sequence is above `sequence`: proof that a bad one before
         it is corruption, not a torn tail."""
@@ -191,7 +175,7 @@ class Scanner:
         start = offset - self._buffer_at
         if start < 0 or start + size > len(self._buffer):
             # A header alone tells how much to read for it: whole frames, if those behind it are of its size.
-            wanted = size if size <= HEADER_BYTES else max(self._piece_bytes // size, 1) * size
+            wanted = size if size <= HEADER_BYTES else max(self.piece_bytes // size, 1) * size
             self._buffer = memoryview(self._disk.read(self._file, max(min(wanted, self.end - offset), 0), offset))
             self._buffer_at, start = offset, 0
         return start if start + size <= len(self._buffer) else None

@@ -15,6 +15,8 @@ from .frame import READ_BYTES, Frame, Scanner
 from .index import SPAN_BYTES, Index, Place
 from .segments import Segment, Segments
 
+JUMP_BYTES = 256 * 1024  # read at once where the next frame of the channel is not the next of the journal
+
 
 class Cursor(NamedTuple):
     """Where reading goes on: the index entry in force, and the next frame behind it."""
@@ -123,6 +125,8 @@ class Walk:
         while scanner.offset < end and (following is None or self.reached < following.id - 1):
             frame = self._frame(segment, scanner)
             yield frame, Cursor(place, frame.end)
+        if scanner.offset < end:
+            scanner.piece_bytes = min(scanner.piece_bytes, JUMP_BYTES)
 
     def _frame(self, segment: Segment, scanner: Scanner) -> Frame:
         frame = scanner.next()
