@@ -13,6 +13,8 @@ from ..runtime.errors import BadRecord, ChannelNotFound
 from ..runtime.names import DEFAULT_PREFIX, Names
 from ..runtime.record import decode
 from ..runtime.wal import Wal
+from .groups import lines as group_lines
+from .groups import pictures as group_pictures
 from .reading import catalog_of, opened, shown_time, stored
 from .stopping import INTERRUPTED, Interrupted, until_stopped
 
@@ -35,6 +37,7 @@ def inspect(
             return {
                 "wal": url,
                 "channels": await _channels(wal, count),
+                "groups": await group_pictures(wal) if wal.capabilities.groups else [],
                 **_catalog(await catalog_of(wal, names)),
                 "cuts": await _cuts(wal, names),
             }
@@ -62,6 +65,7 @@ async def _channels(wal: Wal, count: bool) -> list[dict[str, Any]]:
                 "retention_s": policy.retention_s,
                 "retention_bytes": policy.retention_bytes,
                 "max_message_bytes": policy.max_message_bytes,
+                "delivery": policy.delivery.value,
                 "first_id": info.first_id.hex() if info.first_id else None,
                 "latest_id": info.latest_id.hex() if info.latest_id else None,
             }
@@ -143,6 +147,7 @@ def _print(told: dict[str, Any]) -> None:
             for each in told["channels"]
         ],
     )
+    section("groups", group_lines(told["groups"]))
     section("leader", [f"{told['leader']['node']}, term {told['leader']['term']}"] if told["leader"]["node"] else [])
     section(
         "collections",

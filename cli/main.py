@@ -10,7 +10,9 @@ import typer
 from ..runtime.errors import TidewalError
 from .demo.command import demo
 from .doctor import doctor
+from .groups import groups
 from .inspect import inspect
+from .repair import repair
 from .run import run
 from .tail import tail
 from .verify import verify
@@ -30,9 +32,10 @@ def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it:
     pass
 
 
-for _command in (demo, run, tail, inspect, doctor):
+for _command in (demo, run, tail, inspect, doctor, repair):
     app.command()(_command)
 app.add_typer(verify, name="verify")
+app.add_typer(groups, name="groups")
 
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:

@@ -30,7 +30,8 @@ async def opened(url: str) -> AsyncGenerator[Wal]:
 
 
 def _check_there(url: str) -> None:
-    if urlsplit(url).scheme == "rocksmq":
+    parts = urlsplit(url)
+    if parts.scheme == "rocksmq" and parts.port is None:  # a port names a process that has it open
         local_directory(url)
 
 

@@ -69,7 +69,7 @@ class IndexCheck:
         if final:
             if intact and (astray := self._places() - self._matched) > 0:
                 yield report.end, f"the index points {astray} times to where no frame with that id begins"
-            epoch, offset = _END.unpack(self._get(b"E") or bytes(_END.size))
+            epoch, offset = self.durable_to()
             if (epoch, offset) > (report.epoch, report.end):
                 yield report.end, f"segment {epoch} was durable up to offset {offset}, but the journal ends here"
         picture = self._get(_SEGMENT_KEY.pack(b"S", report.epoch))
@@ -82,6 +82,11 @@ class IndexCheck:
             yield report.end, "the index says otherwise about the channels in this segment"
         elif sequence is not None and last_sequence > sequence:
             yield report.end, f"the index says that the segment ends with frame {last_sequence}"
+
+    def durable_to(self) -> tuple[int, int]:
+        """The epoch and offset up to which the journal was durable, as far as the index knows."""
+        epoch, offset = _END.unpack(self._get(b"E") or bytes(_END.size))
+        return epoch, offset
 
     def _places(self) -> int:
         """How many places there are in the segments that were read."""

@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 from ...runtime.disk import Disk, RealDisk
 from ...runtime.errors import FormatTooNew
-from .frame import ALIGNMENT, MAGIC, READ_BYTES, Frame, Scanner
+from .frame import ALIGNMENT, MAGIC, READ_BYTES, ROW_BYTES, Frame, Scanner, frame_bytes
+from .frame import HEADER_BYTES as FRAME_HEADER_BYTES
 from .segments import HEADER_BYTES, SUFFIX, VERSION, Header, decode_header
 
 BLOCK_BYTES = 4096  # what is given up at once around a place that the device cannot read
 SALT_BITS = 64
 PROOFS = 4  # frames that are tried to find out a salt
+
+_SIZES = Struct("<8xQII")  # of a frame's header: its sequence, row count and body bytes
 
 
 class ReadOnlyDisk(RealDisk):
@@ -120,7 +124,7 @@ class Survey:
     def _mended(self, segment: SegmentFile, found: Header) -> Header | None:
         """The header as it must have been: of the salt as found, or with one bit flipped, the one that some frame's
         checksum proves."""
-        offsets = self._frame_offsets(segment)
+        offsets = self.frame_offsets(segment)
         for salt in (found.salt, *(found.salt ^ 1 << bit for bit in range(SALT_BITS))):
             header = Header(VERSION, segment.epoch, salt, segment.size)
             for offset in offsets:
@@ -128,7 +132,7 @@ class Survey:
                     return header
         return None
 
-    def _frame_offsets(self, segment: SegmentFile) -> list[int]:
+    def frame_offsets(self, segment: SegmentFile) -> list[int]:
         """Where frames seem to begin: a few are enough to prove a salt."""
         tag = MAGIC + (segment.epoch & 0xFFFFFFFF).to_bytes(4, "little")
         found: list[int] = []
@@ -177,6 +181,22 @@ class Survey:
         if frame is not None and frame.sequence >= sequence:
             return frame
         return None if later is None else self.scanner(segment, later).at(later)
+
+    def unverified(self, segment: SegmentFile, offset: int) -> Frame | None:
+        """What the frame header at `offset` says there is, if that much is there and its rows fit its bodies: a hint
+        about a damaged frame, no more."""
+        head = self.reader.read(segment.file, FRAME_HEADER_BYTES, offset)
+        if len(head) < FRAME_HEADER_BYTES:
+            return None
+        sequence, count, body_bytes = _SIZES.unpack_from(head)
+        size = frame_bytes(count, body_bytes)
+        if offset + size > segment.size:
+            return None
+        view = memoryview(self.reader.read(segment.file, size, offset))
+        bodies_at = FRAME_HEADER_BYTES + ROW_BYTES * count
+        table, bodies = view[FRAME_HEADER_BYTES:bodies_at], view[bodies_at : bodies_at + body_bytes]
+        frame = Frame(offset, size, sequence, table, bodies)
+        return frame if sum(length for _, length, _, _ in frame.raw_rows()) == body_bytes else None
 
     def close(self) -> None:
         for segment in self.segments:

@@ -160,7 +160,7 @@ class Scrub:
         report.frames += 1
         report.end = frame.end
         self._sequence = frame.sequence + 1
-        if report.frames == 1 and not report.findings and not _is_snapshot(frame):
+        if report.frames == 1 and not report.findings and not is_snapshot(frame):
             report.found(frame.offset, "the first frame holds no snapshot of all channels")
         at = 0
         firsts: dict[int, int] = {}
@@ -222,6 +222,7 @@ class Scrub:
             report.found(offset, what)
 
 
-def _is_snapshot(frame: Frame) -> bool:
+def is_snapshot(frame: Frame) -> bool:
+    """Whether the frame begins with a snapshot of all channels, as each segment's first must."""
     row = next(frame.rows(), None)
     return row is not None and row.channel == CONTROL and b"snapshot" in bytes(frame.bodies[:16])

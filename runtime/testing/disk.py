@@ -33,6 +33,16 @@ class _File:
 
 
 @dataclass(slots=True)
+class _Rename:
+    """A name that the device does not know yet. `old` is None for a file that was created; `replaced` is the content
+    that the name stood for before."""
+
+    new: str
+    old: str | None = None
+    replaced: bytes | None = None
+
+
+@dataclass(slots=True)
 class _Fault:
     operation: Operation
     error: int
@@ -52,7 +62,7 @@ class FaultyDisk(RealDisk):
         self._keep_chance = keep_chance
         self._faults: list[_Fault] = []
         self._files: dict[int, _File] = {}  # by inode
-        self._renames: dict[str, list[tuple[str, str | None]]] = {}  # directory → (new, old; None: it was created)
+        self._renames: dict[str, list[_Rename]] = {}  # by directory
         self._power = True
         self._lock = threading.RLock()
 
@@ -71,11 +81,8 @@ class FaultyDisk(RealDisk):
             for file in self._files.values():
                 self._lose(file)
             for renames in self._renames.values():
-                for new, old in reversed(renames):
-                    if old is None:
-                        os.unlink(new)
-                    else:
-                        os.rename(new, old)
+                for rename in reversed(renames):
+                    self._undo(rename)
             self._files, self._renames, self._faults = {}, {}, []
             self._power = True
 
@@ -90,6 +97,15 @@ class FaultyDisk(RealDisk):
                 os.pwrite(descriptor, old, at)
         finally:
             os.close(descriptor)
+
+    def _undo(self, rename: _Rename) -> None:
+        if rename.old is None:
+            os.unlink(rename.new)
+        else:
+            os.rename(rename.new, rename.old)
+        if rename.replaced is not None:
+            with open(rename.new, "wb") as file:
+                file.write(rename.replaced)
 
     def _check(self, operation: Operation) -> None:
         if not self._power:
@@ -110,7 +126,7 @@ class FaultyDisk(RealDisk):
             file = super().open(path, create=create)
             self._files.setdefault(os.fstat(file).st_ino, _File(path)).path = path
             if create:
-                self._renames.setdefault(os.path.dirname(path), []).append((path, None))
+                self._renames.setdefault(os.path.dirname(path), []).append(_Rename(path))
             return file
 
     def read(self, file: int, size: int, offset: int) -> bytes:
@@ -151,9 +167,14 @@ class FaultyDisk(RealDisk):
         with self._lock:
             self._check("rename")
             inode = os.stat(old).st_ino
+            replaced = self._content(new) if os.path.isfile(new) else None
             super().rename(old, new)
             self._files.setdefault(inode, _File(new)).path = new
-            self._renames.setdefault(os.path.dirname(new), []).append((new, old))
+            self._renames.setdefault(os.path.dirname(new), []).append(_Rename(new, old, replaced))
+
+    def _content(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
 
     def remove(self, path: str) -> None:
         with self._lock:
@@ -162,7 +183,7 @@ class FaultyDisk(RealDisk):
             self._files.pop(os.stat(path).st_ino, None)
             super().remove(path)
             pending = self._renames[os.path.dirname(path)]
-            pending[:] = [(new, old) for new, old in pending if new != path]
+            pending[:] = [rename for rename in pending if rename.new != path]
 
     def sync_directory(self, directory: str) -> None:
         with self._lock:

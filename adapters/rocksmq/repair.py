@@ -1,0 +1,433 @@
+"""Plan the repair of a damaged journal: what is unreadable, what that loses, and how the files are to be written anew.
+
+Good frames stay as they are. The frames that are gone are replaced by empty ones, so that sequences and epochs have no
+gaps; where a snapshot is gone, one is made from what the rest tells. The ids that are lost are told by the ids around
+the damage, or by the rows of the damaged frames where these fit in without a flaw; they are recorded at the journal's
+end (`losses.py`), so no reader passes them in silence. `rebuild.py` carries the plan out.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgpack
+
+from ...runtime.errors import CorruptLog
+from ...runtime.wal import ChannelPolicy
+from . import channels as records
+from .channels import ChannelState, ChannelTable
+from .frame import CONTROL, ROW_BYTES, Found, Frame
+from .index_check import IndexCheck
+from .losses import accept as accept_losses
+from .losses import lost
+from .segments import HEADER_BYTES, segment_name
+from .survey import Gap, SegmentFile, Survey
+from .verify import is_snapshot, verify
+
+MAX_LOST_LIVES = 1024  # how far the count of lives is moved on, as any lost frame may have begun one
+
+
+@dataclass(slots=True)
+class Damage:
+    """One place: bytes `offset` to `end` of a file are unreadable, `frames` frames are gone (None: nobody can tell),
+    and with them ids of `channels`, by number, as far as it can be told."""
+
+    path: str
+    offset: int
+    end: int
+    what: str
+    frames: int | None = None
+    channels: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+
+@dataclass(slots=True)
+class Kept:
+    """Good frames, copied as they are."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Filler:
+    """`count` frames in the place of lost ones. The first carries `table` as a snapshot, the last the `records`."""
+
+    sequence: int
+    count: int
+    table: ChannelTable | None = None
+    records: list[bytes] = field(default_factory=list[bytes])
+
+
+@dataclass(slots=True, eq=False)
+class NewSegment:
+    """A segment to be written anew. `source` is the file it comes from; None: it was missing, or nothing of it counts.
+    `changed`: it differs from what is there."""
+
+    epoch: int
+    path: str
+    size: int
+    source: SegmentFile | None = None
+    pieces: list[Kept | Filler] = field(default_factory=list[Kept | Filler])
+    changed: bool = False
+
+    def keep(self, start: int, end: int) -> None:
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, Kept) and last.end == start:
+            last.end = end
+            return
+        self.changed |= start != HEADER_BYTES
+        self.pieces.append(Kept(start, end))
+
+    def fill(self, filler: Filler) -> None:
+        self.pieces.append(filler)
+        self.changed = True
+
+
+@dataclass(slots=True)
+class Plan:
+    """What `repair` will do. `aside` are the files that leave their place and get no successor."""
+
+    damages: list[Damage] = field(default_factory=list[Damage])
+    segments: list[NewSegment] = field(default_factory=list[NewSegment])
+    aside: list[str] = field(default_factory=list[str])
+    index_aside: bool = False
+    table: ChannelTable = field(default_factory=ChannelTable)
+    names: dict[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def needed(self) -> bool:
+        return bool(self.damages) or self.index_aside
+
+    @property
+    def losses(self) -> dict[int, list[tuple[int, int]]]:
+        """Channel number → ranges of ids that are lost."""
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for damage in self.damages:
+            for number, each in damage.channels.items():
+                ranges.setdefault(number, []).append(each)
+        return ranges
+
+
+def plan(directory: str, survey: Survey, *, wall_ms: int, accept: bool = False) -> Plan:
+    """Read everything and say what there is to do; nothing is changed. With `accept`, readers may pass what is lost,
+    now and in earlier repairs. `wall_ms` is the time that the journal will give for it. Raises `CorruptLog` where not
+    one frame is readable, `FormatTooNew`, and `OSError`."""
+    index = os.path.join(directory, "index")
+    found = Planner(survey, _durable_to(index), wall_ms).run(accept=accept)
+    found.index_aside = os.path.isdir(index) and (bool(found.segments or found.aside) or not _index_agrees(directory))
+    return found
+
+
+def _index_agrees(directory: str) -> bool:
+    try:
+        return not any(report.findings for report in verify(directory, owned=False))
+    except CorruptLog:  # it cannot be opened
+        return False
+
+
+def _durable_to(index: str) -> tuple[int, int]:
+    try:
+        check = IndexCheck.open(index)
+    except CorruptLog:
+        return 0, 0
+    if check is None:
+        return 0, 0
+    try:
+        return check.durable_to()
+    finally:
+        check.close()
+
+
+class Planner:
+    """One pass over the journal; `run` once."""
+
+    def __init__(self, survey: Survey, durable_to: tuple[int, int], wall_ms: int) -> None:
+        self._survey, self._durable_to, self._wall_ms = survey, durable_to, wall_ms
+        self._plan = Plan()
+        self._table = self._plan.table
+        self._sequence: int | None = None
+        self._last_ids: dict[int, int] = {}
+        self._open: dict[int, tuple[Damage, int]] = {}  # channel → the damage that may have hit it, entries at most
+        self._missing: list[NewSegment] = []  # before the next good frame
+        self._pending: Damage | None = None  # at the end of the segment before, where frames may have been
+        self._torn = False  # there is something
+        self._filler: Filler | None = None  # the last one
+        self._headless = False  # the first snapshot is lost, and no other has come
+        self._orphans: list[tuple[Filler, ChannelState]] = []  # channels that no record creates
+        self._told: dict[int, ChannelState] = {}  # channels as a record first told of them
+        self._dropped: set[int] = set()
+
+    def run(self, *, accept: bool) -> Plan:
+        segments, found = self._survey.segments, self._plan.segments
+        for place, segment in enumerate(segments):
+            if place:
+                self._note_missing(segments[place - 1], segment)
+            self._segment(segment, last=place == len(segments) - 1)
+        held = [segment for segment in found if any(isinstance(piece, Kept) for piece in segment.pieces)]
+        if not held:
+            raise CorruptLog("not one frame of the journal can be read: there is nothing to repair", offset=0)
+        self._end(held[-1], accept=accept)
+        self._adopt_orphans()
+        self._plan.segments = [segment for segment in found if segment.changed and segment not in self._missing]
+        return self._plan
+
+    # ---- segments ----------------------------------------------------------------------------------------------------
+
+    def _note_missing(self, before: SegmentFile, segment: SegmentFile) -> None:
+        for epoch in range(before.epoch + 1, segment.epoch):
+            path = os.path.join(os.path.dirname(before.path), segment_name(epoch))
+            self._lose_segment(NewSegment(epoch, path, segment.size), "the segment is missing")
+
+    def _lose_segment(self, new: NewSegment, what: str, *, held_frames: bool = True) -> None:
+        damage = Damage(new.path, 0, new.size, what)
+        self._plan.damages.append(damage)
+        self._plan.segments.append(new)
+        self._missing.append(new)
+        if held_frames:
+            self._open_all(damage)
+
+    def _segment(self, segment: SegmentFile, *, last: bool) -> None:
+        new = NewSegment(segment.epoch, segment.path, segment.size, segment)
+        if segment.header is None:
+            new.source = None
+            held = not last or self._durable_to[0] >= segment.epoch or bool(self._survey.frame_offsets(segment))
+            self._lose_segment(
+                new, "the header is damaged and nothing tells the salt: no frame can be checked", held_frames=held
+            )
+            return
+        new.size = max(segment.size, segment.header.size)
+        end = HEADER_BYTES
+        for piece in self._survey.walk(segment, self._sequence):
+            if isinstance(piece, Gap):
+                self._gap(segment, piece)
+                continue
+            if end == HEADER_BYTES:
+                self._begin(new, segment, piece)
+            elif piece.offset != end:
+                self._bridge(new, piece)
+            self._frame(piece)
+            new.keep(piece.offset, piece.end)
+            end = piece.end
+        if end > HEADER_BYTES:
+            self._look_behind(segment, end)
+        elif not last or self._durable_to[0] >= segment.epoch:
+            new.source = None
+            self._lose_segment(new, "no frame of it can be read")
+
+    def _begin(self, new: NewSegment, segment: SegmentFile, frame: Frame) -> None:
+        if segment.header_damaged:
+            self._plan.damages.append(
+                Damage(segment.path, 0, HEADER_BYTES, "the header; the frames prove how it was", 0)
+            )
+            new.changed = True
+        self._bridge(new, frame, snapshot=not is_snapshot(frame))
+        self._plan.segments.append(new)
+
+    def _gap(self, segment: SegmentFile, gap: Gap) -> None:
+        if gap.end == HEADER_BYTES or gap.lost == 0:
+            return  # frames before this segment, of which its first frame tells; or no frames
+        damage = Damage(segment.path, gap.offset, gap.end, "damaged frames", gap.lost)
+        self._plan.damages.append(damage)
+        self._read_damaged(segment, damage)
+
+    def _look_behind(self, segment: SegmentFile, end: int) -> None:
+        """There may have been more frames at the segment's end: the next good one tells, or the index."""
+        epoch, offset = self._durable_to
+        damage = Damage(segment.path, end, segment.size, "damaged frames at the end of the segment")
+        if epoch == segment.epoch and offset > end:
+            damage.end = offset
+            self._plan.damages.append(damage)
+            self._read_damaged(segment, damage)
+        else:
+            self._pending = damage
+            scanner = self._survey.scanner(segment, end)
+            self._torn = scanner.at(end, self._sequence) is None and scanner.found is Found.DAMAGE
+
+    def _bridge(self, new: NewSegment, frame: Frame, *, snapshot: bool = False) -> None:
+        """Fill the place between the last good frame and this one, with `snapshot` the segment's first frame, too."""
+        pending, self._pending = self._pending, None
+        if self._sequence is None:
+            self._headless = snapshot
+            gap = int(snapshot)
+        else:
+            gap = frame.sequence - self._sequence
+        if gap < len(self._missing) + snapshot:
+            raise CorruptLog(f"{new.path} does not follow the segment before it", path=new.path, offset=frame.offset)
+        places = [*self._missing, *([new] if snapshot or new.pieces else [])]
+        if gap and pending is not None and (self._torn or not places):
+            pending.frames = gap if not places else None
+            self._plan.damages.append(pending)
+            self._lose_pending(pending)
+            places = places or [self._plan.segments[-1]]
+        if gap and not places:  # the damage at the end of the segment before is known from the index
+            places = [self._plan.segments[-1]]
+        sequence = frame.sequence - gap
+        for place in places if gap else ():
+            count = gap if place is places[-1] else 1
+            begins = place in self._missing or (snapshot and place is new)
+            self._filler = Filler(sequence, count, copy.deepcopy(self._table) if begins else None)
+            place.fill(self._filler)
+            sequence, gap = sequence + count, gap - count
+        self._missing.clear()
+
+    def _lose_pending(self, damage: Damage) -> None:
+        segment = next(each for each in self._survey.segments if each.path == damage.path)
+        self._read_damaged(segment, damage, to_the_end=True)
+
+    # ---- what is in the frames ---------------------------------------------------------------------------------------
+
+    def _frame(self, frame: Frame) -> None:
+        self._sequence = frame.sequence + 1
+        at = 0
+        for number, length, id, timestamp in frame.raw_rows():
+            if number == CONTROL:
+                self._control(frame.bodies[at : at + length])
+            else:
+                self._entry(number, id)
+                self._table.advance(number, id, timestamp)
+            at += length
+
+    def _control(self, body: memoryview) -> None:
+        before = set(self._table.by_number)
+        self._table.apply(body)
+        kind, *arguments = cast("list[Any]", msgpack.unpackb(body))
+        if kind == "create":
+            self._told.setdefault(arguments[0], copy.deepcopy(self._table.by_number[arguments[0]]))
+        elif kind == "drop":
+            self._dropped.add(arguments[0])
+            self._open.pop(arguments[0], None)
+        elif kind == "snapshot":
+            self._snapshot(before)
+
+    def _snapshot(self, before: set[int]) -> None:
+        """The table was told as a whole, with the last id of each channel."""
+        if self._headless and self._filler is not None and self._filler.table is not None:
+            made_up = self._filler.table
+            made_up.boot, made_up.floor, made_up.wall_ms = self._table.boot, self._table.floor, self._table.wall_ms
+            for number in self._table.by_number.keys() - before:
+                made_up.by_number[number] = copy.deepcopy(self._table.by_number[number])
+        for number, state in self._table.by_number.items():
+            self._told.setdefault(number, copy.deepcopy(state))
+            if number not in before and before and not self._headless and self._plan.damages:
+                self._open[number] = self._plan.damages[-1], 0  # it was created where the damage is
+                self._last_ids[number] = state.floor
+            self._close(number, state.last_id + 1)
+            self._last_ids[number] = max(self._last_ids.get(number, 0), state.last_id)
+        for number in self._open.keys() - self._table.by_number.keys():
+            del self._open[number]
+        self._headless = False
+
+    def _entry(self, number: int, id: int) -> None:
+        if number not in self._table.by_number and number not in self._dropped and self._filler is not None:
+            floor = id - 1 if self._headless else min(self._table.floor, id - 1)
+            state = ChannelState(number, _unnamed(number), ChannelPolicy(retention_s=None), floor, last_id=floor)
+            self._orphans.append((self._filler, copy.deepcopy(state)))
+            self._table.by_number[number] = state
+            self._table.next_number = max(self._table.next_number, number + 1)
+            self._last_ids[number] = floor
+            self._open[number] = self._plan.damages[-1], 0
+        self._close(number, id)
+        self._last_ids[number] = id
+
+    def _close(self, number: int, next_id: int) -> None:
+        """The channel goes on with `next_id`: what lies between is lost."""
+        opened = self._open.pop(number, None)
+        if opened is not None and next_id > (first := self._last(number) + 1):
+            opened[0].channels[number] = first, next_id - 1
+
+    def _last(self, number: int) -> int:
+        state = self._table.by_number.get(number)
+        return self._last_ids.get(number, state.floor if state is not None else 0)
+
+    def _open_all(self, damage: Damage) -> None:
+        """Nobody can tell which channels a damage hit: each may have lost as many entries as there was room for."""
+        room = max((damage.end - damage.offset) // ROW_BYTES, damage.frames or 1)
+        for number, state in self._table.by_number.items():
+            if not state.policy.ephemeral:
+                first, bound = self._open.get(number, (damage, 0))
+                self._open[number] = first, bound + room
+
+    # ---- what is in damaged frames -----------------------------------------------------------------------------------
+
+    def _read_damaged(self, segment: SegmentFile, damage: Damage, *, to_the_end: bool = False) -> None:
+        """Believe the rows of damaged frames if all of them are there and go on where each channel was. `to_the_end`:
+        where the last one ends is not known, how many there are is."""
+        told: dict[int, int] = {}
+        count, reached = 0, damage.offset
+        for frame in self._as_it_seems(segment, damage):
+            count, reached = count + 1, frame.end
+            for number, _, id, _ in frame.raw_rows():
+                if number == CONTROL:
+                    continue
+                if number not in self._table.by_number or id != told.get(number, self._last(number)) + 1:
+                    self._open_all(damage)
+                    return
+                told[number] = id
+        if count == 0 or count != (damage.frames or count) or not (to_the_end or reached == damage.end):
+            self._open_all(damage)
+            return
+        damage.frames, damage.end = count, reached
+        for number, last_id in told.items():
+            damage.channels[number] = self._last(number) + 1, last_id
+            self._last_ids[number] = last_id
+            self._table.advance(number, last_id, 0)
+
+    def _as_it_seems(self, segment: SegmentFile, damage: Damage) -> Iterator[Frame]:
+        """Damaged frames one after another, as their headers tell."""
+        offset, left = damage.offset, damage.frames
+        while offset < damage.end and left != 0:
+            frame = self._survey.unverified(segment, offset)
+            if frame is None or not len(frame.table):
+                return
+            yield frame
+            offset, left = frame.end, None if left is None else left - 1
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _end(self, last: NewSegment, *, accept: bool) -> None:
+        """Note at the journal's end what is lost; files behind it leave their place."""
+        epoch, _ = self._durable_to
+        if epoch > max(segment.epoch for segment in self._plan.segments):
+            path = os.path.join(os.path.dirname(last.path), segment_name(epoch))
+            damage = Damage(path, 0, last.size, "the segment is missing; the index knows that it held frames")
+            self._plan.damages.append(damage)
+            self._open_all(damage)
+        self._plan.aside = [segment.path for segment in self._missing if os.path.exists(segment.path)]
+        for number, (damage, bound) in self._open.items():
+            if bound:
+                first = self._last(number) + 1
+                damage.channels[number] = first, first + bound - 1
+        written: list[bytes] = []
+        lost_frames = sum(MAX_LOST_LIVES if each.frames is None else each.frames for each in self._plan.damages)
+        if lost_frames:
+            written.append(records.boot(self._table.boot + min(lost_frames, MAX_LOST_LIVES)))
+        if losses := self._plan.losses:
+            written.append(lost(losses, self._wall_ms))
+        earlier = [loss for state in self._table.by_number.values() for loss in state.losses]
+        if accept and (losses or not all(loss.accepted for loss in earlier)):
+            written.append(accept_losses())
+        if written:
+            assert self._sequence is not None
+            last.fill(Filler(self._sequence, 1, None, written))
+
+    def _adopt_orphans(self) -> None:
+        """Create channels whose creation was lost, with name and policy where a later record tells them."""
+        for filler, found in self._orphans:
+            state = copy.deepcopy(self._told.get(found.number, found))
+            state.floor, state.last_id, state.max_timestamp, state.losses = found.floor, found.floor, 0, ()
+            if filler.table is not None:
+                filler.table.by_number[found.number] = state
+                filler.table.next_number = max(filler.table.next_number, found.number + 1)
+            else:
+                filler.records.append(records.create(state))
+        self._plan.names = {number: state.name for number, state in self._told.items()}
+        self._plan.names |= {number: state.name for number, state in self._table.by_number.items()}
+
+
+def _unnamed(number: int) -> str:
+    """The name of a channel whose own was lost."""
+    return f"recovered-{number}"

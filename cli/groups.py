@@ -1,0 +1,107 @@
+"""`tidewal groups`: see consumer groups, move their positions, forget them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from ..runtime.clock import LOGICAL_BITS
+from ..runtime.errors import ChannelNotFound, InvalidRequest
+from ..runtime.wal import From, FromId, FromTime, GroupInfo, Start, Wal
+from .reading import opened
+from .stopping import INTERRUPTED, Interrupted, until_stopped
+
+groups = typer.Typer(help="See consumer groups, move their positions, forget them.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")]
+T = TypeVar("T")
+
+
+@groups.command("list")
+def list_groups(url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show all groups: their members, and for each channel how far they are and where the channel ends."""
+    told = _over(url, pictures)
+    typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(lines(told)) or "none")
+
+
+@groups.command()
+def seek(
+    url: Url,
+    group: Annotated[str, typer.Argument(help="The group.")],
+    channel: Annotated[str, typer.Argument(help="The channel, which no member may have now.")],
+    to: Annotated[str, typer.Argument(help="earliest, latest, a message id in hex (with it), or an ISO 8601 time.")],
+) -> None:
+    """Move a group's position in a channel: what lies from there on is delivered, again or for the first time."""
+    start = start_of(to)
+    _over(url, lambda wal: wal.seek_group(group, channel, start))
+
+
+@groups.command()
+def drop(url: Url, group: Annotated[str, typer.Argument(help="The group, which may have no members.")]) -> None:
+    """Forget a group and its positions."""
+    _over(url, lambda wal: wal.drop_group(group))
+
+
+def start_of(text: str) -> Start:
+    """What a person means by a place in a channel. Raises `InvalidRequest`."""
+    if text in ("earliest", "latest"):
+        return From(text)
+    if len(text) == 16 and all(each in "0123456789abcdefABCDEF" for each in text):
+        return FromId(bytes.fromhex(text), inclusive=True)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r}: earliest, latest, an id of 16 hex digits or an ISO 8601 time") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return FromTime(int(moment.timestamp() * 1000) << LOGICAL_BITS)
+
+
+async def pictures(wal: Wal) -> list[dict[str, Any]]:
+    """All groups with their channels; `behind` is whether anything is yet to be acknowledged."""
+    return [await _picture(wal, info) for info in await wal.groups()]
+
+
+async def _picture(wal: Wal, info: GroupInfo) -> dict[str, Any]:
+    positions: dict[str, Any] = {}
+    for channel, position in sorted(info.positions.items()):
+        try:
+            latest = await wal.latest_id(channel)
+        except ChannelNotFound:  # dropped meanwhile
+            continue
+        positions[channel] = {
+            "acknowledged_to": position.hex() if position else None,
+            "latest_id": latest.hex() if latest else None,
+            "behind": latest is not None and (position or b"") < latest,
+        }
+    members = {member: sorted(channels) for member, channels in sorted(info.members.items())}
+    return {"name": info.name, "members": members, "positions": positions}
+
+
+def lines(told: list[dict[str, Any]]) -> list[str]:
+    """Groups for people."""
+    shown: list[str] = []
+    for group in told:
+        shown.append(f"{group['name']}: {len(group['members'])} members")
+        shown += [f"  member {member}: {', '.join(channels) or '-'}" for member, channels in group["members"].items()]
+        for channel, place in group["positions"].items():
+            state = f"behind {place['latest_id']}" if place["behind"] else "at the end"
+            shown.append(f"  {channel}: acknowledged to {place['acknowledged_to'] or '-'}, {state}")
+    return shown
+
+
+def _over(url: str, work: Callable[[Wal], Awaitable[T]]) -> T:
+    import uvloop
+
+    async def run() -> T:
+        async with opened(url) as wal:
+            return await work(wal)
+
+    try:
+        return uvloop.run(until_stopped(run()))
+    except Interrupted:
+        raise typer.Exit(INTERRUPTED) from None

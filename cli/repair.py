@@ -1,0 +1,105 @@
+"""`tidewal repair`: let a damaged log open again, lose no more than the damage took, and say what that is."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from ..adapters.rocksmq.rebuild import apply as rebuild
+from ..adapters.rocksmq.repair import Plan, plan
+from ..adapters.rocksmq.survey import ReadOnlyDisk, Survey
+from ..adapters.rocksmq.verify import claimed
+from ..runtime.clock import SystemClock
+from ..runtime.disk import RealDisk
+from ..runtime.errors import DirectoryInUse
+from .reading import local_directory
+
+NEEDED = 1  # exit status: there is something to repair, and it was not done
+
+
+def repair(
+    where: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path, or its directory.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; without this, only say what would be done.")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Let readers pass what is lost, now and in earlier repairs.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Repair a log that nobody has open: say what is damaged, what that loses and what is kept; with --apply write a
+    journal that opens.
+
+    Damaged files are never removed: they stay in the folder `journal/damaged-…`. Readers that come to lost entries get
+    PositionLost with where the log goes on, until the loss is accepted. Exits with 1 when there is something to repair
+    and --apply is not given.
+    """
+    directory = local_directory(where)
+    wall_ms = SystemClock().wall_ms()
+    with claimed(directory) as unowned:
+        if not unowned:
+            raise DirectoryInUse(f"{directory} is in use or cannot be locked: stop its owner first", path=directory)
+        survey = Survey(ReadOnlyDisk(), f"{directory}/journal")
+        try:
+            found = plan(directory, survey, wall_ms=wall_ms, accept=accept)
+            to_do = found.needed or bool(found.segments)
+            aside = rebuild(directory, found, survey, RealDisk(), wall_ms) if apply and to_do else None
+        finally:
+            survey.close()
+    told = _picture(found) | {"applied": aside is not None, "aside": aside}
+    typer.echo(json.dumps(told, indent=2) if as_json else _text(told, to_do=to_do))
+    if to_do and not apply:
+        raise typer.Exit(NEEDED)
+
+
+def _picture(found: Plan) -> dict[str, Any]:
+    def name(number: int) -> str:
+        return found.names.get(number, f"number {number}")
+
+    damages = [
+        {
+            "path": damage.path,
+            "offset": damage.offset,
+            "end": damage.end,
+            "what": damage.what,
+            "frames": damage.frames,
+            "lost": {name(number): [f"{id:016x}" for id in ids] for number, ids in damage.channels.items()},
+        }
+        for damage in found.damages
+    ]
+    earlier = {
+        state.name: [
+            {"first": f"{loss.first:016x}", "last": f"{loss.last:016x}", "accepted": loss.accepted}
+            for loss in state.losses
+        ]
+        for state in found.table.by_number.values()
+        if state.losses
+    }
+    return {
+        "damages": damages,
+        "segments_written_anew": [segment.path for segment in found.segments],
+        "set_aside": found.aside,
+        "index": "set aside, built again by the next opening" if found.index_aside else "kept",
+        "earlier_losses": earlier,
+    }
+
+
+def _text(told: dict[str, Any], *, to_do: bool) -> str:
+    lines: list[str] = []
+    for damage in told["damages"]:
+        frames = "" if damage["frames"] is None else f", {damage['frames']} frames"
+        lines.append(f"{damage['path']}  {damage['offset']} to {damage['end']}: {damage['what']}{frames}")
+        lines += [f"    lost of {name}: ids {first} to {last}" for name, (first, last) in damage["lost"].items()]
+        lines += [] if damage["lost"] else ["    no entry is known to be lost"]
+    lines += [f"to be written anew: {path}" for path in told["segments_written_anew"]]
+    lines += [f"leaves its place: {path}" for path in told["set_aside"]]
+    lines.append(f"index: {told['index']}")
+    for name, losses in told["earlier_losses"].items():
+        for loss in losses:
+            accepted = " (accepted)" if loss["accepted"] else ""
+            lines.append(f"lost earlier of {name}: ids {loss['first']} to {loss['last']}{accepted}")
+    if told["applied"]:
+        lines.append(f"done; the old files are in {told['aside']}")
+    else:
+        lines.append("nothing was changed; --apply does it" if to_do else "there is nothing to repair")
+    return "\n".join(lines)
