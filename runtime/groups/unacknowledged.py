@@ -95,9 +95,9 @@ class Unacknowledged:
         batch = self._batches.get(plan.batch)
         if batch is not None and batch.singles is not None:
             batch.singles.done.update(plan.ids)
-            done_to = self._done_with(())
-            if done_to is not None:
-                self._forget_to(done_to)
+        done_to = self._done_with(())
+        if done_to is not None:
+            self._forget_to(done_to)
 
     def overdue(self) -> bytes | None:
         """The id up to which all is done though that was not stored cumulatively yet; None where it was."""
