@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from ...runtime.clock import Clock
@@ -29,9 +30,13 @@ class Management:
         *,
         channels_changed: Callable[[], None],
     ) -> None:
-        """`channels_changed` is called for each creation and drop of a durable channel, in their order."""
+        """`channels_changed` is called after durable channels were created or dropped, once for many of them, but
+        always between a drop and the next creation of the same name."""
         self._registry, self._journal, self._gate = registry, journal, gate
         self._hubs, self._clock, self._changed = hubs, clock, channels_changed
+        self._noticing = threading.RLock()
+        self._unnoticed = False
+        self._dropped: set[str] = set()  # that nobody was told of
 
     async def create(self, name: str, policy: ChannelPolicy) -> None:
         check_name(name)
@@ -50,6 +55,7 @@ class Management:
                     self._gate.check_space()
                 self._create(name, policy, done)
         await future
+        self.notice()
         if name not in self._registry.names:
             raise ChannelNotFound(f"channel {name} was dropped while it was created", channel=name)
 
@@ -62,8 +68,14 @@ class Management:
                     self._registry.remove(channel)
             elif (created := self._journal.table.by_number.get(state.number)) is not None:
                 channel.groups = created.groups
-            channel.created = True
-            self._end(channel, result, done)
+            try:
+                with self._noticing:
+                    if name in self._dropped:
+                        self.notice()
+                    channel.created = True
+                    self._unnoticed = self._unnoticed or not policy.ephemeral
+            finally:
+                done(result)
 
         self._put(records.create(state), settled, creates=state.number)
 
@@ -77,11 +89,25 @@ class Management:
             self._registry.remove(found)
 
             def dropped(result: list[bytes] | TidewalError) -> None:
-                found.tail.forget(len(found.tail.batches))
-                self._end(found, result, done)
+                found.tail.clear()
+                if not found.policy.ephemeral:
+                    with self._noticing:
+                        self._dropped.add(name)
+                        self._unnoticed = True
+                done(result)
 
             self._put(records.drop(found.number), dropped)
         await future
+        self.notice()
+
+    def notice(self) -> None:
+        """Tell whoever wants to know of what was created and dropped, if that was not done yet. The keeper calls it,
+        too: somebody who creates a channel may be cancelled."""
+        with self._noticing:
+            if self._unnoticed:
+                self._unnoticed = False
+                self._dropped.clear()
+                self._changed()
 
     async def truncate(self, channel: Channel, id: bytes) -> None:
         number = min(decode_id(id), channel.visible_to + 1)
@@ -106,13 +132,6 @@ class Management:
             self._gate.check_writable()
             self._put(record, done)
         await future
-
-    def _end(self, channel: Channel, result: list[bytes] | TidewalError, done: OnAppended) -> None:
-        try:
-            if not channel.policy.ephemeral:
-                self._changed()
-        finally:
-            done(result)
 
     def _put(self, record: bytes, done: OnAppended, creates: int = 0) -> None:
         self._journal.put(control(record, self._clock.wall_ms(), done, creates=creates))

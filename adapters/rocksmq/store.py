@@ -187,9 +187,10 @@ class RocksMQ:
             self._index,
             recovered,
             clock=self._clock,
+            lock=self._registry.lock,
             deliver=self._registry.deliver,
             hubs=self._hubs,
-            trim=self._registry.budget.trim,
+            budget=self._registry.budget,
             need_spare=self._keeper.need_spare,
             keep_ready=self._keeper.wake,
             measures=self._measures,
@@ -240,6 +241,7 @@ class RocksMQ:
         self._registry.wake_all()
         self._coordinator.close()
         await asyncio.to_thread(self._close if first else self._closed.wait)
+        self._hubs.close()
 
     def _close(self) -> None:
         if self._server is not None:
@@ -308,9 +310,7 @@ class RocksMQ:
         self._repeats.submit(client, number, settled, entries, done)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        future, done = self._hubs.promise()
-        self._appender.submit_one(channel, payload, timestamp, done)
-        return (await future)[0]
+        return await self._appender.append(channel, payload, timestamp, self._hubs.current())
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future, done = self._hubs.promise()
@@ -394,6 +394,7 @@ class RocksMQ:
     # ---- upkeep ------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        self._management.notice()
         self._coordinator.expire()
         self.check_space()
         self.retain_now()

@@ -144,6 +144,41 @@ async def test_a_dropped_channel_takes_its_positions_along(open_rocksmq):
     assert position(store, "a", "g").acked_to < again
 
 
+async def test_a_channel_dropped_and_made_again_in_one_commit_is_a_new_one(open_rocksmq):
+    store = await open_rocksmq()
+    await store.create_channel("a", PLAIN)
+    old = await fill(store, "a", 3)
+    member = await store.join("g", ["*"])
+    assert [entry.id for entry in (await one(member)).entries] == old  # and acknowledges none of it
+    await asyncio.gather(store.drop_channel("a"), store.create_channel("a", PLAIN))
+    (new,) = await fill(store, "a", 1)
+    assert [entry.id for entry in (await one(member)).entries] == [new]
+
+
+async def test_a_creation_whose_caller_was_cancelled_is_noticed(open_rocksmq, helpers):
+    store = await open_rocksmq()
+    member = await store.join("g", ["*"])
+    creating = asyncio.ensure_future(store.create_channel("a", PLAIN))
+    await asyncio.sleep(0)
+    creating.cancel()
+    await asyncio.gather(creating, return_exceptions=True)
+    ids = await fill(store, "a", 3)  # the creation lies before them in the journal
+    store._tick()
+    assert [entry.id for batch in await take(member, 3) for entry in batch.entries] == ids
+
+
+async def test_many_channels_are_told_to_groups_together(open_rocksmq, helpers):
+    store = await open_rocksmq()
+    member = await store.join("g", ["*"])
+    told = []
+    changed = store._management._changed
+    store._management._changed = lambda: (told.append(1), changed())
+    await asyncio.gather(*[store.create_channel(f"c{number}", PLAIN) for number in range(200)])
+    async with asyncio.timeout(20):
+        await helpers.until(lambda: len(member.channels) == 200)
+    assert len(told) <= 50, "each creation was told by itself"
+
+
 async def test_dropping_a_group_is_durable_and_a_queue_stays_empty(open_rocksmq, helpers):
     store = await open_rocksmq()
     await store.create_channel("jobs", ChannelPolicy(delivery=Delivery.QUEUE))
