@@ -70,4 +70,5 @@ async def main(directory: str, name: str, seed: int) -> None:
     await wal.close()
 
 
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

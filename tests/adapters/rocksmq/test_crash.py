@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.wal import From
+from tidewal.runtime.wal import Append, From
 
 KILLS = int(os.environ.get("TIDEWAL_CRASH_KILLS", "30"))
 PROCESSES = 5
@@ -38,6 +38,7 @@ class Child:
         self.acknowledged: dict[tuple[str, bytes], tuple[str, int]] = {}
         self.errors: list[str] = []
         self.answered: list[tuple[float, float]] = []  # when submitted, when acknowledged
+        self.commits = 0
         self._progress = progress
         self.reading = asyncio.create_task(self._read())
 
@@ -47,6 +48,10 @@ class Child:
             submitted, *words = line.decode().split()
             if submitted == "error":
                 self.errors.append(line.decode())
+                continue
+            if submitted == "commit":
+                self.commits += 1
+                self._progress.set()
                 continue
             acknowledged, *entries = words
             self.answered.append((float(submitted), float(acknowledged)))
@@ -98,6 +103,11 @@ class Suite:
         wanted = sum(len(child.answered) for child in self.all) + count
         await self._until(lambda: sum(len(child.answered) for child in self.all) >= wanted)
 
+    async def committed(self, count: int) -> None:
+        """Wait for that many more commits of groups."""
+        wanted = sum(child.commits for child in self.all) + count
+        await self._until(lambda: sum(child.commits for child in self.all) >= wanted)
+
     async def first_after(self, sent: float) -> float:
         """The time of the first acknowledgement of an append that was submitted later."""
 
@@ -133,11 +143,13 @@ async def running(directory: Path, script: str, rng: random.Random) -> AsyncIter
         await suite.stop()
 
 
-async def crash(suite: Suite, rng: random.Random, kills: int) -> list[float]:
-    """Kill the owner again and again; seconds until appends were acknowledged afterwards."""
+async def crash(suite: Suite, rng: random.Random, kills: int, commits: int = 0) -> list[float]:
+    """Kill the owner again and again; seconds until appends were acknowledged afterwards. Between two kills groups
+    have committed as often as `commits` says, at most."""
     times: list[float] = []
     while len(times) < kills:
         await suite.acknowledged(rng.randrange(1, 300))
+        await suite.committed(rng.randrange(commits + 1))
         owner = suite.owner
         if owner is None:
             continue
@@ -162,6 +174,8 @@ async def check(suite: Suite) -> int:
         acknowledged = {key: value for child in suite.all for key, value in child.acknowledged.items()}
         assert len(acknowledged) == sum(len(child.acknowledged) for child in suite.all)
         for channel in await store.channels():
+            if channel.startswith("out-"):
+                continue
             found = await read_all(store, channel)
             total += len(found)
             assert [id for id, _ in found] == sorted({id for id, _ in found})
@@ -171,7 +185,8 @@ async def check(suite: Suite) -> int:
                 name, count, _ = payload.decode().split(" ")
                 counts[name].append(int(count))
                 held[channel, id] = name, int(count)
-            assert all(mine == list(range(1, len(mine) + 1)) for mine in counts.values())
+            for name, mine in counts.items():
+                assert mine == list(range(1, len(mine) + 1)), f"entries of {name} are missing, double or out of order"
             assert {key: value for key, value in acknowledged.items() if key[0] == channel}.items() <= held.items()
         return total
     finally:
@@ -193,9 +208,37 @@ async def test_killing_the_owner_loses_nothing_doubles_nothing_and_moves_the_log
         times = await crash(suite, rng, KILLS)
     total = await check(suite)
     assert [error for child in suite.all for error in child.errors] == []
+    report(capsys, suite, times, total, started)
+    assert max(times) < PATIENCE_S
+
+
+async def test_groups_in_killed_processes_copy_every_entry_exactly_once(tmp_path, rng, capsys):
+    started = time.monotonic()
+    async with running(tmp_path / "log", "crash_member.py", rng) as suite:
+        times = await crash(suite, rng, max(1, KILLS // 3), commits=5)
+    total = await check(suite)
+    assert [error for child in suite.all for error in child.errors] == []
+    store = await RocksMQ.open(str(suite.directory), serve=False)
+    try:
+        channels = [channel for channel in await store.channels() if not channel.startswith("out-")]
+        member = await store.join("copiers", channels)
+        while (await store.groups())[0].positions != {name: await store.latest_id(name) for name in channels}:
+            delivered = await asyncio.wait_for(anext(member), PATIENCE_S)
+            outputs = [Append(f"out-{delivered.channel}", bytes(entry.payload)) for entry in delivered.entries]
+            await member.commit([delivered], outputs)
+        await member.aclose()
+        for channel in channels:
+            copied = [payload for _, payload in await read_all(store, f"out-{channel}")]
+            assert copied == [payload for _, payload in await read_all(store, channel)]
+    finally:
+        await store.close()
+    report(capsys, suite, times, total, started)
+
+
+def report(capsys, suite: Suite, times: list[float], total: int, started: float) -> None:
     with capsys.disabled():
         print(
-            f"\n{KILLS} owners killed, {len(suite.all)} processes, {total} entries, {time.monotonic() - started:.0f} s;"
+            f"\n{len(times)} owners killed, {len(suite.all)} processes, {total} entries,"
+            f" {sum(child.commits for child in suite.all)} commits of groups, {time.monotonic() - started:.0f} s;"
             f" from kill to the next acknowledgement: median {statistics.median(times):.3f} s, most {max(times):.3f} s"
         )
-    assert max(times) < PATIENCE_S
