@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Overloaded, Unavailable
 from tidewal.runtime.groups import coordinator as coordinating
@@ -30,7 +30,7 @@ def number_of(id):
 
 
 class Log:
-    """A backend whose commits wait until the test decides them, in any order the test likes per commit's outcome."""
+    """A backend whose commits wait, in their order, until the test decides each one's outcome."""
 
     def __init__(self):
         self.ends: dict[str, int] = {}
@@ -98,6 +98,16 @@ class Client:
         self.delivered: dict[str, set[int]] = {}
 
 
+class Heard:
+    """What `done` was called with."""
+
+    def __init__(self):
+        self.results = []
+
+    def __call__(self, result):
+        self.results.append(result)
+
+
 class Groups(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -108,13 +118,22 @@ class Groups(RuleBasedStateMachine):
         self.dead: set[tuple[str, str]] = set()
         self.stale: list[tuple[str, str, str, int]] = []
         self.seen_leases: set[int] = set()
-        # What is durably done, by group and channel; and which commits were accepted and are not decided.
-        self.done: dict[tuple[str, str], set[int]] = {}
-        self.accepted: list[tuple[list[tuple[str, str, set[int], bool]], list[Append]]] = []
-        self.written: Counter[bytes] = Counter()
+        self.done: dict[tuple[str, str], set[int]] = {}  # what is durably done, by group and channel
         self.count = 0
 
     # ---- the world --------------------------------------------------------------------------------------------------
+
+    @initialize(at_once=st.booleans())
+    def begin(self, at_once):
+        """Most of what can go wrong needs two members and a few channels, so begin with those."""
+        for channel in ("a1", "a2", "b1"):
+            self.create(channel)
+            self.log.ends[channel] = 3
+        for member in ("m1", "m2"):
+            self.join("g", member, ["*"], From.EARLIEST)
+            while self.log.waiting:
+                self.log.decide("written")
+        self.log.at_once = at_once
 
     @rule(channel=st.sampled_from(["a1", "a2", "b1", "b2"]))
     def create(self, channel):
@@ -160,13 +179,7 @@ class Groups(RuleBasedStateMachine):
         self.forget(group, member)
         self.clients[group, member] = Client()
         self.dead.discard((group, member))
-
-        def joined(error):
-            if error is not None and (group, member) in self.clients:
-                self.failed_joins.append((group, member))
-
-        self.failed_joins = []
-        self.coordinator.join(group, member, patterns, start, SESSION_S, lambda: None, joined)
+        self.coordinator.join(group, member, patterns, start, SESSION_S, lambda: None, Heard())
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
@@ -223,7 +236,7 @@ class Groups(RuleBasedStateMachine):
         if channel in self.log.ends:
             waiting = len(self.log.waiting)
             with pytest.raises(Fenced):
-                self.coordinator.commit(group, member, [Ack(channel, lease, id_of(0))], [Append("out", b"!")], print)
+                self.coordinator.commit(group, member, [Ack(channel, lease, id_of(0))], [Append("out", b"!")], Heard())
             self.coordinator.release(group, member, channel, lease)  # changes nothing
             assert len(self.log.waiting) == waiting
 
@@ -336,16 +349,6 @@ TestGroups = Groups.TestCase
 
 
 # ---- single cases ---------------------------------------------------------------------------------------------------
-
-
-class Heard:
-    """What `done` was called with."""
-
-    def __init__(self):
-        self.results = []
-
-    def __call__(self, result):
-        self.results.append(result)
 
 
 @pytest.fixture
