@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Overloaded, Unavailable
 from tidewal.runtime.groups import coordinator as coordinating
+from tidewal.runtime.groups import seating
 from tidewal.runtime.groups.coordinator import Coordinator
 from tidewal.runtime.groups.link import Ack
 from tidewal.runtime.groups.progress import Progress
@@ -450,8 +451,8 @@ def test_a_new_channel_whose_position_cannot_be_stored_is_given_out_later(coordi
 
 
 def test_limits_have_names(coordinator, log, monkeypatch):
-    monkeypatch.setattr(coordinating, "MAX_MEMBERS_PER_GROUP", 1)
-    monkeypatch.setattr(coordinating, "MAX_GROUPS", 2)
+    monkeypatch.setattr(seating, "MAX_MEMBERS_PER_GROUP", 1)
+    monkeypatch.setattr(seating, "MAX_GROUPS", 2)
     monkeypatch.setattr(coordinating, "MAX_SINGLE_ACKS", 2)
     join(coordinator, "m1")
     join(coordinator, "m1", group="h")
