@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...runtime.errors import TidewalError
 from ...runtime.groups.link import GroupLink
@@ -11,6 +12,8 @@ from ...runtime.remote import Address, encode_policy, info_of
 from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, GroupInfo, OnAppended
 from .group_link import RemoteLink
 from .link import Link
+
+READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner lets a process have
 
 
 class Owner(Protocol):
@@ -59,6 +62,7 @@ class Distant:
         """Use `open`."""
         self.lost = False
         self.link: Link
+        self._reads, self._asks = asyncio.Semaphore(READS), asyncio.Semaphore(ASKS)
         self._groups: RemoteLink
 
     @classmethod
@@ -80,32 +84,33 @@ class Distant:
         return self.link.boot
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        await self.link.ask("create", channel, encode_policy(policy))
+        await self._ask("create", channel, encode_policy(policy))
 
     async def drop_channel(self, channel: str) -> None:
-        await self.link.ask("drop", channel)
+        await self._ask("drop", channel)
 
     async def channels(self) -> list[str]:
-        return await self.link.ask("channels")
+        return await self._ask("channels")
 
     async def describe(self, channel: str) -> ChannelInfo:
-        return info_of(channel, await self.link.ask("describe", channel))
+        return info_of(channel, await self._ask("describe", channel))
 
     async def latest_id(self, channel: str) -> bytes | None:
-        return await self.link.ask("latest_id", channel)
+        return await self._ask("latest_id", channel)
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        return await self.link.ask("id_at", channel, timestamp)
+        return await self._ask("id_at", channel, timestamp)
 
     async def truncate(self, channel: str, id: bytes) -> None:
-        await self.link.ask("truncate", channel, id)
+        await self._ask("truncate", channel, id)
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
-        await self.link.ask("hold", channel, holder, id)
+        await self._ask("hold", channel, holder, id)
 
     async def read(self, channel: str, start: Sequence[object], wait_s: float) -> tuple[Sequence[Entry], bytes]:
         """What there is from `start` (as the protocol pictures it), and the id that comes next."""
-        entries, next_id, _ = await self.link.ask("read", channel, start, None, wait_s, wait_s=wait_s)
+        async with self._reads:
+            entries, next_id, _ = await self.link.ask("read", channel, start, None, wait_s, wait_s=wait_s)
         return entries, next_id
 
     def submit_from(
@@ -129,3 +134,7 @@ class Distant:
     async def close(self) -> None:
         self._groups.close()
         await self.link.close()
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        async with self._asks:
+            return await self.link.ask(method, *arguments)

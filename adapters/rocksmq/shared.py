@@ -153,9 +153,7 @@ class SharedRocksMQ:
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         self._check_open()
-        reader = SharedReader(self.ask, channel, start, self._readers.discard)
-        self._readers.add(reader)
-        return reader
+        return SharedReader(self.ask, channel, start, self._readers)
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
@@ -255,6 +253,11 @@ class SharedRocksMQ:
         except TidewalError as error:
             self._flying.fail(error)
             raise
+        except Exception as error:
+            _log.exception("looking for an owner of %s failed", self._address)
+            failure = self._nobody(error)
+            self._flying.fail(failure)
+            raise failure from error
 
     async def _attempt(self, deadline: float) -> Owner:
         owner: Owner | None = None

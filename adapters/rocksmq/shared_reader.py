@@ -9,11 +9,12 @@ from typing import Protocol
 from ...runtime.errors import Closed
 from ...runtime.remote import decode_start, encode_start
 from ...runtime.wal import Entry, Start
-from .owner import Distant, Owner
+from .owner import READS, Distant, Owner
 from .reader import Reader
 from .store import RocksMQ
 
 POLL_S = 20.0  # how long one request waits at the owner for more
+CROWDED_POLL_S = 0.5  # the same while more readers than may wait at once take turns
 
 Answer = tuple[Sequence[Entry], bytes]
 
@@ -27,8 +28,9 @@ class Ask(Protocol):
 class SharedReader:
     """`Wal.read` at whoever owns the log. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, ask: Ask, channel: str, start: Start, ended: Callable[[SharedReader], None]) -> None:
-        self._ask, self._channel, self._ended = ask, channel, ended
+    def __init__(self, ask: Ask, channel: str, start: Start, siblings: set[SharedReader]) -> None:
+        self._ask, self._channel, self._siblings = ask, channel, siblings
+        siblings.add(self)
         self._start = encode_start(start)
         self._local: Reader | None = None  # once this process owns the log
         self._asking: asyncio.Future[Answer | None] | None = None
@@ -61,7 +63,7 @@ class SharedReader:
     async def aclose(self) -> None:
         """End the iteration, also for a task that is waiting in it."""
         self._closed = True
-        self._ended(self)
+        self._siblings.discard(self)
         if self._asking is not None:
             self._asking.cancel()
         if self._local is not None:
@@ -71,7 +73,9 @@ class SharedReader:
         """What there is at a distant owner; None when this process has become the owner."""
         if isinstance(owner, Distant):
             # The first question fixes the start without waiting: "latest" must not move from one question to the next.
-            wait_s = POLL_S if self._start[0] == "next" else 0.0
+            wait_s = 0.0
+            if self._start[0] == "next":
+                wait_s = POLL_S if len(self._siblings) <= READS else CROWDED_POLL_S
             return await owner.read(self._channel, self._start, wait_s)
         assert isinstance(owner, RocksMQ)
         self._local = Reader(owner, self._channel, decode_start(self._start))

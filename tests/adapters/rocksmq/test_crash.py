@@ -43,6 +43,12 @@ class Child:
         self.reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
+        try:
+            await self._note()
+        finally:
+            self._progress.set()
+
+    async def _note(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             submitted, *words = line.decode().split()
@@ -122,10 +128,12 @@ class Suite:
             while not condition():
                 self._progress.clear()
                 await self._progress.wait()
+                assert not any(child.reading.done() for child in self.alive.values()), "a process ended by itself"
 
     async def stop(self) -> None:
         for child in list(self.alive.values()):
-            child.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
         await asyncio.gather(*(child.process.wait() for child in self.alive.values()))
         await asyncio.gather(*(child.reading for child in self.alive.values()))
         self.alive.clear()

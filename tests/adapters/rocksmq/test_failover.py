@@ -193,6 +193,20 @@ async def test_readers_go_on_over_owners_without_gap_or_repetition(opening, help
     await asyncio.gather(reading, followed)
 
 
+async def test_more_readers_and_requests_than_may_wait_at_the_owner_take_turns(opening, helpers):
+    await opening()
+    wal = await opening()
+    names = [f"c{i}" for i in range(400)]
+    await asyncio.gather(*(wal.create_channel(name, PLAIN) for name in names))
+    entries = []
+    readers = [wal.read(name, From.EARLIEST) for name in names]
+    reading = [asyncio.ensure_future(helpers.drain(reader, entries)) for reader in readers]
+    await wal.append_many([Append(name, name.encode()) for name in names])
+    await helpers.until(lambda: len(entries) == len(names))
+    await wal.close()
+    await asyncio.gather(*reading)
+
+
 async def test_who_may_not_own_waits_for_an_owner_and_never_is_one(opening, helpers):
     owner = await opening()
     wal = await opening(own=False)
