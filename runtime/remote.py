@@ -4,8 +4,8 @@ A frame is a 12-byte header (three big-endian numbers: bytes of the head, rows, 
 (msgpack), the rows and the payloads. A row is 24 bytes: channel, payload length, id, timestamp. Entries travel as rows
 and payloads, everything else in the head; so what a head can make of memory is small, and payloads are copied once.
 
-Requests are `[seq, method, *arguments]`, answers `[seq, "ok", result]` or `[seq, "error", picture of the error]`, in any
-order; many may be under way. With seq 0 no answer is wanted. The first request is `hello`; a frame that breaks the
+Requests are `[seq, method, *arguments]`, answers `[seq, "ok", result]` or `[seq, "error", picture of the error]`, in
+any order; many may be under way. With seq 0 no answer is wanted. The first request is `hello`; a frame that breaks the
 rules, and a refused `hello`, end the connection after the error, whose seq is 0 where the request's is not known.
 
     hello      version client token         → {boot, frame_bytes}
@@ -30,8 +30,8 @@ id, inclusive], ["time", timestamp] or ["next", next id of the last answer]. `re
 Ids over `upto` (may be nil) are left out.
 
 Where a request carries entries, its last argument in the head is the list of channel names that the rows' channel
-numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the rows'
-channels are 0. Without any, both are the empty list.
+numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the
+rows' channels are 0. Without any, both are the empty list.
 
 This module imports nothing heavy: Spark's workers start with it.
 """
@@ -56,7 +56,7 @@ from .wal import Append, ChannelInfo, ChannelPolicy, Delivery, Durability, Entry
 
 VERSION = 2
 SOCKET_NAME = "socket"
-TOKEN_NAME = "token"  # noqa: S105 -- a file's name
+TOKEN_NAME = "token"
 LOOPBACK = "127.0.0.1"
 HEAD_BYTES = 256 * 1024  # of a request: the worst that msgpack makes of it is 64 times that, for 20 ms
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -185,7 +185,8 @@ def encode_request(seq: int, method: str, arguments: Sequence[object], entries: 
 def encode_entries(seq: int, entries: Sequence[Entry], next_id: bytes, latest_id: bytes | None) -> list[Payload]:
     """The buffers of an answer to `read`."""
     if not entries:
-        return encode([seq, "ok", [[], next_id, latest_id]])
+        nothing: list[Entry] = []
+        return encode([seq, "ok", [nothing, next_id, latest_id]])
     rows = [ROW.pack(0, len(payload), id, timestamp) for id, timestamp, payload in entries]
     return encode([seq, "ok", [None, next_id, latest_id]], rows, [entry.payload for entry in entries])
 
@@ -231,15 +232,16 @@ def _cut(frame: Frame, view_bytes: int) -> list[bytes | memoryview]:
 
 def result_in(frame: Frame) -> tuple[int, Any]:
     """The seq and the outcome of an answer, with its entries: a `TidewalError` where it is one. Raises `BadRecord`."""
-    match unpack(frame.head):
+    message = unpack(frame.head)
+    match message:
         case [int(seq), "ok", result]:
             if len(frame.rows):
                 if not isinstance(result, list) or not result:
                     raise BadRecord("an answer has entries, but no place for them", reason="frame")
                 cast("list[object]", result)[0] = entries_in(frame)
             return seq, cast(object, result)
-        case [int(seq), "error", dict() as picture]:
-            return seq, from_wire(cast(Picture, picture))
+        case [int(seq), "error", dict()]:
+            return seq, from_wire(cast(Picture, message[2]))
         case _:
             raise BadRecord("the owner answered something else than this protocol says", reason="frame")
 
@@ -254,6 +256,10 @@ class Address:
     directory: str = ""
     port: int = 0
     token_file: str = ""
+
+    @classmethod
+    def of_directory(cls, directory: str) -> Address:
+        return cls(os.path.abspath(directory))
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -335,7 +341,7 @@ class BlockingClient:
     """
 
     def __init__(self, directory: str | Address, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._address = Address(os.path.abspath(directory)) if isinstance(directory, str) else directory
+        self._address = Address.of_directory(directory) if isinstance(directory, str) else directory
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._closed = False

@@ -8,12 +8,12 @@ import logging
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ...runtime.errors import BadRecord, Closed, InvalidRequest, Overloaded, TidewalError, Unavailable, to_wire
+from ...runtime.errors import BadRecord, Closed, Overloaded, TidewalError, Unavailable, to_wire
 from ...runtime.remote import HEAD_BYTES, ROW, Frame, encode
 from ...runtime.wal import Payload
 from .reader import Reader
@@ -22,6 +22,7 @@ from .wire import Inbox, Outbox
 HELLO_BYTES = 4 * 1024
 APPEND_OVERHEAD_BYTES = 1024  # what an append costs in memory beside its frame
 READERS = 16
+RECEIVES = 16  # at once from one connection, before others get their turn; more than a socket holds
 
 _log = logging.getLogger(__name__)
 
@@ -211,21 +212,24 @@ class Connection:
             )
 
     def _readable(self) -> None:
-        partial_before = self._inbox.partial
-        try:
-            taken = self._inbox.receive()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.close()
-            return
-        if not taken:
-            self.close()
-            return
-        self._heard_at = time.monotonic()
-        if not partial_before:
-            self._frame_at = self._heard_at
-        self._work()
+        """Until nothing is left: where data and an error are there at once, uvloop calls only once."""
+        for _ in range(RECEIVES):
+            partial_before = self._inbox.partial
+            try:
+                taken = self._inbox.receive()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                taken = 0
+            if not taken:
+                self.close()
+                return
+            self._heard_at = time.monotonic()
+            if not partial_before:
+                self._frame_at = self._heard_at
+            self._work()
+            if not self._reading:
+                return
 
     def _work(self) -> None:
         """Take what has been received, as far as the limits let."""

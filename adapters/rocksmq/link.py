@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ class Link:
         """Connect; a string is the directory. Raises `Unavailable`, `Overloaded` (too many connections), `Unsupported`
         (an owner with another version of the protocol), `InvalidRequest` (a wrong token)."""
         if isinstance(address, str):
-            address = Address(os.path.abspath(address))
+            address = Address.of_directory(address)
         loop = asyncio.get_running_loop()
         connection = address.new_socket()
         try:
@@ -159,14 +158,16 @@ class Link:
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
+        """Until nothing is left: where data and an error are there at once, uvloop calls only once."""
         try:
-            if not self._inbox.receive():
-                raise ConnectionError("the connection ended")
-            self._heard_at = time.monotonic()
-            while self._lost is None and (frame := self._inbox.next()) is not None:
-                self._answered(*result_in(frame))
-            if self._inbox.wanted:
-                self._inbox.make_room()
+            while self._lost is None:
+                if not self._inbox.receive():
+                    raise ConnectionError("the connection ended")
+                self._heard_at = time.monotonic()
+                while self._lost is None and (frame := self._inbox.next()) is not None:
+                    self._answered(*result_in(frame))
+                if self._inbox.wanted:
+                    self._inbox.make_room()
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, BadRecord) as error:
@@ -204,6 +205,7 @@ class Link:
             self._lose(self._address.unavailable(TimeoutError("no answer in time")))
 
     def _failed(self, error: OSError) -> None:
+        self._readable()  # an owner that refuses to go on says why before it hangs up
         self._lose(self._address.unavailable(error))
 
     def _lose(self, error: TidewalError) -> None:

@@ -165,8 +165,8 @@ class Requests:
     ) -> Callable[[], Coroutine[object, object, list[Payload] | None]] | None:
         store = self._store
         match [method, *arguments]:
-            case ["read", str(channel), list(start), bytes() | None as upto, int() | float() as wait_s]:
-                fixed = self._fixed(channel, cast("list[object]", start))
+            case ["read", str(channel), list(), bytes() | None as upto, int() | float() as wait_s]:
+                fixed = self._fixed(channel, cast("list[object]", arguments[1]))
                 return lambda: self._read(connection, seq, channel, fixed, upto, wait_s)
             case ["channels"]:
                 return lambda: _packed(seq, store.channels())
@@ -174,8 +174,8 @@ class Requests:
                 return lambda: _packed(seq, self._describe(channel))
             case ["id_at", str(channel), int(timestamp)]:
                 return lambda: _packed(seq, store.id_at(channel, timestamp))
-            case ["create", str(channel), dict(policy)]:
-                decoded = _policy(cast("dict[str, Any]", policy))
+            case ["create", str(channel), dict()]:
+                decoded = _policy(cast("dict[str, Any]", arguments[1]))
                 return lambda: _packed(seq, store.create_channel(channel, decoded))
             case ["drop", str(channel)]:
                 return lambda: _packed(seq, store.drop_channel(channel))
@@ -242,13 +242,10 @@ class Requests:
 
 def _is_request(message: Any) -> bool:
     """By types, because patterns take longer than all else that is done for a small append."""
-    return (
-        type(message) is list
-        and len(cast("list[object]", message)) >= 2
-        and type(message[0]) is int
-        and message[0] >= 0
-        and type(message[1]) is str
-    )
+    if type(message) is not list:
+        return False
+    items = cast("list[Any]", message)
+    return len(items) >= 2 and type(items[0]) is int and items[0] >= 0 and type(items[1]) is str
 
 
 async def _packed(seq: int, work: Coroutine[object, object, object]) -> list[Payload]:
@@ -274,7 +271,7 @@ def _policy(picture: dict[str, Any]) -> ChannelPolicy:
     except (ValueError, TypeError):
         raise InvalidRequest("the request names no policy that this owner knows") from None
     numbers = (policy.max_message_bytes, policy.ephemeral_bytes, policy.retention_bytes or 0)
-    seconds = policy.retention_s or 0.0
+    seconds = cast(object, policy.retention_s or 0.0)
     if not (
         type(policy.ephemeral) is bool
         and all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)

@@ -25,6 +25,7 @@ from ...runtime.remote import LOOPBACK, SOCKET_NAME, TOKEN_NAME, Frame, encode, 
 from .connection import Connection, Limits, Memory
 from .requests import Groups, Requests, Served
 
+BACKLOG = 256  # more than the connections, so that who is too many is told so
 SWEEP_S = 1.0  # how often connections are looked at, at most
 ACCEPT_PAUSE_S = 1.0  # after a connection could not be accepted: the process is out of file descriptors
 
@@ -83,9 +84,10 @@ class Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """Cut all connections and remove the socket."""
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
+        """Cut all connections and remove the socket. A second call does nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
         self._remove(SOCKET_NAME)
         self._remove(TOKEN_NAME)
 
@@ -109,7 +111,7 @@ class Server:
         os.fchmod(listener.fileno(), 0o600)  # before bind: the file is never open to others
         with socket_path(self._directory) as path:
             listener.bind(path)
-        listener.listen(self._limits.connections)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
 
     def _listen_at_port(self, port: int) -> None:
@@ -122,7 +124,7 @@ class Server:
         path = os.path.join(self._directory, TOKEN_NAME)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(self._secret)
-        listener.listen(self._limits.connections)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
         self.port = listener.getsockname()[1]
 

@@ -247,7 +247,8 @@ def test_a_link_works_on_uvloop_too(directory):
         (first, second) = await appended(link, 1, *[Append("a", payload) for payload in payloads])
         entries, _, latest = await link.ask("read", "a", ["earliest"], None, 0.0)
         assert [bytes(entry.payload) for entry in entries] == payloads
-        assert [entry.id for entry in entries] == [first, second] and latest == second
+        assert [entry.id for entry in entries] == [first, second]
+        assert latest == second
         await link.close()
         await store.close()
 
@@ -313,15 +314,21 @@ async def test_closing_a_link_is_no_loss(store, directory):
 async def test_the_socket_is_its_owners_alone_and_replaces_a_stale_one(open_rocksmq, directory):
     os.makedirs(directory)
     path = os.path.join(directory, "socket")
-    with open(path, "w"):
-        pass  # what a crashed owner left behind
+    os.mkfifo(path)  # in place of what a crashed owner left behind
     store = await open_rocksmq(serve=True)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     await store.close()
-    assert not os.path.exists(path)
+    assert "socket" not in os.listdir(directory)
 
 
-async def test_a_port_takes_whoever_has_the_token(open_rocksmq, directory):
+@pytest.fixture
+def wrong_token(tmp_path) -> str:
+    path = tmp_path / "wrong"
+    path.write_bytes(bytes(32))
+    return str(path)
+
+
+async def test_a_port_takes_whoever_has_the_token(open_rocksmq, directory, wrong_token):
     store = await open_rocksmq(serve=True, tcp_port=0)
     token = os.path.join(directory, "token")
     assert stat.S_IMODE(os.stat(token).st_mode) == 0o600
@@ -332,15 +339,12 @@ async def test_a_port_takes_whoever_has_the_token(open_rocksmq, directory):
     with BlockingClient(address) as client:
         assert await asyncio.to_thread(client.channels) == ["a"]
     await link.close()
-    wrong = os.path.join(directory, "wrong")
-    with open(wrong, "wb") as file:
-        file.write(bytes(32))
     with pytest.raises(InvalidRequest):
-        await Link.open(Address(port=address.port, token_file=wrong), CLIENT, on_lost=print)
+        await Link.open(Address(port=address.port, token_file=wrong_token), CLIENT, on_lost=print)
     with pytest.raises(Unavailable):
-        await Link.open(Address(port=address.port, token_file=wrong + "-not"), CLIENT, on_lost=print)
+        await Link.open(Address(port=address.port, token_file=wrong_token + "-not"), CLIENT, on_lost=print)
     await store.close()
-    assert not os.path.exists(token)
+    assert "token" not in os.listdir(directory)
 
 
 @pytest.mark.parametrize(
