@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import msgpack
@@ -305,3 +306,45 @@ async def test_nonsense_is_refused_by_type_and_changes_nothing(store, link, meth
 async def test_a_client_without_an_id_cannot_join(store, link):
     with pytest.raises(InvalidRequest):
         await link(Pair(store, client=None)).join("g", "m", ["a"], From.EARLIEST, 30.0)
+
+
+# ---- a real process --------------------------------------------------------------------------------------------------
+
+CHILD = """
+import asyncio, sys, threading
+from tidewal.adapters.rocksmq import open_wal
+
+async def main():
+    wal = await open_wal("rocksmq://" + sys.argv[1], own=False)
+    members = [await wal.join("g", ["a"], session_timeout_s=1.5), await wal.join("h", ["b"], session_timeout_s=1000.0)]
+    threading.Event().wait()  # a handler that never gives the loop back
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_a_process_that_blocks_its_loop_keeps_its_channels_until_it_dies(open_rocksmq, tmp_path):
+    store = await open_rocksmq(serve=True)
+    await store.create_channel("a", PLAIN)
+    await store.create_channel("b", PLAIN)
+    beats, enough = [], threading.Event()
+    beat = store._coordinator.beat
+
+    def counted(group, member):
+        beats.append(group)
+        if beats.count("g") >= 9:
+            enough.set()
+        beat(group, member)
+
+    store._coordinator.beat = counted
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, str(tmp_path / "log"))
+    try:
+        assert await asyncio.to_thread(enough.wait, 30)  # three session timeouts
+        assert sorted((await members(store)).values()) == [frozenset({"a"}), frozenset({"b"})]
+    finally:
+        child.kill()
+        await child.wait()
+    async with asyncio.timeout(20):
+        while await members(store):  # noqa: ASYNC110 -- the service has no event for it
+            await asyncio.sleep(0)
