@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
+
+T = TypeVar("T")
 
 CLIENT_EXPIRY_S = 3600.0  # a client that wrote nothing for so long is forgotten, unless it is one of the newest
 CLIENTS_KEPT = 256  # the clients that wrote last are not forgotten for their age: clocks may jump
 CLIENTS = 4096  # more are not remembered: those that wrote longest ago are forgotten
+RESULTS = 131_072  # the same for results over all clients, and for first ids in them
 
 
 class Wrote(NamedTuple):
@@ -28,11 +31,12 @@ class Wrote(NamedTuple):
 
 @dataclass(slots=True)
 class Client:
-    """`wrote` holds numbers above `settled`."""
+    """`wrote` holds numbers above `settled`, `size` counts them and their first ids."""
 
     settled: int = 0
     wall_ms: int = 0
     wrote: dict[int, Wrote] = field(default_factory=dict[int, Wrote])
+    size: int = 0
 
 
 def wrote(client: bytes, number: int, settled: int, wall_ms: int, result: Wrote) -> bytes:
@@ -45,6 +49,7 @@ class ClientTable:
 
     def __init__(self) -> None:
         self._clients: OrderedDict[bytes, Client] = OrderedDict()  # who wrote last is last
+        self._size = 0
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -60,19 +65,24 @@ class ClientTable:
             known = self._clients[client] = Client()
         else:
             self._clients.move_to_end(client)
+        before = known.size
         known.wall_ms = wall_ms
         known.wrote[number] = Wrote(total, firsts)
+        known.size += 1 + len(firsts)
         if settled > known.settled:
             known.settled = settled
-            forget_settled(known.wrote, settled)
+            for result in take_settled(known.wrote, settled):
+                known.size -= 1 + len(result.firsts)
+        self._size += known.size - before
         self._expire(wall_ms)
 
     def _expire(self, wall_ms: int) -> None:
-        while len(self._clients) > CLIENTS_KEPT:
+        while len(self._clients) > 1:
             oldest = next(iter(self._clients.values()))
-            if len(self._clients) <= CLIENTS and wall_ms - oldest.wall_ms <= CLIENT_EXPIRY_S * 1000:
+            old = wall_ms - oldest.wall_ms > CLIENT_EXPIRY_S * 1000 and len(self._clients) > CLIENTS_KEPT
+            if not old and len(self._clients) <= CLIENTS and self._size <= RESULTS:
                 return
-            self._clients.popitem(last=False)
+            self._size -= self._clients.popitem(last=False)[1].size
 
     def picture(self) -> list[object]:
         """What a snapshot keeps."""
@@ -83,18 +93,19 @@ class ClientTable:
 
     def restore(self, picture: Sequence[Any]) -> None:
         """Become what `picture` pictured."""
-        self._clients = OrderedDict(
-            (id, Client(settled, wall_ms, {number: Wrote(total, firsts) for number, total, firsts in results}))
-            for id, settled, wall_ms, results in picture
-        )
+        self._clients = OrderedDict()
+        for id, settled, wall_ms, results in picture:
+            wrote = {number: Wrote(total, firsts) for number, total, firsts in results}
+            size = sum(1 + len(result.firsts) for result in wrote.values())
+            self._clients[id] = Client(settled, wall_ms, wrote, size)
+        self._size = sum(known.size for known in self._clients.values())
 
 
-def forget_settled(by_number: dict[int, Any], settled: int) -> None:
+def take_settled(by_number: dict[int, T], settled: int) -> list[T]:
     """Remove the numbers up to `settled`, which come first: a client numbers its appends in their order."""
     gone: list[int] = []
     for number in by_number:
         if number > settled:
             break
         gone.append(number)
-    for number in gone:
-        del by_number[number]
+    return [by_number.pop(number) for number in gone]

@@ -16,7 +16,7 @@ from ...runtime.errors import InvalidRequest, OutcomeUnknown, Overloaded, Tidewa
 from ...runtime.wal import Append, OnAppended
 from .appending import Stamp
 from .channels import decode_id, encode_id
-from .clients import CLIENTS, ClientTable, Wrote, forget_settled, wrote
+from .clients import CLIENTS, RESULTS, ClientTable, Wrote, take_settled, wrote
 from .registry import Registry
 
 CLIENT_ID_BYTES = 16
@@ -59,8 +59,8 @@ class Attempt:
         with self._repeats.lock:
             self.result = result
             waiting, self.waiting = self.waiting, []
-            if not kept:
-                self._known.attempts.pop(self._number, None)
+            if not kept and self._known.attempts.pop(self._number, None) is not None:
+                self._repeats.count -= 1
         self._entries = ()
         for done in waiting:
             done(result)
@@ -83,7 +83,8 @@ class Repeats:
         self.lock = threading.Lock()
         self.clock = clock
         self._table, self._registry, self._submit = table, registry, submit
-        self._clients: OrderedDict[bytes, Known] = OrderedDict()
+        self._clients: OrderedDict[bytes, Known] = OrderedDict()  # who asked last is last
+        self.count = 0  # of all attempts
 
     def submit(self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended) -> None:
         """Append once. `done` gets what the first attempt with that number got or gets, and everything that
@@ -110,7 +111,7 @@ class Repeats:
             known = self._known(client)
             if settled > known.settled:
                 known.settled = settled
-                forget_settled(known.attempts, settled)
+                self.count -= len(take_settled(known.attempts, settled))
             earlier = known.attempts.get(number)
             if earlier is not None and earlier.result is None:
                 earlier.waiting.append(done)
@@ -119,12 +120,21 @@ class Repeats:
             if result is None:
                 if number <= known.settled:
                     raise _settled(number)
-                if len(known.attempts) >= CLIENT_NUMBERS:
-                    raise Overloaded(f"{CLIENT_NUMBERS} appends of one client are open", limit="client_numbers")
-                attempt = known.attempts[number] = Attempt(self, known, client, number, entries, done)
-                return attempt
+                return self._begin(known, client, number, entries, done)
         done(result)
         return None
+
+    def _begin(self, known: Known, client: bytes, number: int, entries: Sequence[Append], done: OnAppended) -> Attempt:
+        durable = self._table.find(client)
+        if len(known.attempts) + (len(durable.wrote) if durable is not None else 0) >= CLIENT_NUMBERS:
+            raise Overloaded(f"{CLIENT_NUMBERS} appends of one client are not settled", limit="client_numbers")
+        attempt = known.attempts[number] = Attempt(self, known, client, number, entries, done)
+        self.count += 1
+        while len(self._clients) > CLIENTS or (self.count > RESULTS and len(self._clients) > 1):
+            _, oldest = self._clients.popitem(last=False)
+            self.count -= len(oldest.attempts)
+            oldest.attempts = {}
+        return attempt
 
     def _known(self, client: bytes) -> Known:
         known = self._clients.get(client)
@@ -132,8 +142,6 @@ class Repeats:
             if len(client) != CLIENT_ID_BYTES:
                 raise InvalidRequest(f"a client id has {CLIENT_ID_BYTES} bytes, not {len(client)}")
             known = self._clients[client] = Known()
-            while len(self._clients) > CLIENTS:
-                self._clients.popitem(last=False)
         else:
             self._clients.move_to_end(client)
         return known

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq import clients
+from tidewal.adapters.rocksmq import clients, repeats
 from tidewal.adapters.rocksmq.channels import ChannelTable
 from tidewal.adapters.rocksmq.clients import CLIENT_EXPIRY_S, CLIENTS, CLIENTS_KEPT, ClientTable, Wrote
 from tidewal.runtime.disk import RealDisk
-from tidewal.runtime.errors import ChannelNotFound, InvalidRequest, JournalFailed, OutcomeUnknown, TidewalError
+from tidewal.runtime.errors import (
+    ChannelNotFound,
+    InvalidRequest,
+    JournalFailed,
+    OutcomeUnknown,
+    Overloaded,
+    TidewalError,
+)
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
 
@@ -240,6 +247,50 @@ def test_the_number_of_clients_is_bounded():
         table.apply(client_id(number), 1, 0, 0, 1, (number,))
     assert len(table) == CLIENTS
     assert table.find(client_id(9)) is None
+
+
+def test_what_all_clients_leave_unsettled_is_bounded(monkeypatch):
+    monkeypatch.setattr(clients, "RESULTS", 100)
+    table = ClientTable()
+    for number in range(1, 31):
+        table.apply(client_id(1), number, 0, 0, 1, (number,))
+    table.apply(client_id(2), 1, 0, 0, 2, (7, 8))
+    for number in range(1, 20):
+        table.apply(client_id(3), number, 0, 0, 1, (number,))
+    assert table.find(client_id(1)) is None
+    assert list(table.find(client_id(2)).wrote) == [1]
+    for number in range(20, 1000):
+        table.apply(client_id(3), number, number - 1, 0, 1, (number,))
+    assert table.find(client_id(2)) is not None
+    restored = ClientTable()
+    restored.restore(table.picture())
+    assert restored._size == table._size == 3 + 2
+
+
+async def test_a_client_that_settles_nothing_is_refused(open_rocksmq, monkeypatch):
+    monkeypatch.setattr(repeats, "CLIENT_NUMBERS", 5)
+    store = await open_rocksmq()
+    await store.create_channel("a", PLAIN)
+    await store.create_channel("e", EPHEMERAL)
+    for number in range(1, 6):
+        assert isinstance(await send(store, number, [Append("ae"[number % 2], b"x")]), list)
+    refused = await send(store, 6, [Append("a", b"x")])
+    assert isinstance(refused, Overloaded)
+    assert refused.limit == "client_numbers"
+    assert isinstance(await send(store, 6, [Append("a", b"x")], client=OTHER), list)
+    assert isinstance(await send(store, 7, [Append("a", b"x")], settled=2), list)
+
+
+async def test_what_this_life_keeps_of_all_clients_is_bounded(open_rocksmq, monkeypatch):
+    monkeypatch.setattr(repeats, "RESULTS", 10)
+    store = await open_rocksmq()
+    await store.create_channel("e", EPHEMERAL)
+    for who in range(5):
+        for number in range(1, 5):
+            await send(store, number, [Append("e", b"x")], client=client_id(who))
+    assert store._repeats.count <= 10
+    kept = await send(store, 1, [Append("e", b"x")], client=client_id(4))
+    assert kept < await send(store, 1, [Append("e", b"x")], client=client_id(0))
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60)
