@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import TypeAlias
 
 from ...runtime.errors import MessageTooLarge, TidewalError
-from ...runtime.wal import Durability, Entry, OnAppended, Payload
+from ...runtime.wal import Durability, OnAppended, Payload
 from .channels import encode_id
-from .frame import ROW_BYTES, pack_row
+from .frame import CONTROL, ROW_BYTES
 from .gate import Gate
-from .journal import Journal, Write
-from .live import Channel, make_batch, trim_ephemeral
+from .journal import Journal
+from .live import Channel, make_entry
+from .pending import Row, Write
 from .registry import Registry
+from .wakeup import Hub
 
 STAMP_BYTES, STAMP_ENTRY_BYTES = 128, 24  # what the record of a stamp may take, and for each entry
 
-Row = tuple[Channel, bytes | memoryview, int]  # the last is the timestamp
-Stamp = Callable[[list[bytes]], bytes]
+Stamp: TypeAlias = Callable[[list[bytes]], bytes]
 
 
 class Appender:
-    """`submit` from any thread. What it costs once per append is what small appends cost: no closures, no records of
-    records."""
+    """Appends from any thread. What is done once for each entry decides what small appends cost, so it is little, and
+    most of it is done for whole columns at once."""
 
     def __init__(self, registry: Registry, journal: Journal, gate: Gate) -> None:
         self._registry, self._journal, self._gate = registry, journal, gate
+
+    def append(self, name: str, payload: Payload, timestamp: int, hub: Hub) -> asyncio.Future[bytes]:
+        """`Wal.append` from the loop of `hub`: a future of the id."""
+        future: asyncio.Future[bytes] = hub.loop.create_future()
+        registry = self._registry
+        with registry.lock:
+            channel = registry.names.get(name)
+            if channel is not None and channel.synced and type(payload) is bytes:
+                size = len(payload) + ROW_BYTES
+                if len(payload) <= channel.policy.max_message_bytes and self._gate.admits(size):
+                    id = channel.next_id
+                    channel.next_id = id + 1
+                    self._journal.pending.add_one((channel.number, id, timestamp, payload), size, hub, future)
+                    if self._journal.idle:
+                        hub.defer(self._journal.wake)
+                    return future
+        self.submit(((name, payload, timestamp),), partial(_settle_first, hub, future))
+        return future
 
     def submit(
         self,
@@ -40,107 +64,137 @@ class Appender:
         raise. Each record has taken effect in the journal's table when `done` is called. A write with records is
         acknowledged when it is durable, whatever the channels ask for.
         """
-        published: list[bytes] | None = None
+        names, payloads, timestamps = zip(*entries, strict=True) if entries else ((), (), ())
         with self._registry.lock:
             self._gate.check_writable()
-            rows: list[Row] = []
-            size = 0  # of what goes to the disk
-            behind = False  # an ephemeral channel has entries that wait for a commit: these go behind them
-            for name, payload, timestamp in entries:
-                channel = self._registry.find(name)
-                content = payload if type(payload) is bytes else _frozen(payload)
-                policy = channel.policy
-                if len(content) > policy.max_message_bytes:
-                    raise _too_large(channel, len(content))
-                if not policy.ephemeral:
-                    size += len(content) + ROW_BYTES
-                elif channel.queued:
-                    behind = True
-                rows.append((channel, content, timestamp))
-            extra = sum([ROW_BYTES + len(record) for record in records])
+            channels = self._registry.find_all(names)
+            kinds = set(channels)
+            payloads = _checked(channels, kinds, payloads)
+            recorded = sum([ROW_BYTES + len(record) for record in records])
             if stamp is not None:
-                extra += ROW_BYTES + STAMP_BYTES + STAMP_ENTRY_BYTES * len(rows)
+                recorded += ROW_BYTES + STAMP_BYTES + STAMP_ENTRY_BYTES * len(channels)
+            ephemeral = {channel for channel in kinds if channel.policy.ephemeral}
+            size = _size(channels, payloads, ephemeral)
             if size:  # records alone are taken when space is short: what is acknowledged may go
                 self._gate.check_space()
-            if size or extra:
-                self._gate.check_room(size + extra)
-            if size or extra or behind:
-                published = self._queue(rows, size, done, records, stamp)
+            if size or recorded:
+                self._gate.check_room(size + recorded)
+            rows = _rows(channels, timestamps, payloads)
+            if kinds == ephemeral and not recorded and not any(channel.queued for channel in ephemeral):
+                _publish(channels, rows)
+                published = _ids(rows)
+            elif not ephemeral and not recorded and all(channel.synced for channel in kinds):
+                self._journal.pending.add(Write(done, rows, size))
+                published = None
             else:
-                published = _publish(rows)
+                published = self._queue(channels, rows, done, records, stamp)
+        self._journal.wake()
         if published is not None:
             done(published)
 
-    def submit_one(self, name: str, payload: Payload, timestamp: int, done: OnAppended) -> None:
-        """`submit` of one entry. The usual case has a way of its own: a third less work for each small append."""
-        registry = self._registry
-        with registry.lock:
-            self._gate.check_writable()
-            channel = registry.find(name)
-            if channel.synced and type(payload) is bytes and len(payload) <= channel.policy.max_message_bytes:
-                size = len(payload) + ROW_BYTES
-                self._gate.check_space()
-                self._gate.check_room(size)
-                number, id = channel.number, channel.next_id
-                channel.next_id = id + 1
-                key = encode_id(id)
-                write = Write(done, size)
-                write.ids.append(key)
-                write.entries.append((number, Entry(key, timestamp, payload)))
-                write.rows.append(pack_row(number, len(payload), id, timestamp))
-                write.bodies.append(payload)
-                self._journal.put(write)
-                return
-        self.submit(((name, payload, timestamp),), done)
-
     def _queue(
-        self, rows: list[Row], size: int, done: OnAppended, records: Sequence[bytes], stamp: Stamp | None
+        self,
+        channels: Sequence[Channel],
+        rows: list[Row],
+        done: OnAppended,
+        records: Sequence[bytes],
+        stamp: Stamp | None,
     ) -> list[bytes] | None:
         """Make the rows part of the next commit; return the ids when they count as appended already."""
-        write = Write(done, size)
-        synced = written = False  # the strongest durability that any of the channels asks for
-        for channel, payload, timestamp in rows:
-            number, id = channel.number, channel.next_id
-            channel.next_id = id + 1
-            key = encode_id(id)
-            write.ids.append(key)
-            policy = channel.policy
-            if policy.ephemeral:
-                channel.queued += 1
-                write.loose.append((number, Entry(key, timestamp, payload)))
-                continue
-            if policy.acks is Durability.ALL:
-                synced = True
-            elif policy.acks is Durability.ONE:
-                written = True
-            write.entries.append((number, Entry(key, timestamp, payload)))
-            write.rows.append(pack_row(number, len(payload), id, timestamp))
-            write.bodies.append(payload)
+        ids = _ids(rows)
         if stamp is not None:
-            records = (*records, stamp(write.ids))
-        for record in records:
-            write.add_record(record, self._journal.wall_ms())
-        write.early = bool(size) and not synced and not records
-        handed_over = write.early and not written
-        if handed_over:
-            write.done = _unheard
-        self._journal.put(write)
-        return write.ids if handed_over else None
+            records = (*records, stamp(ids))
+        durable = [row for row, channel in zip(rows, channels, strict=True) if not channel.policy.ephemeral]
+        acks = {channel.policy.acks for channel in channels if not channel.policy.ephemeral}
+        early = bool(durable) and not records and Durability.ALL not in acks
+        handed_over = early and Durability.ONE not in acks
+        wall_ms = self._journal.wall_ms()
+        durable += [(CONTROL, 0, wall_ms, record) for record in records]
+        loose = [(channel, row) for channel, row in zip(channels, rows, strict=True) if channel.policy.ephemeral]
+        for channel, _ in loose:
+            channel.queued += 1
+        answer = _Answer(self._registry, None if handed_over else done, ids, loose)
+        size = sum([ROW_BYTES + len(row[3]) for row in durable])
+        self._journal.pending.add(Write(answer, durable, size, answer.written if early else None))
+        return ids if handed_over else None
 
 
-def _publish(rows: list[Row]) -> list[bytes]:
-    """Deliver entries of ephemeral channels at once."""
-    ids: list[bytes] = []
-    groups: dict[Channel, list[Entry]] = {}
-    for channel, payload, timestamp in rows:
-        id = encode_id(channel.next_id)
-        channel.next_id += 1
-        ids.append(id)
-        groups.setdefault(channel, []).append(Entry(id, timestamp, payload))
-    for channel, entries in groups.items():
-        channel.deliver(make_batch(entries))
-        trim_ephemeral(channel)
-    return ids
+class _Answer:
+    """The callback of a write that is more than entries to be synced: it knows the ids, may be told early, and delivers
+    the entries of ephemeral channels, which go to their readers with what was committed."""
+
+    __slots__ = ("_done", "_ids", "_loose", "_registry")
+
+    def __init__(
+        self, registry: Registry, done: OnAppended | None, ids: list[bytes], loose: list[tuple[Channel, Row]]
+    ) -> None:
+        self._registry, self._done, self._ids, self._loose = registry, done, ids, loose
+
+    def written(self) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(self._ids)
+
+    def __call__(self, result: list[bytes] | TidewalError) -> None:
+        if self._loose:
+            with self._registry.lock:
+                for channel, _ in self._loose:
+                    channel.queued -= 1
+                if not isinstance(result, TidewalError):
+                    channels, rows = zip(*self._loose, strict=True)
+                    _publish(channels, rows)
+        done, self._done = self._done, None
+        if done is not None:
+            done(result if isinstance(result, TidewalError) else self._ids)
+
+
+def _checked(channels: Sequence[Channel], kinds: set[Channel], payloads: Sequence[Payload]) -> Sequence[Payload]:
+    """The payloads as what nobody else writes into. Raises `MessageTooLarge`."""
+    if set(map(type, payloads)) != {bytes}:
+        payloads = list(map(_frozen, payloads))
+    largest = max(map(len, payloads), default=0)
+    if largest > min([channel.policy.max_message_bytes for channel in kinds], default=0):
+        for channel, payload in zip(channels, payloads, strict=True):
+            if len(payload) > channel.policy.max_message_bytes:
+                raise _too_large(channel, len(payload))
+    return payloads
+
+
+def _size(channels: Sequence[Channel], payloads: Sequence[Payload], ephemeral: set[Channel]) -> int:
+    """What goes to the disk."""
+    if not ephemeral:
+        return sum(map(len, payloads)) + ROW_BYTES * len(payloads)
+    both = zip(channels, payloads, strict=True)
+    return sum([ROW_BYTES + len(payload) for channel, payload in both if channel not in ephemeral])
+
+
+def _rows(channels: Sequence[Channel], timestamps: Sequence[int], payloads: Sequence[Payload]) -> list[Row]:
+    """Give out ids."""
+    rows: list[Row] = []
+    at = 0
+    for channel, run in groupby(channels):
+        count = len(list(run))
+        first, end = channel.next_id, at + count
+        channel.next_id = first + count
+        ids = range(first, first + count)
+        rows += zip(repeat(channel.number), ids, timestamps[at:end], payloads[at:end])
+        at = end
+    return rows
+
+
+def _ids(rows: Sequence[Row]) -> list[bytes]:
+    return [encode_id(row[1]) for row in rows]
+
+
+def _publish(channels: Sequence[Channel], rows: Sequence[Row]) -> None:
+    """Deliver entries of ephemeral channels."""
+    for channel, run in groupby(zip(channels, rows, strict=True), itemgetter(0)):
+        entries = [make_entry((encode_id(id), timestamp, payload)) for _, (_, id, timestamp, payload) in run]
+        channel.publish(entries, int.from_bytes(entries[-1].id, "big"))
+
+
+def _settle_first(hub: Hub, future: asyncio.Future[bytes], result: list[bytes] | TidewalError) -> None:
+    hub.settle(future, result if isinstance(result, TidewalError) else result[0])
 
 
 def _frozen(payload: Payload) -> bytes | memoryview:
@@ -150,10 +204,6 @@ def _frozen(payload: Payload) -> bytes | memoryview:
     if isinstance(payload, memoryview) and payload.readonly and payload.c_contiguous:
         return payload if payload.format == "B" and payload.ndim == 1 else payload.cast("B")
     return bytes(payload)
-
-
-def _unheard(_: list[bytes] | TidewalError) -> None:
-    """The callback of a write that was acknowledged when it was handed over."""
 
 
 def _too_large(channel: Channel, size: int) -> MessageTooLarge:

@@ -48,8 +48,19 @@ class Gate:
                 size=size,
                 limit=self._commit_bytes,
             )
-        if self._journal.pending_bytes + size > self._pending_bytes:
+        if self._journal.pending.size + size > self._pending_bytes:
             raise Overloaded(f"{self._pending_bytes} bytes wait for the disk already", limit="pending_bytes")
+
+    def admits(self, size: int) -> bool:
+        """Whether all checks would pass for an append of `size` bytes to a durable channel."""
+        journal = self._journal
+        return not (
+            self.closing
+            or self.pressure
+            or journal.failure is not None
+            or size > self._commit_bytes
+            or journal.pending.size + size > self._pending_bytes
+        )
 
     def closed(self) -> Closed:
         return Closed(f"the log {self._path} is closed")

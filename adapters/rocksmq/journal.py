@@ -10,72 +10,45 @@ from __future__ import annotations
 
 import errno
 import logging
-import queue
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from ...runtime.clock import Clock
 from ...runtime.disk import Disk, write_all
-from ...runtime.errors import ChannelNotFound, DiskFull, DiskPressure, JournalFailed, TidewalError
-from ...runtime.wal import Entry, OnAppended, Payload
+from ...runtime.errors import ChannelNotFound, DiskFull, DiskPressure, JournalFailed
+from ...runtime.wal import Entry, Payload
+from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
-from .index import Index, Place, SegmentSummary
-from .live import Batch, make_batch
+from .index import Index, SegmentSummary
+from .live import TailBudget, make_entry
 from .measures import Measures
-from .recovery import Extents, Recovered
+from .pending import Pending, Row, Write
+from .pending import control as control
+from .recovery import Recovered
 from .segments import HEADER_BYTES, Segment, Segments
-from .wakeup import Hubs
+from .tally import Tally
+from .wakeup import Bell, Hubs
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_WRITES = 4096
 PENDING_BYTES = 256 * 1024 * 1024
 
+# The rows of one frame, a sequence for each field.
+Columns: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[Payload]]
+
 _log = logging.getLogger(__name__)
 
 
-class Write:
-    """What one submit asks for.
-
-    `rows` and `bodies` go into the frame; `entries` and `loose` (of ephemeral channels) become visible with it, by
-    channel number; `records` of control take effect with it. `early`: acknowledge before the sync. `size` counts rows and bodies. Not a dataclass: its default
-    factories cost more than all else that is done for a small append.
-    """
-
-    __slots__ = ("bodies", "creates", "done", "early", "entries", "ids", "loose", "records", "rows", "size")
-
-    def __init__(self, done: OnAppended, size: int = 0) -> None:
-        self.done = done
-        self.size = size
-        self.ids: list[bytes] = []
-        self.rows: list[bytes] = []
-        self.bodies: list[Payload] = []
-        self.entries: list[tuple[int, Entry]] = []
-        self.loose: list[tuple[int, Entry]] = []
-        self.early = False
-        self.records: list[bytes] = []
-        self.creates = 0  # the number of the channel that a record creates
-
-    def add_record(self, record: bytes, wall_ms: int) -> None:
-        self.size += ROW_BYTES + len(record)
-        self.rows.append(pack_row(CONTROL, len(record), 0, wall_ms))
-        self.bodies.append(record)
-        self.records.append(record)
-
-
-Groups = dict[int, Batch]
-
-
 class Deliver(Protocol):
-    """Make batches visible to readers: durable ones and those of ephemeral channels, by channel number."""
+    """Make entries visible to readers, by channel number; `size` is that of their bodies."""
 
-    def __call__(self, durable: Groups, loose: Groups) -> None: ...
+    def __call__(self, numbers: Sequence[int], ids: Sequence[int], entries: Sequence[Entry], size: int) -> None: ...
 
 
 class Journal:
-    """The writer and its queue."""
+    """The writer and what waits for it."""
 
     def __init__(
         self,
@@ -85,172 +58,156 @@ class Journal:
         recovered: Recovered,
         *,
         clock: Clock,
+        lock: threading.Lock,
         deliver: Deliver,
         hubs: Hubs,
-        trim: Callable[[], None],
+        budget: TailBudget,
         need_spare: Callable[[], OSError | None],
         keep_ready: Callable[[], None],
         measures: Measures,
     ) -> None:
+        """Whoever calls `put` or `put_one` holds `lock`."""
         self.failure: JournalFailed | None = None
         self.table = recovered.table
         self.sealed = recovered.sealed
-        self._disk, self._segments, self._index, self._clock = disk, segments, index, clock
-        self._deliver, self._trim, self._need_spare, self._keep_ready = deliver, trim, need_spare, keep_ready
+        self.pending = Pending()
+        self._disk, self._segments, self._index, self._clock, self._lock = disk, segments, index, clock, lock
+        self._deliver, self._budget, self._need_spare, self._keep_ready = deliver, budget, need_spare, keep_ready
         self._measures, self._hubs = measures, hubs
         self._segment: Segment | None = recovered.current
         self._sequence = recovered.next_sequence
-        self._extents, self._indexer = recovered.extents, recovered.indexer
-        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
-        self._put_bytes = self._taken_bytes = 0  # two, so that each has one thread that changes it
+        self._tally = Tally(self.table, index, recovered.extents)
+        self.idle = self._stopping = False
+        self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name="tidewal-journal", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     @property
-    def pending_bytes(self) -> int:
-        """What is queued and not yet being written."""
-        return self._put_bytes - self._taken_bytes
+    def extents(self) -> dict[int, tuple[int, int]]:
+        """What the segment in use holds, but for the frames not counted yet: channel number → (last id, bytes)."""
+        return self._tally.extents.channels
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
 
     def put(self, write: Write) -> None:
-        """Queue for the next commit. One thread at a time."""
-        self._put_bytes += write.size
-        self._queue.put(write)
+        """Queue for the next commit."""
+        self.pending.add(write)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the writer look at what is pending, if it waits."""
+        if self.idle:
+            self._bell.ring()
 
     def stop(self) -> None:
         """Commit what is queued, then end the thread. Blocks."""
-        self._queue.put(None)
+        self._stopping = True
+        self._bell.ring()
         if self._thread.is_alive():
             self._thread.join()
+        self._bell.close()
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        carried: Write | None = None
         self._hubs.gather()
+        while (commit := self._take()) is not None:
+            self._commit_or_fail(commit)
+
+    def _take(self) -> Pending | None:
+        """What is pending, up to the cap, once there is something; None at the end."""
         while True:
-            write = carried or self._queue.get()
-            if write is None:
-                break
-            batch = [write]
-            carried, last = self._drain(batch)
-            self._commit_or_fail(batch)
-            if last:
-                break
+            with self._lock:
+                pending = self.pending
+                self.idle = not pending.waiting
+                if pending.waiting:
+                    limit = min(COMMIT_BYTES, self._segments.capacity // 2)
+                    if pending.size > limit or len(pending.waiting) > COMMIT_WRITES:
+                        return pending.take(COMMIT_WRITES, limit)
+                    self.pending = Pending()
+                    return pending
+            if self._stopping:
+                return None
+            self._bell.wait()
 
-    def _drain(self, batch: list[Write]) -> tuple[Write | None, bool]:
-        """Add what else is pending, up to the cap; return what did not fit, and whether the end was queued."""
-        size = batch[0].size
-        limit = min(COMMIT_BYTES, self._segments.capacity // 2)
-        take = self._queue.get_nowait
-        try:
-            while True:
-                write = take()
-                if write is None:
-                    return None, True
-                size += write.size
-                if size > limit or len(batch) >= COMMIT_WRITES:
-                    return write, False
-                batch.append(write)
-        except queue.Empty:
-            return None, False
-
-    def _commit_or_fail(self, batch: list[Write]) -> None:
-        self._taken_bytes += sum([write.size for write in batch])
+    def _commit_or_fail(self, commit: Pending) -> None:
         try:
             if self.failure is not None:
-                _settle(batch, _again(self.failure))
+                commit.fail(_again(self.failure))
+            elif commit.rows:
+                self._commit(commit)
             else:
-                self._commit(batch)
+                commit.tell([])
         except DiskPressure as error:
-            _settle(batch, error)
+            commit.fail(error)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             kind = DiskFull if full else JournalFailed
-            self._poison(batch, kind(f"the journal failed: {error}", outcome_unknown=True))
+            self._poison(commit, kind(f"the journal failed: {error}", outcome_unknown=True))
         except Exception as error:
             _log.exception("the journal's writer failed")
             failed = JournalFailed(f"the journal failed: {type(error).__name__}: {error}", outcome_unknown=True)
-            self._poison(batch, failed)
+            self._poison(commit, failed)
         finally:
             self._hubs.flush()
 
-    def _poison(self, batch: list[Write], failure: JournalFailed) -> None:
+    def _poison(self, commit: Pending, failure: JournalFailed) -> None:
         _log.error("%s", failure.message)
         self.failure = failure
         self._measures.failed()
-        _settle(batch, failure)
+        commit.fail(failure)
 
-    def _commit(self, batch: list[Write]) -> None:
-        durable = _grouped(write.entries for write in batch)
-        if not durable.keys() <= self.table.by_number.keys():
-            batch = self._without_unknown_channels(batch)
-            durable = _grouped(write.entries for write in batch)
-        rows = [row for write in batch for row in write.rows]
-        place: tuple[int, int] | None = None
-        if rows:
-            bodies = [body for write in batch for body in write.bodies]
-            body_bytes = sum([write.size for write in batch]) - ROW_BYTES * len(rows)
-            segment = self._room(frame_bytes(len(rows), body_bytes))
-            place = segment.epoch, segment.end
-            self._write(segment, rows, bodies, body_bytes, batch)
-        self._after(batch, durable, place)
+    def _commit(self, commit: Pending) -> None:
+        rows = commit.rows
+        numbers, ids, timestamps, bodies = columns = _columns(rows)
+        unknown = set(numbers).difference(self.table.by_number)
+        if unknown and not unknown <= {CONTROL, *(id for number, id, _, _ in rows if number == CONTROL)}:
+            self._refuse(commit, unknown)
+            return
+        body_bytes = commit.size - ROW_BYTES * len(rows)
+        segment = self._room(frame_bytes(len(rows), body_bytes))
+        offset, started = segment.end, time.perf_counter()
+        self._write(segment, columns, body_bytes, commit.written)
+        elapsed_s = time.perf_counter() - started
+        self._tally.note(offset, rows)
+        if CONTROL in unknown:
+            self._tally.count(segment)
+        keys = list(map(encode_id, ids))
+        self._deliver(numbers, ids, list(map(make_entry, zip(keys, timestamps, bodies, strict=True))), body_bytes)
+        commit.tell(keys)
+        self._hubs.flush()
+        self._measures.committed(elapsed_s, body_bytes, segment.end - offset)
+        if self._budget.full:  # what memory forgets must be in the index
+            self._tally.index(segment)
+            self._budget.trim()
+        elif self._tally.due(segment):
+            self._tally.index(segment)
 
     def _write(
-        self, segment: Segment, rows: list[bytes], bodies: list[Payload], body_bytes: int, batch: Sequence[Write]
+        self, segment: Segment, columns: Columns, body_bytes: int, written: Sequence[Callable[[], None]]
     ) -> None:
-        started = time.perf_counter()
-        buffers = encode(segment.epoch, segment.salt, self._sequence, rows, bodies, body_bytes)
+        numbers, ids, timestamps, bodies = columns
+        table = list(map(pack_row, numbers, map(len, bodies), ids, timestamps))
+        buffers = encode(segment.epoch, segment.salt, self._sequence, table, bodies, body_bytes)
         write_all(self._disk, segment.file, buffers, segment.end)
-        early = [write for write in batch if write.early]
-        if early:
-            _settle(early)
+        if written:
+            for call in written:
+                call()
             self._hubs.flush()
         self._disk.sync(segment.file)
-        size = frame_bytes(len(rows), body_bytes)
-        segment.end += size
+        segment.end += frame_bytes(len(numbers), body_bytes)
         self._sequence += 1
-        self._measures.committed(time.perf_counter() - started, body_bytes, size)
 
-    def _after(self, batch: list[Write], durable: Groups, place: tuple[int, int] | None) -> None:
-        for write in batch:
-            for record in write.records:
-                self.table.apply(record)
-        self._deliver(durable, _grouped(write.loose for write in batch))
-        _settle(batch)
-        self._hubs.flush()
-        places = self._advance(durable, place) if place is not None else []
-        if places and self._segment is not None:
-            self._index.add(places, (self._segment.epoch, self._segment.end))
-        self._trim()
-
-    def _advance(self, durable: Groups, place: tuple[int, int]) -> list[tuple[int, Place]]:
-        """Update what the table and the segment's extents say; return what to index."""
-        places: list[tuple[int, Place]] = []
-        for number, batch in durable.items():
-            state = self.table.by_number.get(number)
-            earlier = state.max_timestamp if state is not None else 0
-            self.table.advance(number, batch.last_id, batch.max_timestamp)
-            self._extents.add(number, batch.last_id, batch.payload_bytes)
-            indexed = self._indexer.place(number, batch.first_id, *place, earlier)
-            if indexed is not None:
-                places.append((number, indexed))
-        return places
-
-    def _without_unknown_channels(self, batch: list[Write]) -> list[Write]:
-        """Refuse writes to a channel whose creation failed before them."""
-        known = self.table.by_number.keys() | {write.creates for write in batch}
-        good: list[Write] = []
-        for write in batch:
-            if all(number in known for number, _ in write.entries):
-                good.append(write)
-            else:
-                _settle([write], ChannelNotFound("the channel could not be created, or was dropped"))
-        return good
+    def _refuse(self, commit: Pending, unknown: set[int]) -> None:
+        """Refuse writes to channels whose creation failed before them; commit the others."""
+        unknown.difference_update(id for number, id, _, _ in commit.rows if number == CONTROL)
+        good, refused = commit.divide(lambda row: row[0] == CONTROL or row[0] not in unknown)
+        commit.waiting = []
+        refused.fail(ChannelNotFound("the channel could not be created, or was dropped"))
+        self._commit_or_fail(good)
 
     # ---- segments ----------------------------------------------------------------------------------------------------
 
@@ -270,42 +227,21 @@ class Journal:
         wall_ms = self._clock.wall_ms()
         before = self._segment
         if before is not None:
-            summary = SegmentSummary(wall_ms, self._sequence - 1, before.end, dict(self._extents.channels))
-            self.sealed[before.epoch] = summary
+            self._tally.index(before)
         snapshot = self.table.snapshot(wall_ms)
-        self._write(spare, [pack_row(CONTROL, len(snapshot), 0, wall_ms)], [snapshot], len(snapshot), ())
+        self._write(spare, ([CONTROL], [0], [wall_ms], [snapshot]), len(snapshot), ())
         if before is not None:
-            self._index.seal(before.epoch, self.sealed[before.epoch])
-        self._extents = Extents()
+            summary = SegmentSummary(wall_ms, self._sequence - 2, before.end, self._tally.extents.channels)
+            self._index.seal(before.epoch, summary)
+            self.sealed[before.epoch] = summary  # from now on retention may take it
+        self._tally.begin_segment()
         self._keep_ready()
         return spare
 
     def mark_end(self) -> None:
         """Tell the index where the journal ends, so that the next opening can be sure of it. After `stop`."""
         if self._segment is not None and self.failure is None and self._segment.end > HEADER_BYTES:
-            self._index.add([], (self._segment.epoch, self._segment.end))
-
-    @property
-    def extents(self) -> dict[int, tuple[int, int]]:
-        """What the segment in use holds: channel number → (last id, bytes)."""
-        return self._extents.channels
-
-
-def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) -> Write:
-    """A write of one control record."""
-    write = Write(done)
-    write.add_record(record, wall_ms)
-    write.creates = creates
-    return write
-
-
-def _grouped(writes: Iterable[list[tuple[int, Entry]]]) -> Groups:
-    """The entries of each channel as one batch."""
-    groups: defaultdict[int, list[Entry]] = defaultdict(list)
-    for entries in writes:
-        for number, entry in entries:
-            groups[number].append(entry)
-    return {number: make_batch(entries) for number, entries in groups.items()}
+            self._tally.index(self._segment)
 
 
 def _again(failure: JournalFailed) -> JournalFailed:
@@ -313,15 +249,6 @@ def _again(failure: JournalFailed) -> JournalFailed:
     return type(failure)(failure.message)
 
 
-def _settle(batch: Sequence[Write], error: TidewalError | None = None) -> None:
-    """Tell all whom nobody has told yet."""
-    for write in batch:
-        done, write.done = write.done, _settled
-        try:
-            done(write.ids if error is None else error)
-        except Exception:
-            _log.exception("an append's callback failed")
-
-
-def _settled(_: list[bytes] | TidewalError) -> None:
-    """Stands where a callback was, so that none is called twice."""
+def _columns(rows: Sequence[Row]) -> Columns:
+    numbers, ids, timestamps, bodies = zip(*rows, strict=True)
+    return numbers, ids, timestamps, bodies

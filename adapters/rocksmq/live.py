@@ -1,102 +1,77 @@
 """What the owning process knows of a channel beyond the journal: the next id, the tail in memory, who waits for more.
 
-A tail is a list of batches, one per commit, shared by all readers without copies. Whoever reads takes the list object
-and then looks what has been forgotten: adding appends to that list, forgetting replaces it, so a reader on another
-thread sees a whole state at any time.
+A tail is one list of entries, shared by all readers. Whoever reads takes the list object and then looks what has been
+forgotten: adding appends to that list, forgetting replaces it, so a reader on another thread sees a whole state at any
+time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from operator import itemgetter
+from typing import cast
 
 from ...runtime.groups.progress import Progress
-from ...runtime.wal import ChannelPolicy, Delivery, Durability, Entry
+from ...runtime.wal import ChannelPolicy, Delivery, Durability, Entry, Payload
 from .channels import ChannelState, decode_id, encode_id
 from .losses import Losses
 from .wakeup import Hub
 
-MERGE_BYTES = 1024 * 1024  # batches handed to a reader at once, unless a single one is larger
+TAKE_BYTES = 1024 * 1024  # handed to a reader at once, unless one entry is larger
+TAKE_ENTRIES = 4096
 ENTRY_OVERHEAD_BYTES = 200  # what an entry costs in memory beside its payload
 
-
-@dataclass(slots=True)
-class Batch:
-    """Entries of one channel that became visible together."""
-
-    first_id: int
-    last_id: int
-    entries: Sequence[Entry]
-    size: int
-    max_timestamp: int
-
-    @property
-    def payload_bytes(self) -> int:
-        return self.size - ENTRY_OVERHEAD_BYTES * len(self.entries)
+make_entry = cast("Callable[[tuple[bytes, int, Payload]], Entry]", partial(tuple.__new__, Entry))
+_id_of, _timestamp_of, _payload_of = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
-def make_batch(entries: Sequence[Entry]) -> Batch:
-    if len(entries) == 1:
-        entry = entries[0]
-        id = int.from_bytes(entry.id, "big")
-        return Batch(id, id, entries, len(entry.payload) + ENTRY_OVERHEAD_BYTES, entry.timestamp)
-    size = sum([len(entry.payload) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
-    highest = max([entry.timestamp for entry in entries])
-    return Batch(decode_id(entries[0].id), decode_id(entries[-1].id), entries, size, highest)
-
-
-def _last_id(batch: Batch) -> int:
-    return batch.last_id
+def memory_bytes(entries: Sequence[Entry]) -> int:
+    return sum(map(len, map(_payload_of, entries))) + ENTRY_OVERHEAD_BYTES * len(entries)
 
 
 class Tail:
     """The newest entries of one channel. One thread at a time adds and forgets; any thread reads."""
 
+    __slots__ = ("entries", "forgotten_timestamp", "forgotten_to")
+
     def __init__(self, forgotten_to: int, forgotten_timestamp: int) -> None:
-        self.batches: list[Batch] = []
+        self.entries: list[Entry] = []
         self.forgotten_to = forgotten_to  # highest id that is not here any more
         self.forgotten_timestamp = forgotten_timestamp  # highest timestamp among those
-        self.size = 0
-
-    def add(self, batch: Batch) -> None:
-        self.size += batch.size
-        self.batches.append(batch)
 
     def forget(self, count: int) -> None:
-        """Forget the oldest `count` batches."""
-        gone = self.batches[:count]
+        """Forget the oldest `count` entries."""
+        gone = self.entries[:count]
         if gone:
-            self.size -= sum(batch.size for batch in gone)
-            self.forgotten_timestamp = max(self.forgotten_timestamp, max(batch.max_timestamp for batch in gone))
-            self.forgotten_to = gone[-1].last_id  # before the list: see above
-            self.batches = self.batches[count:]
+            self.forgotten_timestamp = max(self.forgotten_timestamp, max(map(_timestamp_of, gone)))
+            self.forgotten_to = decode_id(gone[-1].id)  # before the list: see above
+            self.entries = self.entries[count:]
+
+    def clear(self) -> None:
+        self.forget(len(self.entries))
 
     def take(self, next_id: int) -> Sequence[Entry] | None:
-        """What there is from `next_id` on, up to `MERGE_BYTES`: empty when it is yet to come, None when forgotten."""
-        batches = self.batches
+        """What there is from `next_id` on, up to `TAKE_BYTES`: empty when it is yet to come, None when forgotten."""
+        entries = self.entries
+        end = len(entries)  # now: there may be more in a moment
         if next_id <= self.forgotten_to:
             return None
-        if not batches or batches[-1].last_id < next_id:
+        following = decode_id(entries[end - 1].id) - next_id + 1 if end else 0  # at most so many: ids ascend
+        if following <= 0:
             return ()
-        place = len(batches) - 1
-        if batches[place].first_id > next_id:
-            place = bisect_left(batches, next_id, key=_last_id)
-        first = batches[place]
-        entries = first.entries
-        if first.first_id < next_id:
-            entries = [entry for entry in entries if decode_id(entry.id) >= next_id]
-        if place + 1 == len(batches) or first.size >= MERGE_BYTES:
-            return entries
-        merged, size = list(entries), first.size
-        for batch in batches[place + 1 :]:
-            size += batch.size
-            if size > MERGE_BYTES:
-                break
-            merged.extend(batch.entries)
-        return merged
+        first = max(end - following, 0)
+        key = encode_id(next_id)
+        if entries[first].id < key:  # ids have holes where a life ended
+            first = bisect_left(entries, key, first, end, key=_id_of)
+        taken = entries[first : min(end, first + TAKE_ENTRIES)]
+        sizes = list(accumulate(map(len, map(_payload_of, taken))))
+        return taken if sizes[-1] <= TAKE_BYTES else taken[: max(1, bisect_right(sizes, TAKE_BYTES))]
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +89,7 @@ class Channel:
     truncated_to: int = 0
     holds: dict[str, int] = field(default_factory=dict[str, int])
     groups: dict[str, Progress] = field(default_factory=dict[str, Progress])  # the journal's table changes it
+    ephemeral_size: int = 0  # of the tail of an ephemeral channel, in memory
     losses: Losses = ()  # what a repair could not save
     queued: int = 0  # entries of an ephemeral channel that wait for a commit they belong to
     created: bool = True
@@ -155,12 +131,27 @@ class Channel:
         """The last visible id; None when there was none ever."""
         return encode_id(self.visible_to) if self.visible_to > self.floor else None
 
-    def deliver(self, batch: Batch) -> None:
-        """Make a batch visible and wake the readers."""
-        self.tail.add(batch)
-        self.visible_to = batch.last_id
+    def deliver(self, entries: Iterable[Entry], last_id: int) -> None:
+        """Make entries visible and wake the readers."""
+        self.tail.entries.extend(entries)
+        self.visible_to = last_id
         if self.waiters:
             self.wake()
+
+    def publish(self, entries: Sequence[Entry], last_id: int) -> None:
+        """`deliver` for an ephemeral channel, which forgets what is over its limit; the newest entry always stays."""
+        self.deliver(entries, last_id)
+        self.ephemeral_size += memory_bytes(entries)
+        limit = self.policy.ephemeral_bytes
+        if self.ephemeral_size <= limit:
+            return
+        count = 0
+        for entry in self.tail.entries[:-1]:
+            if self.ephemeral_size <= limit * 7 // 8:  # so much at once that the list is seldom copied
+                break
+            self.ephemeral_size -= ENTRY_OVERHEAD_BYTES + len(entry.payload)
+            count += 1
+        self.tail.forget(count)
 
     def wake(self) -> None:
         # Readers add themselves and then look again, so one that came too late for this swap has seen the entries.
@@ -193,35 +184,26 @@ class TailBudget:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._order: deque[tuple[Channel, int]] = deque()
+        self._commits: deque[tuple[Sequence[Channel | None], int]] = deque()  # the channel of each entry, and the size
         self._size = 0
 
-    def added(self, channel: Channel, batch: Batch) -> None:
-        self._order.append((channel, batch.size))
-        self._size += batch.size
+    def added(self, channels: Sequence[Channel | None], size: int) -> None:
+        """Count the entries of one commit, whose payloads have `size` bytes."""
+        size += ENTRY_OVERHEAD_BYTES * len(channels)
+        self._commits.append((channels, size))
+        self._size += size
+
+    @property
+    def full(self) -> bool:
+        return self._size > self._limit
 
     def trim(self) -> None:
-        """Forget the oldest batches, an eighth at a time so that the lists are seldom copied."""
-        if self._size <= self._limit:
-            return
-        counts: dict[Channel, int] = {}
-        while self._order and self._size > self._limit * 7 // 8:
-            channel, size = self._order.popleft()
+        """Forget the oldest commits, an eighth at a time so that the lists are seldom copied."""
+        counts: Counter[Channel | None] = Counter()
+        while self._commits and self._size > self._limit * 7 // 8:
+            channels, size = self._commits.popleft()
             self._size -= size
-            counts[channel] = counts.get(channel, 0) + 1
+            counts.update(channels)
         for channel, count in counts.items():
-            channel.tail.forget(count)
-
-
-def trim_ephemeral(channel: Channel) -> None:
-    """Forget the oldest entries of an ephemeral channel over its limit; the newest batch always stays."""
-    tail, limit = channel.tail, channel.policy.ephemeral_bytes
-    if tail.size <= limit:
-        return
-    size, count = tail.size, 0
-    for batch in tail.batches[:-1]:
-        if size <= limit * 7 // 8:
-            break
-        size -= batch.size
-        count += 1
-    tail.forget(count)
+            if channel is not None:
+                channel.tail.forget(count)

@@ -6,6 +6,8 @@ from .channels import decode_id
 from .history import Gone, History
 from .live import Channel
 
+FIRST_PIECE_BYTES = 64 * 1024  # enough to find one entry
+
 
 def first_entry(channel: Channel, history: History) -> bytes | None:
     """The id of the first entry that readers get; None while there is none."""
@@ -13,7 +15,8 @@ def first_entry(channel: Channel, history: History) -> bytes | None:
         entries = channel.tail.take(first)
         if entries is None:
             try:
-                entries, _ = history.read(channel.number, first, channel.tail.forgotten_to)
+                forgotten_to = channel.tail.forgotten_to
+                entries, _ = history.read(channel.number, first, forgotten_to, piece_bytes=FIRST_PIECE_BYTES)
             except Gone:
                 continue
             entries = entries or channel.tail.take(channel.tail.forgotten_to + 1)
@@ -24,7 +27,7 @@ def first_entry(channel: Channel, history: History) -> bytes | None:
 def first_at(channel: Channel, history: History, timestamp: int) -> int | None:
     """The id of the first entry whose timestamp is ≥ `timestamp`."""
     while True:
-        batches, first = channel.tail.batches, channel.first_visible
+        entries, first = channel.tail.entries, channel.first_visible
         forgotten_to, reaches = channel.tail.forgotten_to, channel.tail.forgotten_timestamp >= timestamp
         if reaches and first <= forgotten_to and not channel.policy.ephemeral:
             try:
@@ -33,9 +36,7 @@ def first_at(channel: Channel, history: History, timestamp: int) -> int | None:
                 continue
             if found is not None:
                 return found if found <= channel.visible_to else None
-        for batch in batches:
-            if batch.max_timestamp >= timestamp and batch.last_id >= first:
-                for entry in batch.entries:
-                    if entry.timestamp >= timestamp and (id := decode_id(entry.id)) >= first:
-                        return id
+        for entry in entries:
+            if entry.timestamp >= timestamp and (id := decode_id(entry.id)) >= first:
+                return id
         return None

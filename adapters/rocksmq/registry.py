@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from ...runtime.errors import ChannelNotFound
-from ...runtime.wal import ChannelPolicy, Durability
+from ...runtime.wal import ChannelPolicy, Durability, Entry
 from .channels import LIFE_SHIFT, ChannelState
-from .live import Batch, Channel, TailBudget, channel_of, trim_ephemeral
+from .live import Channel, TailBudget, channel_of
 from .recovery import Recovered
 
 
@@ -38,6 +39,10 @@ class Registry:
         except KeyError:
             raise ChannelNotFound(f"no channel {name}; create it first", channel=name) from None
 
+    def find_all(self, names: Sequence[str]) -> list[Channel]:
+        """Raises `ChannelNotFound`."""
+        return [channel or self.find(name) for channel, name in zip(map(self.names.get, names), names, strict=True)]
+
     def add(self, name: str, policy: ChannelPolicy) -> tuple[Channel, ChannelState]:
         """A channel that is yet to be created in the journal, and what to journal. Under the lock."""
         floor = 0 if policy.ephemeral else self._floor
@@ -65,18 +70,15 @@ class Registry:
         for channel in list(self.by_number.values()):
             channel.wake()
 
-    def deliver(self, durable: dict[int, Batch], loose: dict[int, Batch]) -> None:
-        """Make visible what a commit made durable, and what entries of ephemeral channels came with it."""
-        for number, batch in durable.items():
-            channel = self.by_number.get(number)
-            if channel is not None:
-                self.budget.added(channel, batch)
-                channel.deliver(batch)
-        if loose:
-            with self.lock:
-                for number, batch in loose.items():
-                    channel = self.by_number.get(number)
-                    if channel is not None:
-                        channel.queued -= len(batch.entries)
-                        channel.deliver(batch)
-                        trim_ephemeral(channel)
+    def deliver(self, numbers: Sequence[int], ids: Sequence[int], entries: Sequence[Entry], size: int) -> None:
+        """Make visible what a commit made durable, in order; payloads of `size` bytes."""
+        channels = list(map(self.by_number.get, numbers))
+        self.budget.added(channels, size)
+        only = channels[0]
+        if channels.count(only) == len(channels):
+            if only is not None:
+                only.deliver(entries, ids[-1])
+            return
+        for channel, id, entry in zip(channels, ids, entries, strict=True):
+            if channel is not None:  # neither dropped nor a control record
+                channel.deliver((entry,), id)

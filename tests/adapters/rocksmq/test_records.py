@@ -41,7 +41,8 @@ async def test_records_and_a_stamp_take_effect_before_done_and_survive(open_rock
     two = [records.hold(number, "x", 1), records.hold(number, "y", 2)]
     ids, holds = await submitted(store, entries, records=two, stamp=stamp)
     expected = {"x": 1, "y": 2, "stamp": int.from_bytes(ids[-1], "big")}
-    assert stamped == ids and holds["a"] == expected
+    assert stamped == ids
+    assert holds["a"] == expected
     await store.close()
     again = await open_rocksmq()
     assert again.find("a").holds == expected
@@ -61,7 +62,8 @@ async def test_records_are_durable_whatever_the_channels_ask_for(open_rocksmq, p
 
     entries = [Append("b", b"1")] if policy is not None else []
     ids, holds = await submitted(store, entries, stamp=stamp)
-    assert len(ids) == len(entries) and holds["held"] == {"x": 7 + len(entries)}
+    assert len(ids) == len(entries)
+    assert holds["held"] == {"x": 7 + len(entries)}
     if policy is not None:
         assert store.find("b").latest_id == ids[0]
     await store.close()
@@ -89,4 +91,6 @@ async def test_a_failed_sync_takes_the_records_with_the_entries(open_rocksmq, mo
     monkeypatch.setattr(store._disk, "sync", fail)
     result, holds = await submitted(store, [Append("a", b"1")], records=[records.hold(number, "x", 1)])
     monkeypatch.setattr(store._disk, "sync", good)
-    assert isinstance(result, JournalFailed) and result.outcome_unknown and holds["a"] == {}
+    assert isinstance(result, JournalFailed)
+    assert result.outcome_unknown
+    assert holds["a"] == {}

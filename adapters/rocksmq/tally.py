@@ -1,0 +1,82 @@
+"""Count what frames hold, by channel: for the table, for the extents of the segment, for the index.
+
+Little of it is needed at once, so it is done behind the commits, `SPAN_BYTES` of journal at a time: a small append pays
+its part of one pass over many rows.
+"""
+
+from __future__ import annotations
+
+from .channels import ChannelTable
+from .frame import CONTROL
+from .index import SPAN_BYTES, Index, Place
+from .pending import Row
+from .recovery import Extents
+from .segments import Segment
+
+
+class Tally:
+    """Belongs to the writer thread. A span is a run of frames that begin within `SPAN_BYTES`; each channel in it gets
+    one index entry, at its first frame there."""
+
+    def __init__(self, table: ChannelTable, index: Index, extents: Extents) -> None:
+        self.extents = extents
+        self._table, self._index = table, index
+        self._frames: list[tuple[int, list[Row]]] = []  # offset and rows of those not counted yet
+        self._places: dict[int, Place] = {}
+        self._span_offset: int | None = None
+
+    def note(self, offset: int, rows: list[Row]) -> None:
+        """Remember a frame that is durable."""
+        self._frames.append((offset, rows))
+        if self._span_offset is None:
+            self._span_offset = offset
+
+    def due(self, segment: Segment) -> bool:
+        """Whether a frame that comes now would begin another span."""
+        return self._span_offset is not None and segment.end - self._span_offset >= SPAN_BYTES
+
+    def index(self, segment: Segment) -> None:
+        """End the span: the index finds all that was noted."""
+        self.count(segment)
+        self._index.add(list(self._places.items()), (segment.epoch, segment.end))
+        self._places.clear()
+        self._span_offset = None
+
+    def begin_segment(self) -> None:
+        self.extents = Extents()
+
+    def count(self, segment: Segment) -> None:
+        """Bring table and extents up to date; control records take effect."""
+        spans: dict[int, _Span] = {}
+        for offset, rows in self._frames:
+            for number, id, timestamp, body in rows:
+                span = spans.get(number)
+                if span is not None:
+                    span.last_id = id
+                    span.size += len(body)
+                    if timestamp > span.max_timestamp:
+                        span.max_timestamp = timestamp
+                elif number != CONTROL:
+                    spans[number] = _Span(offset, id, timestamp, len(body))
+                else:  # it may create or end channels: what comes before it counts before it
+                    self._enter(segment, spans)
+                    spans.clear()
+                    self._table.apply(memoryview(body))
+        self._enter(segment, spans)
+        self._frames.clear()
+
+    def _enter(self, segment: Segment, spans: dict[int, _Span]) -> None:
+        for number, span in spans.items():
+            if number not in self._places:
+                state = self._table.by_number.get(number)
+                earlier = state.max_timestamp if state is not None else 0
+                self._places[number] = Place(span.first_id, segment.epoch, span.offset, earlier)
+            self._table.advance(number, span.last_id, span.max_timestamp)
+            self.extents.add(number, span.last_id, span.size)
+
+
+class _Span:
+    __slots__ = ("first_id", "last_id", "max_timestamp", "offset", "size")
+
+    def __init__(self, offset: int, id: int, timestamp: int, size: int) -> None:
+        self.offset, self.first_id, self.last_id, self.max_timestamp, self.size = offset, id, id, timestamp, size
