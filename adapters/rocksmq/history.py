@@ -129,13 +129,16 @@ class Walk:
             scanner.piece_bytes = min(scanner.piece_bytes, JUMP_BYTES)
 
     def _frame(self, segment: Segment, scanner: Scanner) -> Frame:
-        frame = scanner.next()
+        what = "is damaged"
+        try:
+            frame = scanner.next()
+        except OSError as error:
+            frame, what = None, f"cannot be read ({error})"
         if frame is not None:
             return frame
         if not self._segments.holds(segment.epoch):
             raise Gone
-        damaged = f"{segment.path} is damaged at offset {scanner.offset}"
-        raise CorruptLog(damaged, path=segment.path, offset=scanner.offset)
+        raise CorruptLog(f"{segment.path} {what} at offset {scanner.offset}", path=segment.path, offset=scanner.offset)
 
     def _start(self, next_id: int) -> Cursor | None:
         place = self._index.at_or_before(self._channel, next_id)

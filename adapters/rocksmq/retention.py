@@ -50,15 +50,19 @@ class Retention:
             return len(epochs)
 
     def _remove(self, epoch: int) -> None:
-        summary = self._journal.sealed.pop(epoch)
+        summary = self._journal.sealed[epoch]
         for number, (last_id, _) in summary.channels.items():
             channel = self._registry.by_number.get(number)
             if channel is not None and last_id > channel.removed_to:
                 before, channel.removed_to = channel.removed_to, last_id
                 self._tell_cut_off(channel, before)
-        self._segments.recycle_first()
-        self._index.forget(epoch, list(summary.channels))
-        self._measures.removed(summary.end)
+        try:
+            self._segments.recycle_first()
+        finally:
+            if not self._segments.holds(epoch):  # else it is tried again
+                del self._journal.sealed[epoch]
+                self._index.forget(epoch, list(summary.channels))
+                self._measures.removed(summary.end)
 
     def _tell_cut_off(self, channel: Channel, before: int) -> None:
         """Report the groups that lose entries now and lost none when `before` was removed."""

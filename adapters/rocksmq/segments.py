@@ -246,19 +246,20 @@ class Segments:
         """Take the oldest segment out of use; keep its file for the next spare, or remove it. Readers inside it finish
         what they are reading: what they get either passes its checksum or counts as gone."""
         with self._lock:
-            epoch = next(iter(self._live))
-            segment = self._live.pop(epoch)
+            epoch, segment = next(iter(self._live.items()))
+            keep = segment.size == self._segment_bytes and len(self._recyclable) < self._spare_limit
+        path = os.path.join(self.directory, f"{RECYCLABLE}{epoch:016d}")
+        if keep:
+            self._disk.rename(segment.path, path)
+        else:
+            self._disk.remove(segment.path)
+        with self._lock:  # only now: a segment whose file stays must not have its successors taken out of use
+            del self._live[epoch]
             segment.closing = True
             if not segment.readers:
                 self._disk.close(segment.file)
-            keep = segment.size == self._segment_bytes and len(self._recyclable) < self._spare_limit
-        if keep:
-            path = os.path.join(self.directory, f"{RECYCLABLE}{epoch:016d}")
-            self._disk.rename(segment.path, path)
-            with self._lock:
+            if keep:
                 self._recyclable.append(path)
-        else:
-            self._disk.remove(segment.path)
         self._disk.sync_directory(self.directory)
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from ..wal import Payload
 
 SECTOR_BYTES = 512
 Operation = Literal["open", "read", "write", "sync", "rename", "remove", "sync_directory"]
+WRITING = ("open", "write", "rename", "remove")  # a segment is always opened for writing, too
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class _Rename:
 @dataclass(slots=True)
 class _Fault:
     operation: Operation
+    name: str
     error: int
     skip: int
     times: int
@@ -57,6 +59,7 @@ class FaultyDisk(RealDisk):
         """`keep_chance` is how likely an unsynced sector survives a loss of power."""
         self.free: int | None = None  # pretend this much space
         self.write_limit: int | None = None  # bytes that one write takes at most
+        self.read_only = False  # as after a remount: nothing can be written, made, renamed or removed
         self.syncs = 0
         self._random = random.Random(seed)
         self._keep_chance = keep_chance
@@ -66,9 +69,15 @@ class FaultyDisk(RealDisk):
         self._power = True
         self._lock = threading.RLock()
 
-    def fail(self, operation: Operation, error: int = errno.EIO, *, skip: int = 0, times: int = 1) -> None:
-        """Let the operation fail `times` times after succeeding `skip` times."""
-        self._faults.append(_Fault(operation, error, skip, times))
+    def fail(
+        self, operation: Operation, error: int = errno.EIO, *, skip: int = 0, times: int = 1, name: str = ""
+    ) -> None:
+        """Let the operation fail `times` times after succeeding `skip` times, on paths that contain `name`."""
+        self._faults.append(_Fault(operation, name, error, skip, times))
+
+    def heal(self) -> None:
+        """Let everything succeed again."""
+        self._faults, self.read_only, self.write_limit = [], False, None
 
     def cut_power(self) -> None:
         """Refuse everything from now on."""
@@ -107,11 +116,13 @@ class FaultyDisk(RealDisk):
             with open(rename.new, "wb") as file:
                 file.write(rename.replaced)
 
-    def _check(self, operation: Operation) -> None:
+    def _check(self, operation: Operation, path: str) -> None:
         if not self._power:
             raise OSError(errno.EIO, "the power is off")
+        if self.read_only and operation in WRITING:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         for fault in self._faults:
-            if fault.operation == operation:
+            if fault.operation == operation and fault.name in path:
                 if fault.skip:
                     fault.skip -= 1
                 elif fault.times:
@@ -122,7 +133,7 @@ class FaultyDisk(RealDisk):
 
     def open(self, path: str, *, create: bool = False) -> int:
         with self._lock:
-            self._check("open")
+            self._check("open", path)
             file = super().open(path, create=create)
             self._files.setdefault(os.fstat(file).st_ino, _File(path)).path = path
             if create:
@@ -130,12 +141,12 @@ class FaultyDisk(RealDisk):
             return file
 
     def read(self, file: int, size: int, offset: int) -> bytes:
-        self._check("read")
+        self._check("read", self._path(file))
         return super().read(file, size, offset)
 
     def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
         with self._lock:
-            self._check("write")
+            self._check("write", self._path(file))
             data = b"".join(bytes(buffer) for buffer in buffers)
             if self.write_limit is not None:
                 data = data[: self.write_limit]
@@ -154,7 +165,7 @@ class FaultyDisk(RealDisk):
         with self._lock:
             known = self._files[os.fstat(file).st_ino]
             try:
-                self._check("sync")
+                self._check("sync", known.path)
             except OSError:
                 if self._power:
                     known.abandoned.update(known.dirty)
@@ -165,12 +176,15 @@ class FaultyDisk(RealDisk):
 
     def rename(self, old: str, new: str) -> None:
         with self._lock:
-            self._check("rename")
+            self._check("rename", new)
             inode = os.stat(old).st_ino
             replaced = self._content(new) if os.path.isfile(new) else None
             super().rename(old, new)
             self._files.setdefault(inode, _File(new)).path = new
             self._renames.setdefault(os.path.dirname(new), []).append(_Rename(new, old, replaced))
+
+    def _path(self, descriptor: int) -> str:
+        return self._files[os.fstat(descriptor).st_ino].path
 
     def _content(self, path: str) -> bytes:
         with open(path, "rb") as file:
@@ -178,7 +192,7 @@ class FaultyDisk(RealDisk):
 
     def remove(self, path: str) -> None:
         with self._lock:
-            self._check("remove")
+            self._check("remove", path)
             self._renames.setdefault(os.path.dirname(path), [])
             self._files.pop(os.stat(path).st_ino, None)
             super().remove(path)
@@ -187,7 +201,7 @@ class FaultyDisk(RealDisk):
 
     def sync_directory(self, directory: str) -> None:
         with self._lock:
-            self._check("sync_directory")
+            self._check("sync_directory", directory)
             self._renames.pop(directory, None)
 
     def free_bytes(self, directory: str) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 
 import pytest
 
-from tidewal.runtime.errors import DirectoryUnwritable, DiskFull, DiskPressure, JournalFailed, Overloaded
+from tidewal.runtime.errors import CorruptLog, DirectoryUnwritable, DiskFull, DiskPressure, JournalFailed, Overloaded
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, From
 
@@ -179,7 +180,7 @@ async def test_no_room_for_the_next_segment_is_pressure_not_failure(open_rocksmq
     sent = next(i for i, (result,) in enumerate(results) if isinstance(result, DiskPressure))
     assert sent > 10
     assert all(isinstance(result, DiskPressure) for (result,) in results[sent:])
-    disk._faults.clear()  # space was freed
+    disk.heal()  # space was freed
     await store.append("a", bytes([sent]) * 5000)
     expected = [bytes([i]) * 5000 for i in range(sent + 1)]
     assert helpers.payloads(await read_all(store, helpers)) == expected
@@ -226,3 +227,161 @@ async def test_many_empty_messages_in_one_go_stay_within_the_segment(open_rocksm
     await store.close()
     store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
     assert [entry.payload for entry in await read_all(store, helpers)] == [b""] * 5000 + [b"last"]
+
+
+async def test_a_remount_as_read_only_ends_writing_and_reads_go_on(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL, tail_bytes=1)
+    for number in range(30):
+        await store.append("a", bytes([number]) * 5000)
+    kept = helpers.payloads(await read_all(store, helpers))
+    disk.read_only = True
+    with pytest.raises(JournalFailed) as caught:
+        await store.append("a", b"lost")
+    assert caught.value.outcome_unknown is True
+    with pytest.raises(JournalFailed) as caught:
+        await store.create_channel("b", PLAIN)
+    assert "outcome_unknown" not in caught.value.fields
+    assert helpers.payloads(await read_all(store, helpers)) == kept
+    await store.close()
+    with pytest.raises(DirectoryUnwritable):
+        await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    disk.heal()
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    await store.append("a", b"after")
+    assert helpers.payloads(await read_all(store, helpers)) == [*kept, b"after"]
+
+
+TYPED = (DiskFull, DiskPressure, JournalFailed, DirectoryUnwritable)
+
+
+async def live(open_rocksmq, disk, rng, acknowledged: dict[bytes, bytes]) -> None:
+    """One life with commits, new segments and retention, which ends where something fails."""
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    try:
+        await store.create_channel("a", PLAIN)
+        for _ in range(16):
+            payload = rng.randbytes(9000)
+            acknowledged[await store.append("a", payload)] = payload
+        await store.truncate("a", sorted(acknowledged)[len(acknowledged) // 2])
+        for id in sorted(acknowledged)[: len(acknowledged) // 2]:
+            del acknowledged[id]
+        with contextlib.suppress(OSError):  # the keeper, who does this otherwise, logs it and tries again
+            store.retain_now()
+    finally:
+        await store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["open", "read", "write", "sync", "rename", "remove", "sync_directory"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+async def test_an_error_at_any_call_is_told_by_type_and_loses_nothing(
+    open_rocksmq, disk, rng, helpers, operation, code
+):
+    acknowledged: dict[bytes, bytes] = {}
+    for times in (1, 10**6):
+        for skip in sorted(rng.sample(range(30), 6)):
+            disk.fail(operation, code, skip=skip, times=times)
+            with contextlib.suppress(*TYPED):
+                await live(open_rocksmq, disk, rng, acknowledged)
+            disk.heal()
+            store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+            entries = await read_all(store, helpers) if "a" in await store.channels() else []
+            found = {entry.id: bytes(entry.payload) for entry in entries}
+            assert acknowledged.items() <= found.items(), skip
+            await store.close()
+
+
+@pytest.mark.parametrize("name", [".segment", "preparing"])
+async def test_a_failed_sync_of_data_poisons_one_of_zeros_does_not(open_rocksmq, disk, helpers, name):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL)
+    disk.fail("sync", name=name)
+    results = [(await asyncio.gather(store.append("a", bytes(9000)), return_exceptions=True))[0] for _ in range(20)]
+    failed = [result for result in results if isinstance(result, BaseException)]
+    if name == "preparing":
+        assert all(isinstance(error, DiskPressure) for error in failed)
+        assert isinstance(results[-1], bytes)
+    else:
+        assert len(failed) == 20
+        assert all(isinstance(error, JournalFailed) for error in failed)
+
+
+async def test_a_failed_sync_of_the_directory_is_made_good_by_the_next_try(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL)
+    disk.fail("sync_directory", times=2)
+    sent = []
+    while len(sent) < 30:
+        with contextlib.suppress(DiskPressure):
+            await store.append("a", bytes([len(sent)]) * 9000)
+            sent.append(bytes([len(sent)]) * 9000)
+    disk.cut_power()
+    await store.close()
+    disk.restore_power()
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    assert helpers.payloads(await read_all(store, helpers)) == sent
+
+
+@pytest.mark.parametrize("operation", ["rename", "remove", "sync_directory"])
+@pytest.mark.parametrize("spare_segments", [0, 4])
+async def test_retention_that_fails_on_the_way_leaves_no_hole(open_rocksmq, disk, helpers, operation, spare_segments):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL, spare_segments=spare_segments)
+    last = [await store.append("a", bytes([number]) * 9000) for number in range(30)][-1]
+    await helpers.until(lambda: not store._segments.wants_spare)
+    disk.fail(operation)
+    await store.truncate("a", last)
+    for _ in range(3):
+        with contextlib.suppress(OSError):
+            store.retain_now()
+    assert len(store._segments.epochs) <= 2  # it was tried again
+    await store.close()
+    disk.heal()
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    assert helpers.payloads(await read_all(store, helpers))[-1] == bytes([29]) * 9000
+
+
+async def test_what_the_device_cannot_read_is_told_to_its_readers_by_place(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL, tail_bytes=1)
+    for number in range(30):
+        await store.append("a", bytes([number]) * 5000)
+    disk.fail("read", times=10**6)
+    with pytest.raises(CorruptLog) as caught:
+        await read_all(store, helpers)
+    assert caught.value.path.endswith(".segment")
+    await store.append("a", b"writing goes on")
+    disk.heal()
+    assert len(await read_all(store, helpers)) == 31
+
+
+async def test_a_device_that_cannot_read_at_opening_is_told_by_type(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers)
+    await store.append("a", b"x")
+    await store.close()
+    disk.fail("read")
+    with pytest.raises(JournalFailed):
+        await open_rocksmq(disk=disk)
+    store = await open_rocksmq(disk=disk)
+    assert helpers.payloads(await read_all(store, helpers)) == [b"x"]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 511, 4097])
+async def test_short_writes_everywhere(open_rocksmq, disk, helpers, limit):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL)
+    sent = []
+    for number in range(12):
+        disk.write_limit = limit if limit > 7 or number % 4 == 0 else None  # byte by byte is slow
+        sent.append(bytes([number]) * (9000 if disk.write_limit != limit or limit > 7 else 900))
+        await store.append("a", sent[-1])
+    disk.heal()
+    await store.close()
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    assert helpers.payloads(await read_all(store, helpers)) == sent
+
+
+async def test_space_that_comes_back_is_noticed_without_a_restart(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers, free_space_bytes=1000)
+    disk.free = 0
+    await helpers.until(lambda: store._gate.pressure)  # the keeper looks twice a second
+    with pytest.raises(DiskPressure):
+        await store.append("a", b"no")
+    disk.free = 10**9
+    await helpers.until(lambda: not store._gate.pressure)
+    await store.append("a", b"yes")
