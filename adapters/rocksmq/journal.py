@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 from ...runtime.clock import Clock
 from ...runtime.disk import Disk, write_all
-from ...runtime.errors import ChannelNotFound, DiskFull, DiskPressure, JournalFailed
+from ...runtime.errors import ChannelNotFound, DiskFull, DiskPressure, JournalFailed, Overloaded
 from ...runtime.wal import Entry, Payload
 from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
@@ -141,7 +141,7 @@ class Journal:
                 self._commit(commit)
             else:
                 commit.tell([])
-        except DiskPressure as error:
+        except (DiskPressure, Overloaded) as error:
             commit.fail(error)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -213,22 +213,18 @@ class Journal:
 
     def _room(self, size: int) -> Segment:
         if self._segment is None or self._segment.room < size:
-            self._segment = self._roll()
+            self._segment = self._roll(size)
         return self._segment
 
-    def _roll(self) -> Segment:
+    def _roll(self, size: int) -> Segment:
         """Begin the next segment with a snapshot, durable before anything else is written there."""
-        spare = self._segments.take_spare()
-        if spare is None:
-            error = self._need_spare()
-            spare = self._segments.take_spare()
-            if spare is None:
-                raise DiskPressure(f"no segment could be made ready: {error}", limit="disk")
-        wall_ms = self._clock.wall_ms()
-        before = self._segment
+        before, wall_ms = self._segment, self._clock.wall_ms()
         if before is not None:
             self._tally.index(before)
         snapshot = self.table.snapshot(wall_ms)
+        if frame_bytes(1, len(snapshot)) + size > self._segments.capacity * 8 // 7:
+            raise Overloaded("what is known of channels, groups and clients fills a segment", limit="channels")
+        spare = self._take_spare()
         self._write(spare, ([CONTROL], [0], [wall_ms], [snapshot]), len(snapshot), ())
         if before is not None:
             summary = SegmentSummary(wall_ms, self._sequence - 2, before.end, self._tally.extents.channels)
@@ -236,6 +232,16 @@ class Journal:
             self.sealed[before.epoch] = summary  # from now on retention may take it
         self._tally.begin_segment()
         self._keep_ready()
+        return spare
+
+    def _take_spare(self) -> Segment:
+        spare = self._segments.take_spare()
+        if spare is not None:
+            return spare
+        error = self._need_spare()
+        spare = self._segments.take_spare()
+        if spare is None:
+            raise DiskPressure(f"no segment could be made ready: {error}", limit="disk")
         return spare
 
     def mark_end(self) -> None:

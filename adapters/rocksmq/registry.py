@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ...runtime.errors import ChannelNotFound
+from ...runtime.errors import ChannelNotFound, Overloaded
 from ...runtime.wal import ChannelPolicy, Durability, Entry
 from .channels import LIFE_SHIFT, ChannelState
 from .live import Channel, TailBudget, channel_of
 from .recovery import Recovered
+
+CHANNEL_BYTES = 64  # what a channel takes in a snapshot beside its name
 
 
 class Registry:
     """Channels by name and by number. Whoever changes it, or a channel's `next_id`, holds `lock` until what follows
     from it is queued with the journal: so the order of ids is the order of the log."""
 
-    def __init__(self, recovered: Recovered, tail_bytes: int) -> None:
+    def __init__(self, recovered: Recovered, tail_bytes: int, snapshot_bytes: int) -> None:
+        """`snapshot_bytes` is what a segment has room for to tell of all channels where it begins."""
         table = recovered.table
+        self._room = snapshot_bytes - sum([CHANNEL_BYTES + len(state.name) for state in table.by_number.values()])
         self.lock = threading.Lock()
         self.names: dict[str, Channel] = {}
         self.by_number: dict[int, Channel] = {}
@@ -44,7 +48,13 @@ class Registry:
         return [channel or self.find(name) for channel, name in zip(map(self.names.get, names), names, strict=True)]
 
     def add(self, name: str, policy: ChannelPolicy) -> tuple[Channel, ChannelState]:
-        """A channel that is yet to be created in the journal, and what to journal. Under the lock."""
+        """A channel that is yet to be created in the journal, and what to journal. Under the lock. Raises `Overloaded`
+        when the snapshot that begins each segment has no room for another one."""
+        if self._room < CHANNEL_BYTES + len(name):
+            raise Overloaded(
+                f"{len(self.names)} channels are all that segments of this size have room for", limit="channels"
+            )
+        self._room -= CHANNEL_BYTES + len(name)
         floor = 0 if policy.ephemeral else self._floor
         state = ChannelState(self._next_number, name, policy, floor, last_id=floor)
         channel = channel_of(state, self._ephemeral_floor if policy.ephemeral else 0, floor)
@@ -56,6 +66,7 @@ class Registry:
     def remove(self, channel: Channel) -> None:
         """End a channel; one that comes later gives out higher ids. Under the lock."""
         channel.dropped = True
+        self._room += CHANNEL_BYTES + len(channel.name)
         if self.names.get(channel.name) is channel:
             del self.names[channel.name]
         del self.by_number[channel.number]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tidewal.adapters.rocksmq import channels as records
-from tidewal.runtime.errors import JournalFailed, MessageTooLarge
+from tidewal.runtime.errors import JournalFailed, MessageTooLarge, Overloaded
 from tidewal.runtime.wal import Append, ChannelPolicy, Durability
 
 PLAIN = ChannelPolicy()
@@ -94,3 +94,19 @@ async def test_a_failed_sync_takes_the_records_with_the_entries(open_rocksmq, mo
     assert isinstance(result, JournalFailed)
     assert result.outcome_unknown
     assert holds["a"] == {}
+
+
+async def test_channels_end_where_a_snapshot_of_them_would_not_fit(open_rocksmq):
+    store = await open_rocksmq(segment_bytes=256 * 1024)
+    names = [f"{i:03d}-{'x' * 200}" for i in range(200)]
+    outcomes = await asyncio.gather(*(store.create_channel(name, PLAIN) for name in names), return_exceptions=True)
+    refused = [outcome for outcome in outcomes if outcome is not None]
+    assert {type(error) for error in refused} == {Overloaded}
+    assert {error.limit for error in refused} == {"channels"}
+    made = await store.channels()
+    for _ in range(16):  # into the next segments, each with all of them
+        await store.append(made[-1], bytes(32 * 1024))
+    await store.drop_channel(made[0])
+    await store.create_channel(names[-1], PLAIN)
+    await store.close()
+    assert await (await open_rocksmq(segment_bytes=256 * 1024)).channels() == [*made[1:], names[-1]]
