@@ -94,7 +94,7 @@ class SharedRocksMQ:
         self._partings: set[asyncio.Task[None]] = set()
         self._readers: set[SharedReader] = set()
         self._closing = False
-        self._closed = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def store(self) -> RocksMQ | None:
@@ -320,10 +320,12 @@ class SharedRocksMQ:
     async def close(self) -> None:
         """`Wal.close`. What is under way is answered first, or ends with `Unavailable` after `failover_s`. Where this
         process owned the log, another one takes it over."""
-        if self._closing:
-            await self._closed.wait()
-            return
         self._closing = True
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._close())
+        await asyncio.shield(self._ending)
+
+    async def _close(self) -> None:
         landed, land = self._hubs.promise()
         self._flying.when_landed(lambda: land([]))
         await landed
@@ -336,7 +338,6 @@ class SharedRocksMQ:
             await self._owner.close()
         if self._partings:
             await asyncio.wait(self._partings)
-        self._closed.set()
 
     def _later(self, closing: Coroutine[Any, Any, None]) -> None:
         parting = self._loop.create_task(closing)

@@ -308,6 +308,20 @@ async def test_closing_finishes_what_was_submitted(opening, directory):
         wal.submit([], lambda _: None)
 
 
+async def test_a_port_serves_those_who_have_the_secret_and_the_next_owner_may_take_it(opening, directory):
+    owner = await opening(tcp_port=0)
+    port = owner.tcp_port
+    wal = await open_wal(f"rocksmq://127.0.0.1:{port}?token_file={directory}/token")
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"1")
+    await owner.close()
+    await opening(tcp_port=port)
+    await wal.append("a", b"2")
+    assert await read_all(wal) == [b"1", b"2"]
+    assert wal.store is None
+    await wal.close()
+
+
 async def test_a_group_member_goes_on_with_the_next_owner(opening, owner_process, helpers):
     wals = [await opening() for _ in range(2)]
     for name in ("in", "out"):
