@@ -253,13 +253,23 @@ async def test_where_nobody_answers_everything_says_so_in_time_and_later_calls_t
     assert [entry.payload for entry in await anext(reader)] == [b"3"]
 
 
-async def test_an_owner_that_is_stopped_ends_everything_with_an_error_in_time(opening, owner_process, monkeypatch):
+def stopped(pid: int) -> bool:
+    """Whether all threads of the process are."""
+    return all(
+        stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
+
+
+async def test_an_owner_that_is_stopped_ends_everything_with_an_error_in_time(
+    opening, owner_process, monkeypatch, helpers
+):
     monkeypatch.setattr(link, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(shared, "HELLO_S", 0.1)
     wal = await opening(failover_s=0.2)
     await wal.create_channel("a", PLAIN)
     reader = wal.read("a", From.EARLIEST)
     owner_process.send_signal(signal.SIGSTOP)
+    await helpers.until(lambda: stopped(owner_process.pid))
     async with asyncio.timeout(20):
         results = await asyncio.gather(wal.append("a", b"x"), wal.describe("a"), anext(reader), return_exceptions=True)
     assert [type(result) for result in results] == [Unavailable] * 3
