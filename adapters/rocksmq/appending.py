@@ -35,7 +35,7 @@ class Appender:
     def append(self, name: str, payload: Payload, timestamp: int, hub: Hub) -> asyncio.Future[bytes]:
         """`Wal.append` from the loop of `hub`: a future of the id."""
         future: asyncio.Future[bytes] = hub.loop.create_future()
-        registry = self._registry
+        registry, journal = self._registry, self._journal
         with registry.lock:
             channel = registry.names.get(name)
             if channel is not None and channel.synced and type(payload) is bytes:
@@ -43,9 +43,9 @@ class Appender:
                 if len(payload) <= channel.policy.max_message_bytes and self._gate.admits(size):
                     id = channel.next_id
                     channel.next_id = id + 1
-                    self._journal.pending.add_one((channel.number, id, timestamp, payload), size, hub, future)
-                    if self._journal.idle:
-                        hub.defer(self._journal.wake)
+                    journal.pending.add_one((channel.number, id, timestamp, payload), size, hub, future)
+                    if journal.idle and not hub.deferring:
+                        hub.defer(journal.wake)
                     return future
         self.submit(((name, payload, timestamp),), partial(_settle_first, hub, future))
         return future

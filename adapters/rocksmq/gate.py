@@ -54,13 +54,9 @@ class Gate:
     def admits(self, size: int) -> bool:
         """Whether all checks would pass for an append of `size` bytes to a durable channel."""
         journal = self._journal
-        return not (
-            self.closing
-            or self.pressure
-            or journal.failure is not None
-            or size > self._commit_bytes
-            or journal.pending.size + size > self._pending_bytes
-        )
+        if size > self._commit_bytes or journal.pending.size + size > self._pending_bytes:
+            return False
+        return journal.failure is None and not self.closing and not self.pressure
 
     def closed(self) -> Closed:
         return Closed(f"the log {self._path} is closed")

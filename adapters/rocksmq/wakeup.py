@@ -56,7 +56,8 @@ class Hub:
         self._hubs = hubs
         self._thread = threading.get_ident()
         self._queue: deque[tuple[asyncio.Future[Any], Any]] = deque()
-        self._rung = self._deferring = False
+        self.deferring = False
+        self._rung = False
         self._bell = Bell()
         loop.add_reader(self._bell.file, self._answer)
 
@@ -75,13 +76,12 @@ class Hub:
         self._ring(threading.get_ident())
 
     def defer(self, call: Callable[[], None]) -> None:
-        """Call once on the loop's own thread when what is ready to run there has run."""
-        if not self._deferring:
-            self._deferring = True
-            self.loop.call_soon(self._run_deferred, call)
+        """Call on the loop's own thread when what is ready to run there has run; `deferring` until then."""
+        self.deferring = True
+        self.loop.call_soon(self._run_deferred, call)
 
     def _run_deferred(self, call: Callable[[], None]) -> None:
-        self._deferring = False
+        self.deferring = False
         call()
 
     def _ring(self, thread: int) -> None:
