@@ -13,7 +13,7 @@ import sys
 from crash_client import CHANNELS, SEGMENT_BYTES, Producer
 
 from tidewal.adapters.rocksmq import open_wal
-from tidewal.runtime.errors import Fenced, TidewalError
+from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, Wal
 
 SESSION_TIMEOUT_S = 5.0
@@ -33,11 +33,16 @@ async def copy(wal: Wal, stop: asyncio.Event) -> None:
                 os.write(1, f"commit {len(outputs)}\n".encode())
                 if stop.is_set():
                     break
-        except TidewalError as error:
-            if "outcome_unknown" not in error.fields:
-                raise
+        except Unavailable:
+            continue  # it may have happened or not: who joins again is told by the position
         finally:
             await member.aclose()
+
+
+def report(copying: asyncio.Task[None]) -> None:
+    """Say at once why copying ended, so that the suite does not wait for commits that will not come."""
+    if not copying.cancelled() and (error := copying.exception()):
+        os.write(1, f"error {type(error).__name__} {error}\n".encode())
 
 
 async def main(directory: str, name: str, seed: int) -> None:
@@ -48,11 +53,10 @@ async def main(directory: str, name: str, seed: int) -> None:
         await wal.create_channel(channel, ChannelPolicy(retention_s=None))
         await wal.create_channel(f"out-{channel}", ChannelPolicy(retention_s=None))
     copying = asyncio.create_task(copy(wal, stop))
+    copying.add_done_callback(report)
     await Producer(wal, name, seed).run(stop)
     copying.cancel()
     await asyncio.wait([copying])
-    if not copying.cancelled() and (error := copying.exception()):
-        os.write(1, f"error {type(error).__name__} {error}\n".encode())
     await wal.close()
 
 

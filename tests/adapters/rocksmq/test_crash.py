@@ -129,6 +129,7 @@ class Suite:
                 self._progress.clear()
                 await self._progress.wait()
                 assert not any(child.reading.done() for child in self.alive.values()), "a process ended by itself"
+                assert not any(child.errors for child in self.all), [child.errors for child in self.all]
 
     async def stop(self) -> None:
         for child in list(self.alive.values()):
