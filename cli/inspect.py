@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
+from ..adapters.rocksmq.survey import ReadOnlyDisk, Survey
 from ..runtime.catalog import Catalog
 from ..runtime.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
@@ -15,7 +19,8 @@ from ..runtime.record import decode
 from ..runtime.wal import Wal
 from .groups import lines as group_lines
 from .groups import pictures as group_pictures
-from .reading import catalog_of, opened, shown_time, stored
+from .reading import catalog_of, local_directory, opened, shown_time, stored
+from .repair import loss_lines, losses_of
 from .stopping import INTERRUPTED, Interrupted, until_stopped
 
 
@@ -36,6 +41,7 @@ def inspect(
             names = Names(prefix)
             return {
                 "wal": url,
+                "journal": await asyncio.to_thread(_journal, url),
                 "channels": await _channels(wal, count),
                 "groups": await group_pictures(wal) if wal.capabilities.groups else [],
                 **_catalog(await catalog_of(wal, names)),
@@ -50,6 +56,19 @@ def inspect(
         typer.echo(json.dumps(told, indent=2))
     else:
         _print(told)
+
+
+def _journal(url: str) -> dict[str, Any] | None:
+    """The files of an embedded log, and what repairs of it could not save; None for other logs."""
+    parts = urlsplit(url)
+    if parts.scheme != "rocksmq" or parts.port is not None:
+        return None
+    survey = Survey(ReadOnlyDisk(), os.path.join(local_directory(url), "journal"))
+    try:
+        size = sum(segment.size for segment in survey.segments)
+        return {"segments": len(survey.segments), "bytes": size, "losses": losses_of(survey.channels())}
+    finally:
+        survey.close()
 
 
 async def _channels(wal: Wal, count: bool) -> list[dict[str, Any]]:
@@ -139,6 +158,9 @@ def _print(told: dict[str, Any]) -> None:
     def section(title: str, lines: list[str]) -> None:
         typer.echo(f"{title}\n" + "".join(f"  {line}\n" for line in lines or ["none"]))
 
+    if (journal := told["journal"]) is not None:
+        size = f"{journal['segments']} segments, {journal['bytes']:,} bytes"
+        section("journal", [size, *loss_lines(journal["losses"])])
     section(
         "channels",
         [

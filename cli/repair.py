@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..adapters.rocksmq.channels import ChannelTable
 from ..adapters.rocksmq.rebuild import apply as rebuild
 from ..adapters.rocksmq.repair import Plan, plan
 from ..adapters.rocksmq.survey import ReadOnlyDisk, Survey
@@ -67,21 +68,34 @@ def _picture(found: Plan) -> dict[str, Any]:
         }
         for damage in found.damages
     ]
-    earlier = {
-        state.name: [
-            {"first": f"{loss.first:016x}", "last": f"{loss.last:016x}", "accepted": loss.accepted}
-            for loss in state.losses
-        ]
-        for state in found.table.by_number.values()
-        if state.losses
-    }
     return {
         "damages": damages,
         "segments_written_anew": [segment.path for segment in found.segments],
         "set_aside": found.aside,
         "index": "set aside, built again by the next opening" if found.index_aside else "kept",
-        "earlier_losses": earlier,
+        "earlier_losses": losses_of(found.table),
     }
+
+
+def losses_of(table: ChannelTable) -> dict[str, list[dict[str, Any]]]:
+    """What earlier repairs could not save, by the name of the channel."""
+    return {
+        state.name: [
+            {"first": f"{loss.first:016x}", "last": f"{loss.last:016x}", "accepted": loss.accepted}
+            for loss in state.losses
+        ]
+        for state in table.by_number.values()
+        if state.losses
+    }
+
+
+def loss_lines(losses: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The same for people."""
+    return [
+        f"{name}: ids {loss['first']} to {loss['last']} are lost" + (" (accepted)" if loss["accepted"] else "")
+        for name, each in losses.items()
+        for loss in each
+    ]
 
 
 def _text(told: dict[str, Any], *, to_do: bool) -> str:
@@ -94,10 +108,7 @@ def _text(told: dict[str, Any], *, to_do: bool) -> str:
     lines += [f"to be written anew: {path}" for path in told["segments_written_anew"]]
     lines += [f"leaves its place: {path}" for path in told["set_aside"]]
     lines.append(f"index: {told['index']}")
-    for name, losses in told["earlier_losses"].items():
-        for loss in losses:
-            accepted = " (accepted)" if loss["accepted"] else ""
-            lines.append(f"lost earlier of {name}: ids {loss['first']} to {loss['last']}{accepted}")
+    lines += [f"earlier: {line}" for line in loss_lines(told["earlier_losses"])]
     if told["applied"]:
         lines.append(f"done; the old files are in {told['aside']}")
     else:

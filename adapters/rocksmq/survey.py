@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ...runtime.disk import Disk, RealDisk
 from ...runtime.errors import FormatTooNew
-from .frame import ALIGNMENT, MAGIC, READ_BYTES, ROW_BYTES, Frame, Scanner, frame_bytes
+from .channels import ChannelTable
+from .frame import ALIGNMENT, CONTROL, MAGIC, READ_BYTES, ROW_BYTES, Frame, Scanner, frame_bytes
 from .frame import HEADER_BYTES as FRAME_HEADER_BYTES
 from .segments import HEADER_BYTES, SUFFIX, VERSION, Header, decode_header
 
@@ -182,6 +183,18 @@ class Survey:
             return frame
         return None if later is None else self.scanner(segment, later).at(later)
 
+    def channels(self) -> ChannelTable:
+        """What the journal's end says about channels: the newest snapshot that can be read, and what follows it."""
+        table = ChannelTable()
+        for segment in reversed(self.segments):
+            if segment.header is None or self.scanner(segment, HEADER_BYTES).at(HEADER_BYTES) is None:
+                continue
+            for piece in self.walk(segment, None):
+                if isinstance(piece, Frame):
+                    _apply_records(table, piece)
+            break
+        return table
+
     def unverified(self, segment: SegmentFile, offset: int) -> Frame | None:
         """What the frame header at `offset` says there is, if that much is there and its rows fit its bodies: a hint
         about a damaged frame, no more."""
@@ -202,3 +215,11 @@ class Survey:
         for segment in self.segments:
             self.disk.close(segment.file)
         self.segments = []
+
+
+def _apply_records(table: ChannelTable, frame: Frame) -> None:
+    at = 0
+    for number, length, _, _ in frame.raw_rows():
+        if number == CONTROL:
+            table.apply(frame.bodies[at : at + length])
+        at += length
