@@ -104,8 +104,8 @@ class RocksMQ:
         `segment_bytes` may differ from one opening to the next. `spare_segments` recycled files are kept beside the one
         made ready ahead of need. `tail_bytes` of the newest entries stay in memory. Over `pending_bytes` of appends not
         yet written, `submit` raises `Overloaded`; below `free_space_bytes` of free space, `DiskPressure`. With `serve`,
-        other processes may use the log through a Unix socket in the directory, with `tcp_port` also through that port of
-        127.0.0.1 (0: any; see `tcp_port`), if they can read the secret in the file `token`.
+        other processes may use the log through a Unix socket in the directory, with `tcp_port` also through that port
+        of 127.0.0.1 (0: any; see `tcp_port`), if they can read the secret in the file `token`.
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
