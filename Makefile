@@ -48,7 +48,7 @@ format: setup ## Format the code and fix what the linter can fix
 	$(BIN)/ruff format .
 
 bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=proxy ARGS="--seconds 5"
-	@test -n "$(NAME)" || { echo "make bench NAME=...; there are:"; find benchmarks -name '[!_]*.py' -exec basename -s .py {} ';' | sort; exit 2; }
+	@test -n "$(NAME)" || { echo "make bench NAME=...; there are:"; find benchmarks -mindepth 1 -maxdepth 1 ! -name '_*' ! -name report.py ! -name '*.md' -exec basename -s .py {} ';' | sort; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
 docs: setup ## Write the reference pages of docs/ from the tables of settings and metrics

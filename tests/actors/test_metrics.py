@@ -25,7 +25,7 @@ from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.tt_stream import TtMsgStream
-from tidewal.runtime.wal import ChannelPolicy, From
+from tidewal.runtime.wal import ChannelPolicy, Delivery, From
 from tidewal.runtime.writer import Grant, Writer
 from tidewal.runtime.writer.measures import WriterMeasures
 
@@ -38,6 +38,8 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_scan_fenced_message_total",
     "wal_scan_incomplete_batch_total",
     "wal_dead_letter_message_total",
+    "wal_group_reset_total",
+    "rocksmq_groups_cut_off_total",
     "rocksmq_journal_recycled_bytes_total",
     "rocksmq_journal_failed",
     "overloaded_total",
@@ -204,6 +206,22 @@ async def test_what_retention_takes_is_counted(tmp_path):
         await wal.append("a", bytes(20_000))
     wal.retain_now()
     assert metrics.value("rocksmq_journal_recycled_bytes_total") > 0
+    await wal.close()
+
+
+async def test_a_group_that_retention_cuts_off_is_counted_and_so_is_its_reset(tmp_path):
+    metrics = Metrics()
+    wal = await RocksMQ.open(str(tmp_path), segment_bytes=64 * 1024, free_space_bytes=0, metrics=metrics, serve=False)
+    await wal.create_channel("a", ChannelPolicy(retention_bytes=0, delivery=Delivery.UNTIL_ACKED))
+    await (await wal.join("late", ["a"])).aclose()
+    for _ in range(8):
+        await wal.append("a", bytes(20_000))
+    wal.retain_now()
+    assert metrics.value("rocksmq_groups_cut_off_total") == 1
+    member = await wal.join("late", ["a"], reset_to=From.EARLIEST)
+    assert (await anext(member)).entries
+    assert metrics.value("wal_group_reset_total") == 1
+    await member.aclose()
     await wal.close()
 
 
