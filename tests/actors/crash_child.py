@@ -6,6 +6,7 @@ python crash_child.py DIRECTORY FIRST_KEY SEED
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 from itertools import count
@@ -18,6 +19,11 @@ from tidewal.runtime.settings import Settings
 SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("value", "int64", nullable=True)), "id")
 
 
+def tell(line: str) -> None:
+    """Write the line in one piece and at once, whether or not Python buffers its output."""
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
 async def main(directory: str, first: int, seed: int) -> None:
     wal = await RocksMQ.open(f"{directory}/log", segment_bytes=1024 * 1024, free_space_bytes=0, serve=False)
     settings = Settings.model_validate({"dataNode": {"flushIntervalS": 0.1, "flushBytes": 20_000}})
@@ -28,9 +34,9 @@ async def main(directory: str, first: int, seed: int) -> None:
         async def write() -> None:
             while True:
                 ids = [next(keys) for _ in range(source.randrange(1, 40))]
-                print("try", ids[0], len(ids), flush=True)
+                tell(f"try {ids[0]} {len(ids)}")
                 await client.insert("things", [{"id": id, "value": id} for id in ids])
-                print("ack", ids[0], flush=True)
+                tell(f"ack {ids[0]}")
 
         await asyncio.gather(*(write() for _ in range(4)))
 

@@ -29,6 +29,8 @@ def killed_run(directory: Path, first: int, seed: int, acknowledgements: int) ->
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
+            if not line.endswith("\n"):
+                continue  # torn by the kill: of something that had not happened yet
             word, *numbers = line.split()
             if word == "try":
                 tried[int(numbers[0])] = int(numbers[1])
