@@ -81,7 +81,7 @@ async def read_over_losses(store, channel: str) -> tuple[dict[bytes, bytes], lis
     latest, start = await store.latest_id(channel), From.EARLIEST
     found: dict[bytes, bytes] = {}
     stopped: list[tuple[bytes, bytes]] = []
-    while latest is not None and max([*found, *(behind for _, behind in stopped)], default=b"") < latest:
+    while latest is not None and max(found, default=b"") < latest and all(behind <= latest for _, behind in stopped):
         reader = store.read(channel, start)
         try:
             while max(found, default=b"") < latest:
