@@ -176,10 +176,6 @@ class Unsupported(TidewalError):
     """The backend cannot do this at all (`capability`)."""
 
 
-class NotYetSupported(Unsupported):
-    """Planned, not built yet."""
-
-
 # ---- actors ---------------------------------------------------------------------------------------------------------
 
 

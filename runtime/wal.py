@@ -132,8 +132,8 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """What is known of a consumer group: for each channel the id up to which all is acknowledged (None: nothing yet),
-    and for each member the channels it has now."""
+    """What is known of a consumer group: for each channel the id up to which all is done (where it began, before it has
+    acknowledged anything; None: before all ids), and for each member the channels it has now."""
 
     name: str
     positions: dict[str, bytes | None]
