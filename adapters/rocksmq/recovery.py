@@ -109,9 +109,11 @@ class Recovery:
             return False
         state = self._state
         state.next_sequence = frame.sequence + 1
+        at = 0
         for channel, length, _, _ in frame.raw_rows():
             if channel == CONTROL:
-                state.table.apply(frame.bodies[:length])
+                state.table.apply(frame.bodies[at : at + length])
+            at += length
         self._last_frame = frame
         return True
 
@@ -159,27 +161,32 @@ class Recovery:
         return (segment.path, segment.end) if found is Found.DAMAGE else None
 
     def _apply(self, segment: Segment, frame: Frame) -> None:
-        state = self._state
+        """Count what the frame holds, as `Tally` does."""
         spans: dict[int, list[int]] = {}  # channel: first id, last id, highest timestamp, bytes
         at = 0
         for channel, length, id, timestamp in frame.raw_rows():
             span = spans.get(channel)
-            if channel == CONTROL:
-                state.table.apply(frame.bodies[at : at + length])
-            elif span is None:
-                spans[channel] = [id, id, timestamp, length]
-            else:
+            if span is not None:
                 span[1] = id
                 if timestamp > span[2]:
                     span[2] = timestamp
                 span[3] += length
+            elif channel != CONTROL:
+                spans[channel] = [id, id, timestamp, length]
+            else:  # it may create or end channels: what comes before it counts before it
+                self._enter(segment, frame, spans)
+                spans.clear()
+                self._state.table.apply(frame.bodies[at : at + length])
             at += length
+        self._enter(segment, frame, spans)
+
+    def _enter(self, segment: Segment, frame: Frame, spans: dict[int, list[int]]) -> None:
+        state = self._state
         places: list[tuple[int, Place]] = []
         for channel, (first_id, last_id, highest, size) in spans.items():
             known = state.table.by_number.get(channel)
-            if known is None:
-                continue
-            place = state.indexer.place(channel, first_id, segment.epoch, frame.offset, known.max_timestamp)
+            earlier_timestamp = known.max_timestamp if known is not None else 0
+            place = state.indexer.place(channel, first_id, segment.epoch, frame.offset, earlier_timestamp)
             if place is not None:
                 places.append((channel, place))
             state.table.advance(channel, last_id, highest)

@@ -6,12 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq.frame import Scanner
+from tidewal.adapters.rocksmq import channels as records
+from tidewal.adapters.rocksmq.channels import ChannelState, ChannelTable
+from tidewal.adapters.rocksmq.frame import CONTROL, Scanner, encode, pack_row
 from tidewal.adapters.rocksmq.history import History
 from tidewal.adapters.rocksmq.index import Index
-from tidewal.adapters.rocksmq.recovery import Recovered, Recovery
-from tidewal.adapters.rocksmq.segments import HEADER_BYTES, Segments
+from tidewal.adapters.rocksmq.recovery import Extents, Recovered, Recovery
+from tidewal.adapters.rocksmq.segments import HEADER_BYTES, VERSION, Header, Segments, encode_header, segment_name
+from tidewal.adapters.rocksmq.tally import Tally
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import CorruptLog
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -213,3 +218,83 @@ async def test_the_index_is_only_a_cache(open_rocksmq, tmp_path, helpers, damage
     expected = [bytes([commit]) * 3000 for commit in range(1, 80, 2)]
     assert helpers.payloads(await helpers.take(store, "b", From.EARLIEST, 40)) == expected
     assert await store.id_at("b", 33) == (17).to_bytes(8, "big")
+
+
+# ---- the order of rows in a frame ------------------------------------------------------------------------------------
+
+
+def write_segment(journal: Path, epoch: int, sequence: int, frames) -> None:
+    """A segment with frames of (channel number, id, timestamp, body) rows."""
+    content = encode_header(Header(VERSION, epoch, 7, SMALL))
+    for number, rows in enumerate(frames, sequence):
+        table = [pack_row(channel, len(body), id, timestamp) for channel, id, timestamp, body in rows]
+        bodies = [body for _, _, _, body in rows]
+        content += b"".join(encode(epoch, 7, number, table, bodies, sum(map(len, bodies))))
+    journal.mkdir(parents=True, exist_ok=True)
+    (journal / segment_name(epoch)).write_bytes(content.ljust(SMALL, b"\0"))
+
+
+def record(body: bytes):
+    return CONTROL, 0, 0, body
+
+
+def state(number: int, floor: int = 0) -> ChannelState:
+    return ChannelState(number, f"c{number}", ChannelPolicy(), floor, last_id=floor)
+
+
+FIRST = [record(ChannelTable().snapshot(0)), *(record(records.create(state(number))) for number in (1, 2))]
+
+
+def facts(table: ChannelTable, extents: Extents):
+    return table.by_number, table.floor, table.boot, table.next_number, extents.channels
+
+
+row = st.one_of(
+    st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(0, 9), st.binary(max_size=3)),
+    st.builds(lambda number: record(records.drop(number)), st.integers(1, 3)),
+    st.builds(lambda floor: record(records.create(state(3, floor))), st.integers(0, 9)),
+    st.builds(lambda number: record(records.boot(number)), st.integers(1, 9)),
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(row, min_size=1, max_size=8), max_size=3))
+def test_recovery_counts_what_the_writer_counted(tmp_path_factory, frames):
+    """Rows take effect in their order in the frame: what comes before a drop is part of what the channel gave out."""
+    directory = tmp_path_factory.mktemp("log")
+    write_segment(directory / "journal", 1, 1, [FIRST, *frames])
+    recovered, _ = Journal(directory).recover()
+    table = ChannelTable()
+    tally = Tally(table, None, Extents())  # counting does not ask the index
+    for rows in [FIRST, *frames]:
+        tally.note(0, rows)
+        tally.count(recovered.current)
+    shutil.rmtree(directory)
+    assert facts(recovered.table, recovered.extents) == facts(table, tally.extents)
+
+
+def test_a_channel_made_again_in_the_frame_that_dropped_it_begins_above_it(tmp_path):
+    rows = [(1, 5, 0, b"x"), record(records.drop(1)), record(records.create(state(3, 5)))]
+    write_segment(tmp_path / "journal", 1, 1, [FIRST, rows])
+    recovered, _ = Journal(tmp_path).recover()
+    assert recovered.table.floor == 5
+    assert set(recovered.table.by_number) == {2, 3}
+
+
+@pytest.mark.parametrize("vouched_for", [False, True])
+def test_all_records_of_the_first_frame_count(tmp_path, vouched_for):
+    """A repair may put more than the snapshot there; each record is read from its own place."""
+    write_segment(tmp_path / "journal", 1, 1, [[*FIRST, (1, 4, 0, b"x"), record(records.boot(3))], [(2, 6, 0, b"y")]])
+    second = ChannelTable()
+    for _, _, _, body in FIRST:
+        second.apply(body)
+    second.advance(1, 4, 0)
+    rows = [record(second.snapshot(0)), record(records.truncate(1, 4)), record(records.boot(5))]
+    write_segment(tmp_path / "journal", 2, 3, [rows, [(2, 7, 0, b"z")]])
+    write_segment(tmp_path / "journal", 3, 5, [[record(records.drop(2)), record(records.boot(6))]])
+    for _ in range(1 + vouched_for):  # the second time the index knows the first two segments
+        recovered, _ = Journal(tmp_path).recover()
+    assert recovered.table.by_number[1].truncated_to == 4
+    assert set(recovered.table.by_number) == {1}
+    assert recovered.table.boot == 6
+    assert recovered.removed_to == {1: 0, 2: 0}
