@@ -72,10 +72,11 @@ class Standalone:
 
     async def __aenter__(self) -> Standalone:
         actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
-        if interval_ms:
-            sys.setswitchinterval(interval_ms / 1000)
         _make_directory(self.node.tables)
         async with AsyncExitStack() as stack:
+            if interval_ms:
+                stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+                sys.setswitchinterval(interval_ms / 1000)
             measures = ActorMeasures(self.node.metrics)
             system = ActorSystem(
                 clock=self._clock,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from tidewal.runtime.errors import (
     InvalidSchema,
 )
 from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.settings import Settings
 
 
 async def test_creates_describes_lists_and_drops(home) -> None:
@@ -179,3 +181,11 @@ async def test_channels_keep_the_retention_they_were_made_with(home) -> None:
         await client.create_collection(home.POINTS)
         await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
         assert await client.count("people", consistency="strong") == 1
+
+
+async def test_a_node_lends_the_interpreter_its_switch_interval_and_gives_it_back(home) -> None:
+    before = sys.getswitchinterval()
+    settings = Settings.model_validate({"interpreter": {"switchIntervalMs": 0.7}})
+    async with home.node(settings=settings):
+        assert sys.getswitchinterval() == pytest.approx(0.0007)
+    assert sys.getswitchinterval() == before
