@@ -28,6 +28,7 @@ from .segments import HEADER_BYTES, segment_name
 from .survey import Gap, SegmentFile, Survey
 from .verify import is_snapshot, verify
 
+CHANNEL_BITS = 32  # of a channel's number in a row
 MAX_LOST_LIVES = 1024  # how far the count of lives is moved on, as any lost frame may have begun one
 
 
@@ -354,27 +355,47 @@ class Planner:
     # ---- what is in damaged frames -----------------------------------------------------------------------------------
 
     def _read_damaged(self, segment: SegmentFile, damage: Damage, *, to_the_end: bool = False) -> None:
-        """Believe the rows of damaged frames if all of them are there and go on where each channel was. `to_the_end`:
+        """Believe the rows of damaged frames if all of them are there and each can only be what it says. `to_the_end`:
         where the last one ends is not known, how many there are is."""
         told: dict[int, int] = {}
         count, reached = 0, damage.offset
         for frame in self._as_it_seems(segment, damage):
             count, reached = count + 1, frame.end
-            for number, _, id, _ in frame.raw_rows():
-                if number == CONTROL:
-                    continue
-                if number not in self._table.by_number or id != told.get(number, self._last(number)) + 1:
-                    self._open_all(damage)
-                    return
-                told[number] = id
+            if not self._read_rows(frame, told):
+                self._open_all(damage)
+                return
         if count == 0 or count != (damage.frames or count) or not (to_the_end or reached == damage.end):
             self._open_all(damage)
             return
         damage.frames, damage.end = count, reached
         for number, last_id in told.items():
-            damage.channels[number] = self._last(number) + 1, last_id
-            self._last_ids[number] = last_id
-            self._table.advance(number, last_id, 0)
+            first, bound = self._open.get(number, (damage, 0))
+            self._open[number] = first, max(bound, last_id - self._last(number))
+
+    def _read_rows(self, frame: Frame, told: dict[int, int]) -> bool:
+        """Note in `told` how far each channel went in a damaged frame; False if any row cannot be believed."""
+        at = 0
+        for number, length, id, _ in frame.raw_rows():
+            body, at = frame.bodies[at : at + length], at + length
+            if number == CONTROL:
+                if not _is_record(body):
+                    return False
+            elif not self._comes_next(number, id, told) or any(
+                self._comes_next(number ^ 1 << bit, id, told) for bit in range(CHANNEL_BITS)
+            ):
+                return False
+            else:
+                told[number] = id
+        return True
+
+    def _comes_next(self, number: int, id: int, told: dict[int, int]) -> bool:
+        """Whether the channel may go on with `id`: behind all that is known, and all that was lost before it."""
+        if number not in self._table.by_number:
+            return False
+        if number in told:
+            return id == told[number] + 1
+        _, bound = self._open.get(number, (None, 0))
+        return 0 < id - self._last(number) <= bound + 1
 
     def _as_it_seems(self, segment: SegmentFile, damage: Damage) -> Iterator[Frame]:
         """Damaged frames one after another, as their headers tell."""
@@ -426,6 +447,15 @@ class Planner:
                 filler.records.append(records.create(state))
         self._plan.names = {number: state.name for number, state in self._told.items()}
         self._plan.names |= {number: state.name for number, state in self._table.by_number.items()}
+
+
+def _is_record(body: memoryview) -> bool:
+    """Whether these bytes say something about channels: in a damaged frame the row may belong to anything."""
+    try:
+        ChannelTable().apply(body)
+    except Exception:  # whatever bytes that are no such record make msgpack and the table raise
+        return False
+    return True
 
 
 def _unnamed(number: int) -> str:
