@@ -20,14 +20,17 @@ rules, and a refused `hello`, end the connection after the error, whose seq is 0
     truncate   channel id                   → nil
     hold       channel holder id            → nil
     append     number settled entries       → ids
+    appends    number settled entries       → ids, joined
     group.*    what `group_service.py` says
 
 `client` is 16 bytes that name the asking process, or nil for one that only reads; with `number` they let the owner
-recognise an append that is sent again. `token` may be missing, except over TCP. `boot` counts the owner's lives,
-`frame_bytes` is what rows and payloads of one request may have together. `start` is ["earliest"], ["latest"], ["id",
-id, inclusive], ["time", timestamp] or ["next", next id of the last answer]. `read` answers what there is, about
-`ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤ `WAIT_LIMIT_S`) while there is nothing.
-Ids over `upto` (may be nil) are left out.
+recognise an append that is sent again; all numbers up to `settled` are answered. `appends` carries up to `APPENDS`
+appends of one entry each: the first has the seq and the number of the request, the others those that follow. One answer
+has the joined ids of all, or each gets an answer of its own, as `append` does. `token` may be missing, except over TCP.
+`boot` counts the owner's lives, `frame_bytes` is what rows and payloads of one request may have together. `start` is
+["earliest"], ["latest"], ["id", id, inclusive], ["time", timestamp] or ["next", next id of the last answer]. `read`
+answers what there is, about `ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤
+`WAIT_LIMIT_S`) while there is nothing. Ids over `upto` (may be nil) are left out.
 
 Where a request carries entries, its last argument in the head is the list of channel names that the rows' channel
 numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the
@@ -59,6 +62,7 @@ SOCKET_NAME = "socket"
 TOKEN_NAME = "token"
 LOOPBACK = "127.0.0.1"
 HEAD_BYTES = 256 * 1024  # of a request: the worst that msgpack makes of it is 64 times that, for 20 ms
+APPENDS = 1024  # in one request
 ANSWER_BYTES = 4 * 1024 * 1024
 FRAME_BYTES = 1024 * 1024 * 1024  # more than any answer; above it the peer is no RocksMQ
 WAIT_LIMIT_S = 60.0
@@ -147,6 +151,10 @@ class Frame(NamedTuple):
     rows: memoryview
     payloads: memoryview
     lasting: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + len(self.rows) + len(self.payloads)
 
 
 def split(frame: memoryview, *, lasting: bool) -> Frame:

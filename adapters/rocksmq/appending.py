@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ...runtime.errors import MessageTooLarge, TidewalError
-from ...runtime.wal import Durability, OnAppended, Payload
+from ...runtime.wal import Append, Durability, OnAppended, Payload
 from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES
 from .gate import Gate
@@ -22,7 +22,7 @@ from .wakeup import Hub
 
 STAMP_BYTES, STAMP_ENTRY_BYTES = 128, 24  # what the record of a stamp may take, and for each entry
 
-Stamp: TypeAlias = Callable[[list[bytes]], bytes]
+Stamp: TypeAlias = Callable[[Sequence[int]], bytes]
 
 
 class Appender:
@@ -61,8 +61,8 @@ class Appender:
         """`Wal.submit`, with control records that are in the journal with the entries or not at all.
 
         `stamp` makes one more record from the ids of the entries; it is called under the registry's lock and may not
-        raise. Each record has taken effect in the journal's table when `done` is called. A write with records is
-        acknowledged when it is durable, whatever the channels ask for.
+        raise. Each of `records` has taken effect in the journal's table when `done` is called. A write with records or
+        a stamp is acknowledged when it is durable, whatever the channels ask for.
         """
         names, payloads, timestamps = zip(*entries, strict=True) if entries else ((), (), ())
         with self._registry.lock:
@@ -92,6 +92,36 @@ class Appender:
         if published is not None:
             done(published)
 
+    def submit_each(self, entries: Sequence[Append], done: OnAppended, stamp: Stamp) -> bool:
+        """Make the entries, of which each could be an append of its own, part of the next commit, with the record that
+        `stamp` makes of all their ids. `done` gets one id more than there are entries, at the end. Whether that was
+        possible: only where every append would be acknowledged when it is durable, and none refused.
+
+        The writer is not woken: call `Journal.wake`.
+        """
+        registry, journal = self._registry, self._journal
+        size = ROW_BYTES + STAMP_BYTES + (ROW_BYTES + STAMP_ENTRY_BYTES) * len(entries)
+        with registry.lock:
+            channels: list[Channel] = []
+            for name, payload, _ in entries:
+                channel = registry.names.get(name)
+                if channel is None or not channel.synced or len(payload) > channel.policy.max_message_bytes:
+                    return False
+                channels.append(channel)
+                size += len(payload)
+            if not self._gate.admits(size):
+                return False
+            rows: list[Row] = []
+            for channel, (_, payload, timestamp) in zip(channels, entries, strict=True):
+                id = channel.next_id
+                channel.next_id = id + 1
+                rows.append((channel.number, id, timestamp, payload))
+            record = stamp([row[1] for row in rows])
+            rows.append((CONTROL, 0, journal.wall_ms(), record))
+            size += len(record) - STAMP_BYTES - STAMP_ENTRY_BYTES * len(entries)
+            journal.pending.add(Write(done, rows, size))
+        return True
+
     def _queue(
         self,
         channels: Sequence[Channel],
@@ -102,8 +132,9 @@ class Appender:
     ) -> list[bytes] | None:
         """Make the rows part of the next commit; return the ids when they count as appended already."""
         ids = _ids(rows)
+        urgent = bool(records)
         if stamp is not None:
-            records = (*records, stamp(ids))
+            records = (*records, stamp([row[1] for row in rows]))
         durable = [row for row, channel in zip(rows, channels, strict=True) if not channel.policy.ephemeral]
         acks = {channel.policy.acks for channel in channels if not channel.policy.ephemeral}
         early = bool(durable) and not records and Durability.ALL not in acks
@@ -115,7 +146,7 @@ class Appender:
             channel.queued += 1
         answer = _Answer(self._registry, None if handed_over else done, ids, loose)
         size = sum([ROW_BYTES + len(row[3]) for row in durable])
-        self._journal.pending.add(Write(answer, durable, size, answer.written if early else None))
+        self._journal.pending.add(Write(answer, durable, size, answer.written if early else None, urgent=urgent))
         return ids if handed_over else None
 
 

@@ -17,7 +17,7 @@ import msgpack
 from ...runtime.errors import FormatTooNew, InvalidRequest
 from ...runtime.groups.progress import Change, Progress
 from ...runtime.remote import decode_policy, encode_policy
-from ...runtime.wal import ChannelPolicy, Delivery
+from ...runtime.wal import ChannelPolicy, Delivery, Payload
 from .clients import ClientTable
 from .losses import Loss, Losses, noted
 
@@ -104,7 +104,7 @@ class ChannelTable:
         self.floor = 0  # no dropped channel ever gave out a higher id
         self.wall_ms = 0  # when the last snapshot was taken
 
-    def apply(self, body: bytes | memoryview) -> None:
+    def apply(self, body: Payload) -> None:
         """Let one control record take effect. Raises `FormatTooNew` for one that this version does not know."""
         kind, *arguments = cast("list[Any]", msgpack.unpackb(body))
         effects: dict[str, Callable[..., None]] = {
@@ -115,6 +115,7 @@ class ChannelTable:
             "acked": self._acked,
             "forget": self._forget,
             "wrote": self.clients.apply,
+            "each": self.clients.apply_each,
             "boot": self._boot,
             "lost": self._lost,
             "accept": self._accept,

@@ -2,16 +2,19 @@
 
 A client is a process with a random id that numbers its appends 1, 2, 3, …, and tells with each up to which number all
 are answered (`settled`). A record lies in the same frame as the entries of each append, so both are there or neither.
+Appends of one entry that come together share a record.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
+
+from ...runtime.wal import Payload
 
 T = TypeVar("T")
 
@@ -19,6 +22,7 @@ CLIENT_EXPIRY_S = 3600.0  # a client that wrote nothing for so long is forgotten
 CLIENTS_KEPT = 256  # the clients that wrote last are not forgotten for their age: clocks may jump
 CLIENTS = 4096  # more are not remembered: those that wrote longest ago are forgotten
 RESULTS = 131_072  # the same for results over all clients, and for first ids in them
+_BEGINNINGS = (b"\x97\xa5wrote", b"\x96\xa4each")  # of the records
 
 
 class Wrote(NamedTuple):
@@ -31,11 +35,12 @@ class Wrote(NamedTuple):
 
 @dataclass(slots=True)
 class Client:
-    """`wrote` holds numbers above `settled`, `size` counts them and their first ids."""
+    """`wrote` holds numbers above `settled`, each with its result, which is just the id for one entry; `size` counts
+    the numbers and their first ids."""
 
     settled: int = 0
     wall_ms: int = 0
-    wrote: dict[int, Wrote] = field(default_factory=dict[int, Wrote])
+    wrote: dict[int, Wrote | int] = field(default_factory=dict[int, "Wrote | int"])
     size: int = 0
 
 
@@ -44,12 +49,32 @@ def wrote(client: bytes, number: int, settled: int, wall_ms: int, result: Wrote)
     return cast(bytes, msgpack.packb(["wrote", client, number, settled, wall_ms, result.total, result.firsts]))
 
 
+def each(client: bytes, number: int, settled: int, wall_ms: int, ids: Sequence[int]) -> bytes:
+    """The control record of appends of one entry, numbered from `number` on. Ids are told as runs without gaps: first
+    and count, first and count, …"""
+    runs: list[int] = []
+    end = -1
+    for id in ids:
+        if id != end:
+            runs += (id, 0)
+        runs[-1] += 1
+        end = id + 1
+    return cast(bytes, msgpack.packb(["each", client, number, settled, wall_ms, runs]))
+
+
+def is_result(record: Payload) -> bool:
+    """Whether a control record is of one of these kinds: what it says concerns no channel."""
+    return bytes(record[:7]).startswith(_BEGINNINGS)
+
+
 class ClientTable:
     """All clients as of one point in the journal. One thread at a time changes it, any thread may ask."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[bytes, Client] = OrderedDict()  # who wrote last is last
         self._size = 0
+        self.applied: Callable[[bytes, int, int], None] = _nothing
+        """Called with the client, its first number and the last, when `find` can tell their results."""
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -60,6 +85,18 @@ class ClientTable:
     def apply(self, client: bytes, number: int, settled: int, wall_ms: int, total: int, firsts: Sequence[int]) -> None:
         """Let a record of `wrote` take effect. Expiry follows the records' own times, so it is the same whenever the
         journal is read."""
+        self._apply(client, number, settled, wall_ms, {number: Wrote(total, firsts)}, 1 + len(firsts))
+
+    def apply_each(self, client: bytes, number: int, settled: int, wall_ms: int, runs: Sequence[int]) -> None:
+        """The same for a record of `each`."""
+        ids: list[int] = []
+        for first, count in zip(runs[::2], runs[1::2], strict=True):
+            ids += range(first, first + count)
+        self._apply(client, number, settled, wall_ms, dict(enumerate(ids, number)), 2 * len(ids))
+
+    def _apply(
+        self, client: bytes, number: int, settled: int, wall_ms: int, results: Mapping[int, Wrote | int], size: int
+    ) -> None:
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = Client()
@@ -67,14 +104,15 @@ class ClientTable:
             self._clients.move_to_end(client)
         before = known.size
         known.wall_ms = wall_ms
-        known.wrote[number] = Wrote(total, firsts)
-        known.size += 1 + len(firsts)
+        known.wrote.update(results)
+        known.size += size
         if settled > known.settled:
             known.settled = settled
             for result in take_settled(known.wrote, settled):
-                known.size -= 1 + len(result.firsts)
+                known.size -= _size(result)
         self._size += known.size - before
         self._expire(wall_ms)
+        self.applied(client, number, number + len(results) - 1)
 
     def _expire(self, wall_ms: int) -> None:
         while len(self._clients) > 1:
@@ -87,7 +125,15 @@ class ClientTable:
     def picture(self) -> list[object]:
         """What a snapshot keeps."""
         return [
-            [id, known.settled, known.wall_ms, [[number, *result] for number, result in known.wrote.items()]]
+            [
+                id,
+                known.settled,
+                known.wall_ms,
+                [
+                    [number, *result] if isinstance(result, Wrote) else [number, 1, [result]]
+                    for number, result in known.wrote.items()
+                ],
+            ]
             for id, known in self._clients.items()
         ]
 
@@ -95,10 +141,18 @@ class ClientTable:
         """Become what `picture` pictured."""
         self._clients = OrderedDict()
         for id, settled, wall_ms, results in picture:
-            wrote = {number: Wrote(total, firsts) for number, total, firsts in results}
-            size = sum(1 + len(result.firsts) for result in wrote.values())
+            wrote: dict[int, Wrote | int] = {number: Wrote(total, firsts) for number, total, firsts in results}
+            size = sum(map(_size, wrote.values()))
             self._clients[id] = Client(settled, wall_ms, wrote, size)
         self._size = sum(known.size for known in self._clients.values())
+
+
+def _size(result: Wrote | int) -> int:
+    return 2 if isinstance(result, int) else 1 + len(result.firsts)
+
+
+def _nothing(client: bytes, first: int, last: int) -> None:
+    pass
 
 
 def take_settled(by_number: dict[int, T], settled: int) -> list[T]:

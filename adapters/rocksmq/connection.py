@@ -15,9 +15,9 @@ from typing import Protocol
 
 from ...runtime.errors import BadRecord, Closed, Overloaded, TidewalError, Unavailable, to_wire
 from ...runtime.remote import HEAD_BYTES, ROW, Frame, encode
-from ...runtime.wal import Payload
+from ...runtime.wal import OnAppended, Payload
 from .reader import Reader
-from .wire import Inbox, Outbox
+from .wire import Inbox, Outbox, SecondLook
 
 HELLO_BYTES = 4 * 1024
 APPEND_OVERHEAD_BYTES = 1024  # what an append costs in memory beside its frame
@@ -88,6 +88,10 @@ class Handler(Protocol):
 
     def handle(self, connection: Connection, frame: Frame) -> None: ...
 
+    def handled(self) -> None:
+        """Nothing more of what came at once is left to `handle`."""
+        ...
+
     def gone(self, connection: Connection) -> None: ...
 
 
@@ -119,6 +123,7 @@ class Connection:
         self._reserved = 0
         self._reading = self._ending = self._resuming = False
         self._room: asyncio.Event = asyncio.Event()
+        self._watch = SecondLook(loop, self._look)
         self._heard_at = self._frame_at = time.monotonic()
         self._opened_at = self._heard_at
 
@@ -145,23 +150,47 @@ class Connection:
         if not self.outbox.size:
             self.close()
 
-    def append(self, seq: int, frame: Frame) -> Callable[[list[bytes] | TidewalError], None]:
-        """Count an append as under way; returns what is called with its outcome, once and from any thread."""
-        size = len(frame.head) + len(frame.rows) + len(frame.payloads) + APPEND_OVERHEAD_BYTES
+    def append(self, seq: int, size: int) -> OnAppended:
+        """Count an append of `size` bytes as under way; returns what is called with its outcome, once and from any
+        thread."""
+        size += APPEND_OVERHEAD_BYTES
         with self.outbox.lock:
             self.in_flight += size
         return partial(self._appended, seq, size)
 
+    def append_each(self, seq: int, size: int, count: int) -> OnAppended:
+        """The same for several that have `size` bytes together and following seqs."""
+        size += count * APPEND_OVERHEAD_BYTES
+        with self.outbox.lock:
+            self.in_flight += size
+        return partial(self._appended_each, seq, size, count)
+
+    def forget_append(self, size: int, count: int) -> None:
+        """Take back `append_each`."""
+        with self.outbox.lock:
+            self.in_flight -= size + count * APPEND_OVERHEAD_BYTES
+
     def _appended(self, seq: int, size: int, result: list[bytes] | TidewalError) -> None:
+        if isinstance(result, TidewalError):
+            self.fail(seq, result)
+        else:
+            self.answer(seq, result)
+        self._landed(size)
+
+    def _appended_each(self, seq: int, size: int, count: int, result: list[bytes] | TidewalError) -> None:
+        if isinstance(result, TidewalError):
+            for each in range(seq, seq + count):
+                self.fail(each, result)
+        else:
+            self.answer(seq, b"".join(result))
+        self._landed(size)
+
+    def _landed(self, size: int) -> None:
         limit = self._limits.in_flight_bytes
         with self.outbox.lock:
             full = self.in_flight > limit
             self.in_flight -= size
             resume = full and self.in_flight <= limit
-        if isinstance(result, TidewalError):
-            self.fail(seq, result)
-        else:
-            self.answer(seq, result)
         if resume and not self.closed:
             with contextlib.suppress(RuntimeError):  # the server has stopped meanwhile
                 self._loop.call_soon_threadsafe(self._work)
@@ -212,7 +241,6 @@ class Connection:
             )
 
     def _readable(self) -> None:
-        """Until nothing is left: where data and an error are there at once, uvloop calls only once."""
         for _ in range(RECEIVES):
             partial_before = self._inbox.partial
             try:
@@ -230,9 +258,18 @@ class Connection:
             self._work()
             if not self._reading:
                 return
+            if self._inbox.short:  # that was all, and to see it again costs as much as to receive it
+                self._watch.start()
+                return
 
     def _work(self) -> None:
         """Take what has been received, as far as the limits let."""
+        try:
+            self._take()
+        finally:
+            self._handler.handled()
+
+    def _take(self) -> None:
         whole = not self._reading  # time spent waiting for the owner is not the client's
         while not (self.closed or self._ending):
             if self.in_flight > self._limits.in_flight_bytes or self.outbox.size > self._limits.outbox_bytes:
@@ -259,6 +296,10 @@ class Connection:
         if whole:
             self._frame_at = time.monotonic()
         self._read(True)
+
+    def _look(self) -> None:
+        if self._reading:
+            self._readable()
 
     def _handle(self, frame: Frame) -> None:
         try:
@@ -317,6 +358,7 @@ class Connection:
         self.closed = True
         self._read(False)
         self.outbox.close()
+        self._watch.stop()
         for task in list(self.tasks):
             task.cancel()
         self.readers.clear()

@@ -164,16 +164,18 @@ class Journal:
         rows = commit.rows
         numbers, ids, timestamps, bodies = columns = _columns(rows)
         unknown = set(numbers).difference(self.table.by_number)
-        if unknown and not unknown <= {CONTROL, *(id for number, id, _, _ in rows if number == CONTROL)}:
-            self._refuse(commit, unknown)
-            return
+        if len(unknown) > (CONTROL in unknown):
+            created = {id for number, id, _, _ in rows if number == CONTROL}
+            if not unknown <= created | {CONTROL}:
+                self._refuse(commit, unknown)
+                return
         body_bytes = commit.size - ROW_BYTES * len(rows)
         segment = self._room(frame_bytes(len(rows), body_bytes))
         offset, started = segment.end, time.perf_counter()
         self._write(segment, columns, body_bytes, commit.written)
         elapsed_s = time.perf_counter() - started
         self._tally.note(offset, rows)
-        if CONTROL in unknown:
+        if commit.urgent:
             self._tally.count(segment)
         keys = list(map(encode_id, ids))
         self._deliver(numbers, ids, list(map(make_entry, zip(keys, timestamps, bodies, strict=True))), body_bytes)

@@ -8,18 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 from ...runtime.errors import BadRecord, MessageTooLarge, TidewalError, Unavailable
-from ...runtime.remote import FRAME_BYTES, HEAD_BYTES, ROW, TIMEOUT_S, Address, encode, encode_request, result_in
+from ...runtime.remote import (
+    APPENDS,
+    FRAME_BYTES,
+    HEAD_BYTES,
+    ROW,
+    TIMEOUT_S,
+    Address,
+    encode,
+    encode_request,
+    result_in,
+)
 from ...runtime.wal import Append, OnAppended, Payload
-from .wire import Inbox, Outbox
+from .channels import ID_BYTES
+from .wire import Inbox, Outbox, SecondLook
+
+TOGETHER_BYTES = 64 * 1024  # of payloads of appends in one request: with all else, less than the owner's buffer
 
 _Waiting: TypeAlias = "asyncio.Future[object]"
+_Append: TypeAlias = tuple[int, int, Sequence[Append], OnAppended]  # number, settled, entries, answered
 
 __all__ = ["Address", "Link"]
 
@@ -78,11 +93,17 @@ class Link:
     ) -> None:
         """Use `open`."""
         self._address, self._loop, self._socket, self._on_lost = address, loop, connection, on_lost
-        self._numbers = itertools.count(1)
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._next_seq = 1
+        self._sending = threading.Lock()  # of appends, so that they go in order
+        self._unsent: deque[_Append] = deque()
+        self._deferring = False
         self._asking: dict[int, _Waiting] = {}
         self._appending: dict[int, tuple[OnAppended, float]] = {}  # with the time, so that the first is the oldest
         self._inbox = Inbox(connection, _check)
         self._outbox = Outbox(loop, connection, self._failed, _nothing)
+        self._watch = SecondLook(loop, self._readable)
         self._lost: TidewalError | None = None
         self._heard_at = time.monotonic()
         self._timer = loop.call_later(TIMEOUT_S / 4, self._look)
@@ -94,7 +115,8 @@ class Link:
         travels as entries do; what `read` answers has a list of `Entry`."""
         if self._lost is not None:
             raise Unavailable(self._lost.message, path=str(self._address))
-        seq = next(self._numbers)
+        self._send_appends()
+        seq = self._take_seqs(1)
         buffers = self._encode(seq, method, arguments)
         answer: _Waiting = self._loop.create_future()
         self._asking[seq] = answer
@@ -107,27 +129,67 @@ class Link:
             self._asking.pop(seq, None)
 
     def append(self, number: int, settled: int, entries: Sequence[Append], answered: OnAppended) -> None:
-        """Send an append. The order of the calls is the order of the log. Never blocks and never raises; `answered`
-        gets the ids or the error, on the loop."""
-        seq = next(self._numbers)
-        try:
-            buffers = encode_request(seq, "append", (number, settled), entries)
-            self._check_size(buffers, len(entries))
-        except TidewalError as error:
-            self._call_later(answered, error)
-            return
-        self._appending[seq] = answered, time.monotonic()
-        self._outbox.send(buffers)
+        """Send an append; from the loop's own thread, together with all that is appended in this turn of the loop. The
+        order of the calls is the order of the log. Never blocks and never raises; `answered` gets the ids or the error,
+        on the loop."""
+        self._unsent.append((number, settled, entries, answered))
+        if threading.get_ident() != self._thread:
+            self._send_appends()
+        elif not self._deferring:
+            self._deferring = True
+            self._loop.call_soon(self._send_deferred)
 
     def notify(self, method: str, *arguments: object) -> None:
         """Send a request that wants no answer. Does nothing once the link is lost."""
+        self._send_appends()
         self._outbox.send(encode([0, method, *arguments]))
 
     async def close(self) -> None:
         """End the conversation. A second call does nothing."""
+        self._send_appends()
         self._end(Unavailable(f"the link to {self._address} is closed", path=str(self._address)))
 
     # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def _take_seqs(self, count: int) -> int:
+        """The first of so many that follow each other."""
+        with self._lock:
+            seq = self._next_seq
+            self._next_seq += count
+        return seq
+
+    def _send_deferred(self) -> None:
+        self._deferring = False
+        self._send_appends()
+
+    def _send_appends(self) -> None:
+        """Send all that nobody has sent yet, in order."""
+        unsent = self._unsent
+        if unsent:
+            with self._sending:
+                while unsent and self._lost is None:
+                    self._send_together(_take_together(unsent), time.monotonic())
+
+    def _send_together(self, appends: Sequence[_Append], now: float) -> None:
+        count = len(appends)
+        number, settled, entries, answered = appends[0]
+        if count > 1:
+            settled = appends[-1][1]
+            entries = [each[2][0] for each in appends]
+        seq = self._take_seqs(count)
+        try:
+            method = "appends" if len(entries) == count else "append"
+            buffers = encode_request(seq, method, (number, settled), entries)
+            self._check_size(buffers, len(entries))
+        except TidewalError as error:
+            if count == 1:
+                self._call_later(answered, error)
+            for each in appends if count > 1 else ():
+                self._send_together((each,), now)
+            return
+        for place, each in enumerate(appends, seq):
+            self._appending[place] = each[3], now
+        self._outbox.send(buffers)
 
     def _encode(self, seq: int, method: str, arguments: tuple[object, ...]) -> list[Payload]:
         entries = _entries(arguments)
@@ -158,7 +220,6 @@ class Link:
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        """Until nothing is left: where data and an error are there at once, uvloop calls only once."""
         try:
             while self._lost is None:
                 if not self._inbox.receive():
@@ -168,6 +229,9 @@ class Link:
                     self._answered(*result_in(frame))
                 if self._inbox.wanted:
                     self._inbox.make_room()
+                elif self._inbox.short:  # that was all, and to see it again costs as much as to receive it
+                    self._watch.start()
+                    return
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, BadRecord) as error:
@@ -176,7 +240,10 @@ class Link:
     def _answered(self, seq: int, result: object) -> None:
         appending = self._appending.pop(seq, None)
         if appending is not None:
-            appending[0](cast("list[bytes] | TidewalError", result))
+            if isinstance(result, bytes):
+                self._answered_together(seq, appending[0], result)
+            else:
+                appending[0](cast("list[bytes] | TidewalError", result))
             return
         answer = self._asking.get(seq)
         if answer is not None:
@@ -188,6 +255,14 @@ class Link:
                 answer.set_result(result)
         elif seq == 0 and isinstance(result, TidewalError):  # the owner refuses to go on
             self._lose(result)
+
+    def _answered_together(self, seq: int, answered: OnAppended, ids: bytes) -> None:
+        answered([ids[:ID_BYTES]])
+        for at in range(ID_BYTES, len(ids), ID_BYTES):
+            following = self._appending.pop(seq + at // ID_BYTES, None)
+            if following is None:
+                raise BadRecord("the owner answered more appends than there were", reason="frame")
+            following[0]([ids[at : at + ID_BYTES]])
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -218,15 +293,33 @@ class Link:
             return
         self._lost = error
         self._timer.cancel()
+        self._watch.stop()
         self._loop.remove_reader(self._socket.fileno())
         self._outbox.close()
         self._socket.close()
         self._appending.clear()
+        self._unsent.clear()
         if isinstance(error, Unavailable):
             error = Unavailable(error.message, path=str(self._address), outcome_unknown=True)
         for answer in self._asking.values():
             if not answer.done():
                 answer.set_exception(error)
+
+
+def _take_together(unsent: deque[_Append]) -> list[_Append]:
+    """The first, and behind it those that one request can carry with it: of one entry each, numbered without a gap."""
+    together = [unsent.popleft()]
+    number, _, entries, _ = together[0]
+    size = len(entries[0].payload) if len(entries) == 1 else TOGETHER_BYTES
+    while unsent and size < TOGETHER_BYTES and len(together) < APPENDS:
+        following, _, entries, _ = unsent[0]
+        if following != number + len(together) or len(entries) != 1:
+            break
+        size += len(entries[0].payload)
+        if size > TOGETHER_BYTES:
+            break
+        together.append(unsent.popleft())
+    return together
 
 
 def _entries(arguments: tuple[object, ...]) -> Sequence[Append] | None:

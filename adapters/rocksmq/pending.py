@@ -25,37 +25,46 @@ _log = logging.getLogger(__name__)
 class Write:
     """What one submit asks for: rows that are in one frame or none, of `size` bytes with their lines in its table.
 
-    `done` gets an id for each row. `written`, if any, is called before the sync.
+    `done` gets an id for each row. `written`, if any, is called before the sync. `urgent`: its control records take
+    effect in the journal's table before `done` is called.
     """
 
-    __slots__ = ("done", "rows", "size", "written")
+    __slots__ = ("done", "rows", "size", "urgent", "written")
 
     def __init__(
-        self, done: OnAppended, rows: Sequence[Row] = (), size: int = 0, written: Callable[[], None] | None = None
+        self,
+        done: OnAppended,
+        rows: Sequence[Row] = (),
+        size: int = 0,
+        written: Callable[[], None] | None = None,
+        *,
+        urgent: bool = False,
     ) -> None:
-        self.done, self.rows, self.size, self.written = done, rows, size, written
+        self.done, self.rows, self.size, self.written, self.urgent = done, rows, size, written, urgent
 
 
 def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) -> Write:
     """A write of one control record; `creates` is the number of the channel that it creates."""
-    return Write(done, [(CONTROL, creates, wall_ms, record)], ROW_BYTES + len(record))
+    return Write(done, [(CONTROL, creates, wall_ms, record)], ROW_BYTES + len(record), urgent=True)
 
 
 class Pending:
     """Writes that gather, in order. Belongs to the registry's lock until the journal's writer takes it."""
 
-    __slots__ = ("rows", "size", "waiting", "written")
+    __slots__ = ("rows", "size", "urgent", "waiting", "written")
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.waiting: list[Waiting] = []  # those whom nobody has told yet
         self.size = 0
         self.written: list[Callable[[], None]] = []
+        self.urgent = False  # whether some write may be
 
     def add(self, write: Write) -> None:
         self.rows += write.rows
         self.waiting.append((None, write.done, len(write.rows)))
         self.size += write.size
+        self.urgent = self.urgent or write.urgent
         if write.written is not None:
             self.written.append(write.written)
 
@@ -69,6 +78,7 @@ class Pending:
         """Split off the first writes: at most `count` and, but for the first, `size` bytes. `written` stays behind:
         who may be told before the sync may be told after it, too."""
         taken, at = Pending(), 0
+        taken.urgent = self.urgent
         for waiting in self.waiting[:count]:
             rows = self.rows[at : at + waiting[2]]
             if taken.waiting and taken.size + _size(rows) > size:
@@ -86,7 +96,7 @@ class Pending:
             rows = self.rows[at : at + waiting[2]]
             parts[not all(map(good, rows))]._move(waiting, rows)
             at += len(rows)
-        parts[0].written = self.written
+        parts[0].written, parts[0].urgent = self.written, self.urgent
         return parts
 
     def _move(self, waiting: Waiting, rows: list[Row]) -> None:

@@ -1,7 +1,8 @@
 """Appends of other processes, each written once however often it is sent.
 
 What is durable is in the journal's `ClientTable`; here is what this life of the owner knows beside it: appends that are
-on their way, those of ephemeral channels alone, which leave no record, and refusals.
+on their way or that the table does not tell of yet, those of ephemeral channels alone, which leave no record, and
+refusals.
 """
 
 from __future__ import annotations
@@ -9,144 +10,206 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ...runtime.clock import Clock
 from ...runtime.errors import InvalidRequest, OutcomeUnknown, Overloaded, TidewalError
 from ...runtime.wal import Append, OnAppended
 from .appending import Stamp
-from .channels import decode_id, encode_id
-from .clients import CLIENTS, RESULTS, ClientTable, Wrote, take_settled, wrote
+from .channels import encode_id
+from .clients import CLIENTS, RESULTS, ClientTable, Wrote, each, take_settled, wrote
 from .registry import Registry
 
 CLIENT_ID_BYTES = 16
 CLIENT_NUMBERS = 65_536  # appends of one client that it may leave unsettled
 
-
-class Submit(Protocol):
-    """`Appender.submit`."""
-
-    def __call__(self, entries: Sequence[Append], done: OnAppended, *, stamp: Stamp | None = None) -> None: ...
+Shape: TypeAlias = tuple[int, int]  # of an append: how many entries, in how many channels
+ONE: Shape = (1, 1)
 
 
-class Attempt:
-    """The first time that a number came. `result` is None until it is known."""
+class Submitter(Protocol):
+    """Of `Appender`."""
 
-    __slots__ = ("_client", "_entries", "_known", "_number", "_repeats", "result", "waiting")
+    def submit(self, entries: Sequence[Append], done: OnAppended, *, stamp: Stamp | None = None) -> None: ...
 
-    def __init__(
-        self, repeats: Repeats, known: Known, client: bytes, number: int, entries: Sequence[Append], done: OnAppended
-    ) -> None:
-        self._repeats, self._known, self._client, self._number = repeats, known, client, number
-        self._entries: Sequence[Append] = entries
-        self.result: list[bytes] | TidewalError | None = None
-        self.waiting = [done]
-
-    def stamp(self, ids: list[bytes]) -> bytes:
-        """The record that goes into the frame of the entries."""
-        wall_ms = self._repeats.clock.wall_ms()
-        return wrote(self._client, self._number, self._known.settled, wall_ms, _result(self._entries, ids))
-
-    def settle(self, result: list[bytes] | TidewalError) -> None:
-        """Answer all who wait, and all who come later."""
-        self._end(result, kept=True)
-
-    def recorded(self, result: list[bytes] | TidewalError) -> None:
-        """`settle` for an append with a record: what is in the table need not be kept here."""
-        self._end(result, kept=isinstance(result, TidewalError))
-
-    def _end(self, result: list[bytes] | TidewalError, *, kept: bool) -> None:
-        with self._repeats.lock:
-            self.result = result
-            waiting, self.waiting = self.waiting, []
-            if not kept and self._known.attempts.pop(self._number, None) is not None:
-                self._repeats.count -= 1
-        self._entries = ()
-        for done in waiting:
-            done(result)
+    def submit_each(self, entries: Sequence[Append], done: OnAppended, stamp: Stamp) -> bool: ...
 
 
 class Known:
     """One client in this life of the owner."""
 
-    __slots__ = ("attempts", "settled")
+    __slots__ = ("attempts", "newest", "settled", "unrecorded")
 
-    def __init__(self) -> None:
+    def __init__(self, newest: int) -> None:
         self.settled = 0
+        self.newest = newest  # the highest number that ever came
+        self.unrecorded = 0  # attempts that are on their way, or that the table does not tell of yet but will
         self.attempts: dict[int, Attempt] = {}
+
+
+class Attempt:
+    """The first time that some numbers came: an append, or several of one entry each (`several`). `result` is None
+    until it is known; then it has the ids of all."""
+
+    __slots__ = ("_lock", "done", "first", "known", "recorded", "result", "several", "shape", "waiting")
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        known: Known,
+        first: int,
+        done: OnAppended,
+        shape: Shape,
+        *,
+        recorded: bool,
+        several: bool = False,
+    ) -> None:
+        self._lock, self.known, self.first, self.shape = lock, known, first, shape
+        self.recorded, self.several = recorded, several  # whether the table will tell of it
+        self.result: list[bytes] | TidewalError | None = None
+        self.done: OnAppended | None = done
+        self.waiting: list[tuple[int, OnAppended]] = []  # the number and who sent it again
+
+    def settle(self, result: list[bytes] | TidewalError) -> None:
+        """Answer all who wait, and all who come later."""
+        failed = isinstance(result, TidewalError)
+        if self.several and not failed:
+            result.pop()  # that of the record
+        with self._lock:
+            self.result = result
+            done, self.done = self.done, None
+            waiting, self.waiting = self.waiting, []
+            if failed or not self.recorded:
+                self.known.unrecorded -= 1
+        if done is not None:
+            done(result)
+        for number, again in waiting:
+            again(self.of(number, result))
+
+    def of(self, number: int, result: list[bytes] | TidewalError) -> list[bytes] | TidewalError:
+        """What the result is for one of the numbers."""
+        if not self.several or isinstance(result, TidewalError):
+            return result
+        return [result[number - self.first]]
 
 
 class Repeats:
     """Stands before the `Appender` for all who number their appends. Thread-safe."""
 
-    def __init__(self, table: ClientTable, registry: Registry, submit: Submit, clock: Clock) -> None:
-        self.lock = threading.Lock()
-        self.clock = clock
-        self._table, self._registry, self._submit = table, registry, submit
+    def __init__(self, table: ClientTable, registry: Registry, appender: Submitter, clock: Clock) -> None:
+        self._lock = threading.Lock()
+        self._table, self._registry, self._appender, self._clock = table, registry, appender, clock
         self._clients: OrderedDict[bytes, Known] = OrderedDict()  # who asked last is last
-        self.count = 0  # of all attempts
+        self.count = 0  # of all numbers that are kept here
+        table.applied = self._recorded
 
     def submit(self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended) -> None:
         """Append once. `done` gets what the first attempt with that number got or gets, and everything that
         `Wal.submit` raises. `OutcomeUnknown`: the number is settled. `InvalidRequest`: it was another append's."""
         try:
             attempt = self._attempt(client, number, settled, entries, done)
+            if attempt is None:
+                return
         except TidewalError as error:
             done(error)
             return
-        if attempt is None:
-            return
-        durable = self._durable(entries)
-        settle = attempt.recorded if durable else attempt.settle
+
+        def stamp(ids: Sequence[int]) -> bytes:
+            return wrote(client, number, attempt.known.settled, self._clock.wall_ms(), _result(entries, ids))
+
         try:
-            self._submit(entries, settle, stamp=attempt.stamp if durable else None)
+            self._appender.submit(entries, attempt.settle, stamp=stamp if attempt.recorded else None)
         except TidewalError as error:
             attempt.settle(error)
+
+    def submit_each(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> bool:
+        """Append each entry by itself, numbered from `number` on, with one record for all; `done` gets all ids, or the
+        error that all got. Whether that was possible: not when a number came before, nor when `submit` would refuse
+        one or acknowledge it before it is durable; then nothing has been done.
+
+        The journal is not woken.
+        """
+        with self._lock:
+            known = self._known(client, settled)
+            if number <= known.newest or self._unsettled(known, client) + len(entries) > CLIENT_NUMBERS:
+                return False
+            attempt = Attempt(self._lock, known, number, done, ONE, recorded=True, several=True)
+
+            def stamp(ids: Sequence[int]) -> bytes:
+                return each(client, number, known.settled, self._clock.wall_ms(), ids)
+
+            if not self._appender.submit_each(entries, attempt.settle, stamp):
+                return False
+            self._begin(known, attempt, range(number, number + len(entries)))
+            return True
 
     def _attempt(
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
     ) -> Attempt | None:
         """A first attempt to make; None where `done` waits for an earlier one, or has got its result."""
-        with self.lock:
-            known = self._known(client)
-            if settled > known.settled:
-                known.settled = settled
-                self.count -= len(take_settled(known.attempts, settled))
+        with self._lock:
+            known = self._known(client, settled)
+            if number <= known.settled:
+                raise _settled(number)
             earlier = known.attempts.get(number)
-            if earlier is not None and earlier.result is None:
-                earlier.waiting.append(done)
+            if earlier is not None and earlier.shape != _shape(entries):
+                raise _others()
+            if earlier is None:
+                result = self._told(client, number, entries)
+            elif earlier.result is None:
+                earlier.waiting.append((number, done))
                 return None
-            result = earlier.result if earlier is not None else self._recorded(client, number, entries)
+            else:
+                result = earlier.of(number, earlier.result)
             if result is None:
-                if number <= known.settled:
-                    raise _settled(number)
-                return self._begin(known, client, number, entries, done)
+                if self._unsettled(known, client) >= CLIENT_NUMBERS:
+                    message = f"{CLIENT_NUMBERS} appends of one client are not settled"
+                    raise Overloaded(message, limit="client_numbers")
+                attempt = Attempt(self._lock, known, number, done, _shape(entries), recorded=self._durable(entries))
+                self._begin(known, attempt, range(number, number + 1))
+                return attempt
         done(result)
         return None
 
-    def _begin(self, known: Known, client: bytes, number: int, entries: Sequence[Append], done: OnAppended) -> Attempt:
-        durable = self._table.find(client)
-        if len(known.attempts) + (len(durable.wrote) if durable is not None else 0) >= CLIENT_NUMBERS:
-            raise Overloaded(f"{CLIENT_NUMBERS} appends of one client are not settled", limit="client_numbers")
-        attempt = known.attempts[number] = Attempt(self, known, client, number, entries, done)
-        self.count += 1
-        while len(self._clients) > CLIENTS or (self.count > RESULTS and len(self._clients) > 1):
-            _, oldest = self._clients.popitem(last=False)
-            self.count -= len(oldest.attempts)
-            oldest.attempts = {}
-        return attempt
+    def _begin(self, known: Known, attempt: Attempt, numbers: range) -> None:
+        known.attempts.update(dict.fromkeys(numbers, attempt))
+        known.newest = max(known.newest, numbers[-1])
+        known.unrecorded += 1
+        self.count += len(numbers)
+        if len(self._clients) > CLIENTS or self.count > RESULTS:
+            self._forget()
 
-    def _known(self, client: bytes) -> Known:
+    def _forget(self) -> None:
+        """Forget those who asked longest ago, but none of whom something is yet to be recorded."""
+        for client, known in list(self._clients.items())[:-1]:
+            if len(self._clients) <= CLIENTS and self.count <= RESULTS:
+                return
+            if not known.unrecorded:
+                self.count -= len(known.attempts)
+                del self._clients[client]
+
+    def _known(self, client: bytes, settled: int) -> Known:
         known = self._clients.get(client)
         if known is None:
             if len(client) != CLIENT_ID_BYTES:
                 raise InvalidRequest(f"a client id has {CLIENT_ID_BYTES} bytes, not {len(client)}")
-            known = self._clients[client] = Known()
+            durable = self._table.find(client)
+            newest = max(durable.settled, max(durable.wrote, default=0)) if durable is not None else 0
+            known = self._clients[client] = Known(newest)
         else:
             self._clients.move_to_end(client)
+        if settled > known.settled:
+            known.settled = settled
+            self.count -= len(take_settled(known.attempts, settled))
         return known
 
-    def _recorded(self, client: bytes, number: int, entries: Sequence[Append]) -> list[bytes] | None:
+    def _unsettled(self, known: Known, client: bytes) -> int:
+        durable = self._table.find(client)
+        return len(known.attempts) + (len(durable.wrote) if durable is not None else 0)
+
+    def _told(self, client: bytes, number: int, entries: Sequence[Append]) -> list[bytes] | None:
         """The ids that the table has, looked for after the attempts: a result goes into the table first and leaves
         them then."""
         durable = self._table.find(client)
@@ -159,38 +222,56 @@ class Repeats:
             raise _settled(number)
         return None
 
+    def _recorded(self, client: bytes, first: int, last: int) -> None:
+        """The table tells of these numbers from now on."""
+        with self._lock:
+            known = self._clients.get(client)
+            if known is None:
+                return
+            known.unrecorded -= 1
+            for number in range(max(first, known.settled + 1), last + 1):
+                if known.attempts.pop(number, None) is not None:
+                    self.count -= 1
+
     def _durable(self, entries: Sequence[Append]) -> bool:
-        """Whether any of the entries goes to the disk. A channel that is not there decides nothing: it is refused."""
+        """Whether any of the entries may go to the disk. A channel that is not there may be in a moment."""
         names = self._registry.names
         for entry in entries:
             channel = names.get(entry[0])
-            if channel is not None and not channel.policy.ephemeral:
+            if channel is None or not channel.policy.ephemeral:
                 return True
         return False
 
 
-def _result(entries: Sequence[Append], ids: Sequence[bytes]) -> Wrote:
-    if len(ids) == 1:
-        return Wrote(1, (decode_id(ids[0]),))
+def _shape(entries: Sequence[Append]) -> Shape:
+    return ONE if len(entries) == 1 else (len(entries), len({entry[0] for entry in entries}))
+
+
+def _result(entries: Sequence[Append], ids: Sequence[int]) -> Wrote:
     firsts: dict[str, int] = {}
     for entry, id in zip(entries, ids, strict=True):
         if entry[0] not in firsts:
-            firsts[entry[0]] = decode_id(id)
+            firsts[entry[0]] = id
     return Wrote(len(ids), list(firsts.values()))
 
 
-def _ids(entries: Sequence[Append], result: Wrote) -> list[bytes]:
+def _ids(entries: Sequence[Append], result: Wrote | int) -> list[bytes]:
     """The ids of the entries' first time. Raises `InvalidRequest` when they are others."""
+    total, firsts = result if isinstance(result, Wrote) else (1, (result,))
     names = dict.fromkeys(entry[0] for entry in entries)
-    if len(entries) != result.total or len(names) != len(result.firsts):
-        raise InvalidRequest("the number of this append was another append's")
-    following = dict(zip(names, result.firsts, strict=True))
+    if len(entries) != total or len(names) != len(firsts):
+        raise _others()
+    following = dict(zip(names, firsts, strict=True))
     ids: list[bytes] = []
     for entry in entries:
         id = following[entry[0]]
         following[entry[0]] = id + 1
         ids.append(encode_id(id))
     return ids
+
+
+def _others() -> InvalidRequest:
+    return InvalidRequest("the number of this append was another append's")
 
 
 def _settled(number: int) -> OutcomeUnknown:

@@ -12,6 +12,8 @@ from typing import Any, Protocol, cast
 from ...runtime.errors import InvalidRequest, TidewalError, Unsupported
 from ...runtime.remote import (
     ANSWER_BYTES,
+    APPENDS,
+    ROW,
     VERSION,
     WAIT_LIMIT_S,
     Frame,
@@ -52,6 +54,12 @@ class Served(Source, Protocol):
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
     ) -> None: ...
 
+    def submit_each_from(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> bool: ...
+
+    def wake(self) -> None: ...
+
 
 class Groups(Protocol):
     """Who answers what concerns consumer groups. All calls come from the server's loop."""
@@ -89,6 +97,10 @@ class Requests:
             _log.exception("a request to the log failed")
             connection.fail(seq, error)
 
+    def handled(self) -> None:
+        """All that came at once has been handled."""
+        self._store.wake()
+
     def gone(self, connection: Connection) -> None:
         """The connection has ended."""
         if self._groups is not None and connection.greeted:
@@ -97,8 +109,8 @@ class Requests:
     def _answer(self, connection: Connection, seq: int, method: str, arguments: list[object], frame: Frame) -> None:
         if not connection.greeted:
             self._greet(connection, seq, method, arguments)
-        elif method == "append":
-            self._append(connection, seq, arguments, frame)
+        elif method in ("append", "appends"):
+            self._append(connection, seq, method, arguments, frame)
         elif method == "beat" or method.startswith("group."):
             self._ask_groups(connection, seq, method, _with_entries(arguments, frame))
         elif len(frame.rows):
@@ -129,20 +141,28 @@ class Requests:
             case _:
                 connection.refuse(seq, InvalidRequest("hello takes a version, a client id of 16 bytes, and a token"))
 
-    def _append(self, connection: Connection, seq: int, arguments: list[object], frame: Frame) -> None:
+    def _append(self, connection: Connection, seq: int, method: str, arguments: list[object], frame: Frame) -> None:
         client = connection.client
         if not client:
             raise InvalidRequest("a client that appends needs an id")
         if len(arguments) != 3 or type(arguments[2]) is not list:
-            raise _unfit("append")
+            raise _unfit(method)
         number, settled, entries = _with_entries(arguments, frame)
         if type(number) is not int or type(settled) is not int or number <= 0 or settled < 0:
-            raise _unfit("append")
-        done = connection.append(seq, frame)
-        try:
-            self._store.submit_from(client, number, settled, cast("list[Append]", entries), done)
-        except TidewalError as error:
-            done(error)
+            raise _unfit(method)
+        appends = cast("list[Append]", entries)
+        if method == "append":
+            self._store.submit_from(client, number, settled, appends, connection.append(seq, frame.size))
+            return
+        if not 0 < len(appends) <= APPENDS:
+            raise _unfit(method)
+        done = connection.append_each(seq, frame.size, len(appends))
+        if self._store.submit_each_from(client, number, settled, appends, done):
+            return
+        connection.forget_append(frame.size, len(appends))
+        for place, entry in enumerate(appends):
+            size = ROW.size + len(entry.payload)
+            self._store.submit_from(client, number + place, settled, [entry], connection.append(seq + place, size))
 
     def _ask_groups(self, connection: Connection, seq: int, method: str, arguments: list[object]) -> None:
         groups = self._groups

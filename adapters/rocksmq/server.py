@@ -190,6 +190,10 @@ class Server:
         """Of `Handler`."""
         self._requests.handle(connection, frame)
 
+    def handled(self) -> None:
+        """Of `Handler`."""
+        self._requests.handled()
+
     def gone(self, connection: Connection) -> None:
         """Of `Handler`."""
         self._connections.discard(connection)

@@ -203,7 +203,7 @@ class RocksMQ:
             free_space_bytes=free_space_bytes,
         )
         self._appender = Appender(self._registry, self._journal, self._gate)
-        self._repeats = Repeats(recovered.table.clients, self._registry, self._appender.submit, self._clock)
+        self._repeats = Repeats(recovered.table.clients, self._registry, self._appender, self._clock)
         self._coordinator = Coordinator(
             self._clock, JournalGroups(self._registry, self._journal.table, self._appender), self._registry.boot
         )
@@ -308,6 +308,20 @@ class RocksMQ:
         """`submit` for another process, once however often it is sent: `client` is that process's random id, `number`
         counts its appends from 1, and all up to `settled` are answered. Never raises: `done` gets the error, too."""
         self._repeats.submit(client, number, settled, entries, done)
+
+    def submit_each_from(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> bool:
+        """`submit_from` for each entry by itself, numbered from `number` on, in one commit; `done` gets all ids. False,
+        with nothing done, where one might be refused or repeated, or asks for less than durability.
+
+        The commit begins with `wake`, or with the next append of anybody else.
+        """
+        return self._repeats.submit_each(client, number, settled, entries, done)
+
+    def wake(self) -> None:
+        """Let the journal look at what `submit_each_from` has queued."""
+        self._journal.wake()
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
         return await self._appender.append(channel, payload, timestamp, self._hubs.current())

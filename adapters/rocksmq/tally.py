@@ -7,6 +7,7 @@ its part of one pass over many rows.
 from __future__ import annotations
 
 from .channels import ChannelTable
+from .clients import is_result
 from .frame import CONTROL
 from .index import SPAN_BYTES, Index, Place
 from .pending import Row
@@ -58,6 +59,8 @@ class Tally:
                         span.max_timestamp = timestamp
                 elif number != CONTROL:
                     spans[number] = _Span(offset, id, timestamp, len(body))
+                elif is_result(body):
+                    self._table.apply(body)
                 else:  # it may create or end channels: what comes before it counts before it
                     self._enter(segment, spans)
                     spans.clear()

@@ -17,6 +17,7 @@ from ...runtime.remote import HEADER, ROW, Frame, split
 from ...runtime.wal import Payload
 
 BUFFER_BYTES = 128 * 1024  # of each connection; larger frames get memory of their own
+SECOND_LOOK_S = 0.02
 PIECES = 512  # buffers in one call; the system's limit is 1,024
 
 
@@ -25,6 +26,7 @@ class Inbox:
 
     def __init__(self, connection: socket.socket, check: Callable[[int, int, int], None]) -> None:
         self.wanted = 0  # size of a large frame that waits for `make_room`
+        self.short = False  # whether less has come than there was room for
         self._socket, self._check = connection, check
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0  # of what the buffer holds
@@ -34,11 +36,14 @@ class Inbox:
     def receive(self) -> int:
         """Take what has come; how many bytes, 0 at the end. Raises `OSError`, also when nothing has come."""
         if self._large is not None:
-            taken = self._socket.recv_into(self._large[self._large_end :])
+            room = self._large[self._large_end :]
+            taken = self._socket.recv_into(room)
             self._large_end += taken
         else:
-            taken = self._socket.recv_into(self._buffer[self._end :])
+            room = self._buffer[self._end :]
+            taken = self._socket.recv_into(room)
             self._end += taken
+        self.short = taken < len(room)
         return taken
 
     def next(self) -> Frame | None:
@@ -79,6 +84,28 @@ class Inbox:
     def partial(self) -> bool:
         """Whether something is here that was not taken with `next`."""
         return self._end > 0 or self._large is not None
+
+
+class SecondLook:
+    """Looks at a socket again a moment after it was read. Where data and an error are there at once, uvloop calls a
+    reader only once, so whoever stops to read before the socket says that nothing is left could miss the end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
+        self._loop, self._look = loop, look
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(SECOND_LOOK_S, self._fire)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._look()
 
 
 class Outbox:
