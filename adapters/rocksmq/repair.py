@@ -155,9 +155,10 @@ class Planner:
         self._open: dict[int, tuple[Damage, int]] = {}  # channel → the damage that may have hit it, entries at most
         self._missing: list[NewSegment] = []  # before the next good frame
         self._pending: Damage | None = None  # at the end of the segment before, where frames may have been
-        self._torn = False  # there is something
+        self._torn = False  # there is something behind the last good frame of that segment
         self._filler: Filler | None = None  # the last one
-        self._headless = False  # the first snapshot is lost, and no other has come
+        self._from_the_start = any(segment.epoch == 1 for segment in survey.segments)  # retention took nothing
+        self._headless = False  # the first snapshot is lost, no other has come, and there was a journal before it
         self._orphans: list[tuple[Filler, ChannelState]] = []  # channels that no record creates
         self._told: dict[int, ChannelState] = {}  # channels as a record first told of them
         self._dropped: set[int] = set()
@@ -238,6 +239,8 @@ class Planner:
     def _look_behind(self, segment: SegmentFile, end: int) -> None:
         """There may have been more frames at the segment's end: the next good one tells, or the index."""
         epoch, offset = self._durable_to
+        scanner = self._survey.scanner(segment, end)
+        self._torn = scanner.at(end, self._sequence) is None and scanner.found is Found.DAMAGE
         damage = Damage(segment.path, end, segment.size, "damaged frames at the end of the segment")
         if epoch == segment.epoch and offset > end:
             damage.end = offset
@@ -245,21 +248,22 @@ class Planner:
             self._read_damaged(segment, damage)
         else:
             self._pending = damage
-            scanner = self._survey.scanner(segment, end)
-            self._torn = scanner.at(end, self._sequence) is None and scanner.found is Found.DAMAGE
 
     def _bridge(self, new: NewSegment, frame: Frame, *, snapshot: bool = False) -> None:
         """Fill the place between the last good frame and this one, with `snapshot` the segment's first frame, too."""
         pending, self._pending = self._pending, None
+        torn, self._torn = self._torn, False
         if self._sequence is None:
-            self._headless = snapshot
+            self._headless = snapshot and not self._from_the_start
             gap = int(snapshot)
         else:
             gap = frame.sequence - self._sequence
         if gap < len(self._missing) + snapshot:
             raise CorruptLog(f"{new.path} does not follow the segment before it", path=new.path, offset=frame.offset)
         places = [*self._missing, *([new] if snapshot or new.pieces else [])]
-        if gap and pending is not None and (self._torn or not places):
+        if gap and torn:  # written anew, too: what is left of the frames would look like damage again
+            next(each for each in reversed(self._plan.segments) if each not in self._missing).changed = True
+        if gap and pending is not None and (torn or not places):
             pending.frames = gap if not places else None
             self._plan.damages.append(pending)
             self._lose_pending(pending)
@@ -270,10 +274,17 @@ class Planner:
         for place in places if gap else ():
             count = gap if place is places[-1] else 1
             begins = place in self._missing or (snapshot and place is new)
-            self._filler = Filler(sequence, count, copy.deepcopy(self._table) if begins else None)
+            self._filler = Filler(sequence, count, self._picture() if begins else None)
             place.fill(self._filler)
             sequence, gap = sequence + count, gap - count
         self._missing.clear()
+
+    def _picture(self) -> ChannelTable:
+        """The table for a made-up snapshot. What lies before it counts as written now: as retention goes by that time,
+        an earlier one would take it too soon."""
+        table = copy.deepcopy(self._table)
+        table.wall_ms = self._wall_ms
+        return table
 
     def _lose_pending(self, damage: Damage) -> None:
         segment = next(each for each in self._survey.segments if each.path == damage.path)
@@ -308,12 +319,13 @@ class Planner:
         """The table was told as a whole, with the last id of each channel."""
         if self._headless and self._filler is not None and self._filler.table is not None:
             made_up = self._filler.table
-            made_up.boot, made_up.floor, made_up.wall_ms = self._table.boot, self._table.floor, self._table.wall_ms
+            made_up.boot, made_up.floor = self._table.boot, self._table.floor
             for number in self._table.by_number.keys() - before:
                 made_up.by_number[number] = copy.deepcopy(self._table.by_number[number])
         for number, state in self._table.by_number.items():
             self._told.setdefault(number, copy.deepcopy(state))
-            if number not in before and before and not self._headless and self._plan.damages:
+            told_before = bool(before) or self._from_the_start
+            if number not in before and told_before and not self._headless and self._plan.damages:
                 self._open[number] = self._plan.damages[-1], 0  # it was created where the damage is
                 self._last_ids[number] = state.floor
             self._close(number, state.last_id + 1)

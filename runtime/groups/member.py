@@ -14,7 +14,7 @@ from ..errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLo
 from ..wal import Append, Delivered, From, Start, Wal
 from .feed import Feed, lease_over
 from .link import GroupLink, Shares
-from .positions import resolve
+from .positions import just_before, resolve
 from .unacknowledged import Plan
 
 WAIT_S = 20.0  # how long one question for changes may stay open
@@ -207,9 +207,17 @@ class Member:
         if not isinstance(error, PositionLost) or self._reset_to is None:
             raise error
         with suppress(Fenced):  # another member has the channel now
-            await self._seek(feed, await resolve(self._wal, feed.channel, self._reset_to))
+            await self._seek(feed, await self._after_loss(feed, error, self._reset_to))
             if self._resets is not None:
                 self._resets.inc()
+
+    async def _after_loss(self, feed: Feed, error: PositionLost, reset_to: From) -> bytes:
+        """The position for `reset_to`. The earliest is the first that there is behind what was lost: the channel may
+        have entries before that, and reading from them would end at the same loss again."""
+        behind = error.fields.get("first_available")
+        if reset_to is From.EARLIEST and isinstance(behind, bytes):
+            return just_before(behind)
+        return await resolve(self._wal, feed.channel, reset_to)
 
     # ---- acknowledging ----------------------------------------------------------------------------------------------
 

@@ -19,10 +19,10 @@ async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
             return latest
         case FromTime(timestamp):
             id = await wal.id_at(channel, timestamp)
-            return latest if id is None else _before(id)
+            return latest if id is None else just_before(id)
         case FromId(id, inclusive):
-            position = _before(id) if inclusive else id
-            least = latest if info.first_id is None else _before(info.first_id)
+            position = just_before(id) if inclusive else id
+            least = latest if info.first_id is None else just_before(info.first_id)
             if position < least or id > latest:
                 raise PositionLost(
                     f"position {id.hex()} is not in channel {channel}",
@@ -32,6 +32,7 @@ async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
             return position
 
 
-def _before(id: bytes) -> bytes:
+def just_before(id: bytes) -> bytes:
+    """The position from which reading goes on with `id`."""
     number = int.from_bytes(id, "big")
     return (number - 1).to_bytes(len(id), "big") if number else b""

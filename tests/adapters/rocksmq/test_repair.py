@@ -3,6 +3,7 @@ silence what cannot."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import random
@@ -16,14 +17,16 @@ from tidewal.adapters.rocksmq.repair import Plan, plan
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES
 from tidewal.adapters.rocksmq.survey import ReadOnlyDisk, Survey
 from tidewal.adapters.rocksmq.verify import verify
+from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import CorruptLog, DiskFull, PositionLost, TidewalError
+from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
 
 SMALL = 64 * 1024
 COMMITS = 150
-WALL_MS = 1_700_000_000_000
+WALL_MS = SystemClock().wall_ms()
 PLAIN = ChannelPolicy()
 Content = dict[str, dict[bytes, bytes]]
 
@@ -52,11 +55,11 @@ def make_plan(log: Path, **options) -> Plan:
         survey.close()
 
 
-def repair(log: Path, disk=None, **options) -> Plan:
+def repair(log: Path, disk=None, wall_ms: int = WALL_MS, **options) -> Plan:
     survey = Survey(ReadOnlyDisk(), str(log / "journal"))
     try:
-        found = plan(str(log), survey, wall_ms=WALL_MS, **options)
-        apply(str(log), found, survey, disk or RealDisk(), WALL_MS)
+        found = plan(str(log), survey, wall_ms=wall_ms, **options)
+        apply(str(log), found, survey, disk or RealDisk(), wall_ms)
         return found
     finally:
         survey.close()
@@ -139,10 +142,8 @@ async def check(open_rocksmq, written: Content, frames: Frames, hit: set[int]) -
     for name, entries in written.items():
         gone = {id for id in entries if (NUMBERS[name], int.from_bytes(id, "big")) in lost}
         assert content[name] == {id: payload for id, payload in entries.items() if id not in gone}, name
-        first_kept = min(content[name])
         for id in gone:
-            # What is lost before the first entry there is cannot be told from what retention took.
-            assert any(first <= id < behind for first, behind in stopped[name]) or id < first_kept, (name, id)
+            assert any(first <= id < behind for first, behind in stopped[name]), (name, id)
         for first, behind in stopped[name]:
             assert not any(first <= id < behind for id in content[name]), name
         new = await store.append(name, b"on it goes")
@@ -171,6 +172,36 @@ async def test_whatever_single_frame_is_damaged_the_rest_is_saved(
         repair(log)
         assert {report.state for report in verify(str(log), owned=False)} <= {"ok", "spare"}
         await check(open_rocksmq, written, frames, {place})
+
+
+def damage(path: Path, offset: int, end: int, rows: int, rng: random.Random) -> str:
+    """Damage a frame in one of the ways that look different; say how."""
+    how = rng.choice(["body", "header", "row", "channel", "zeros"])
+    if how == "zeros":
+        zero(path, offset, end)
+        return how
+    position = {
+        "body": offset + 32 + 24 * rows,
+        "header": offset + rng.randrange(32),
+        "row": offset + 32 + rng.randrange(24 * rows),
+        "channel": offset + 32 + 24 * rng.randrange(rows),
+    }[how]
+    bit = rng.randrange(8)
+    flip(path, position, bit)
+    return f"{how}, bit {bit} at {position}"
+
+
+def test_a_plan_tells_each_loss_and_nothing_else(log, rng: random.Random):
+    frames = Frames(log)
+    kept = {path: path.read_bytes() for path, *_ in frames.places}
+    everything = {key for *_, entries in frames.places for key in entries}
+    for place in range(len(frames.places) - 1):
+        path, offset, end, entries = frames.places[place]
+        print(place, path.name, offset, damage(path, offset, end, max(len(entries), 1), rng))
+        losses = make_plan(log).losses
+        told = {key for key in everything if any(first <= key[1] <= last for first, last in losses.get(key[0], ()))}
+        assert told == set(entries)
+        path.write_bytes(kept[path])
 
 
 @pytest.mark.parametrize("segment", [0, 2, -2])
@@ -240,15 +271,48 @@ async def test_an_end_that_the_index_knew_to_be_durable(open_rocksmq, log, writt
     await check(open_rocksmq, written, frames, hit)
 
 
-async def test_damage_in_many_places(open_rocksmq, log, written, segments, rng: random.Random):
+@pytest.mark.parametrize("where", ["anywhere", "in a row", "around a segment's end", "the first two snapshots"])
+@pytest.mark.parametrize("index", ["with index", "without"])
+async def test_damage_in_many_places(open_rocksmq, log, written, segments, rng: random.Random, where, index):
     frames = Frames(log)
-    hit = set(rng.sample(range(1, len(frames.places) - 1), 12))
-    for place in hit:
-        path, offset, end, _ = frames.places[place]
-        zero(path, offset, end)
-    flip(segments[1], 20)
+    count = len(frames.places) - 1  # damage of the last frame alone looks like a torn write
+    begins = [frames.of(segment)[0] for segment in segments if frames.of(segment)]
+    first = rng.randrange(count - 12) if where == "in a row" else rng.choice(begins[1:]) - rng.randrange(1, 12)
+    hit = {
+        "anywhere": set(rng.sample(range(count), 12)),
+        "in a row": set(range(first, first + 12)),
+        "around a segment's end": set(range(first, first + 12)),
+        "the first two snapshots": set(begins[:2]),
+    }[where]
+    for place in sorted(hit):
+        path, offset, end, entries = frames.places[place]
+        print(place, path.name, offset, damage(path, offset, end, max(len(entries), 1), rng))
+    if where == "anywhere":
+        flip(segments[1], 20)
+    if index == "without":
+        shutil.rmtree(log / "index")
     repair(log)
+    assert {report.state for report in verify(str(log), owned=False)} <= {"ok", "spare"}
     await check(open_rocksmq, written, frames, hit)
+
+
+async def test_a_snapshot_that_was_made_up_lets_retention_take_nothing_too_soon(open_rocksmq, clock, tmp_path):
+    """Retention goes by the time of the snapshot that follows a segment. Where that one is lost, the entries before
+    it must not seem older than they are."""
+    log, day_s = tmp_path / "log", 24 * 3600
+    store = await open_rocksmq(segment_bytes=SMALL, clock=clock)
+    await store.create_channel("a", ChannelPolicy(retention_s=14 * day_s))
+    for days in (10, 5):
+        for _ in range(20):
+            await store.append("a", bytes(4000))
+        clock.advance(days * day_s)
+    await store.close()
+    segments = sorted((log / "journal").glob("*.segment"))
+    flip(segments[2], HEADER_BYTES + 60)  # begun 5 days ago, as the second became full; the first did 15 days ago
+    repair(log, wall_ms=clock.wall_ms())
+    store = await open_rocksmq(segment_bytes=SMALL, clock=clock)
+    store.retain_now()
+    assert store._segments.first_epoch == 2
 
 
 def test_a_plan_changes_nothing_and_says_what_is_lost(log, segments):
@@ -306,6 +370,33 @@ async def test_losses_last_until_they_are_accepted(open_rocksmq, log, written):
     found, stopped = await read_over_losses(store, "a")
     assert not stopped
     assert len(found) == len(written["a"]) - 1
+
+
+@pytest.mark.parametrize("reset_to", list(From))
+@pytest.mark.parametrize("hit", [0, 40, -2])
+async def test_a_group_passes_a_loss_once(open_rocksmq, log, written, helpers, hit, reset_to):
+    """With `reset_to` a member goes on behind a loss, and what lies before it is not delivered again."""
+    frames = Frames(log)
+    path, offset, _, entries = [place for place in frames.places if any(number == 1 for number, _ in place[3])][hit]
+    flip(path, offset + 100)
+    repair(log)
+    (lost,) = (id.to_bytes(8, "big") for number, id in entries if number == 1)
+    before, behind = ([id for id in written["a"] if id < lost], [id for id in written["a"] if id > lost])
+    metrics = Metrics()
+    store = await open_rocksmq(segment_bytes=SMALL, metrics=metrics)
+    member = await store.join("g", ["a"], reset_to=reset_to)
+    found: list[bytes] = []
+    async with asyncio.timeout(20):
+        while len(found) < len(before):
+            found += [entry.id for entry in (await anext(member)).entries]
+        following = asyncio.ensure_future(anext(member))
+        await helpers.until(lambda: metrics.value("wal_group_reset_total") == 1)
+        new = await store.append("a", b"new")
+        found += [entry.id for entry in (await following).entries]
+        while found[-1] != new:
+            found += [entry.id for entry in (await anext(member)).entries]
+    assert found == [*before, *(behind if reset_to is From.EARLIEST else []), new]
+    assert metrics.value("wal_group_reset_total") == 1
 
 
 def test_a_journal_of_which_nothing_can_be_read_is_refused(log, segments):
