@@ -45,7 +45,7 @@ from .groups import JournalGroups
 from .history import History
 from .index import Index
 from .journal import PENDING_BYTES, Journal, control
-from .keeper import Keeper
+from .keeper import TICK_S, Keeper
 from .live import Channel
 from .lookup import first_at, first_entry
 from .management import Management
@@ -66,6 +66,7 @@ TAIL_BYTES = 64 * 1024 * 1024
 FREE_SPACE_BYTES = 256 * 1024 * 1024
 SPARE_SEGMENTS = 1
 READ_THREADS = 2
+LATE_TICK_S = 2.0  # a tick that comes so late tells that the process was suspended, or had no processor
 CAPABILITIES = Capabilities(
     atomic_batches=True,
     seek_by_time=True,
@@ -127,6 +128,7 @@ class RocksMQ:
         self._disk, self._clock, self._measures = disk, clock, Measures(metrics)
         self._hubs = Hubs()
         self._closed = threading.Event()
+        self._ticked = clock.monotonic()
         self._server: Server | None = None
 
     # ---- opening and closing -----------------------------------------------------------------------------------------
@@ -408,8 +410,13 @@ class RocksMQ:
     # ---- upkeep ------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        now = self._clock.monotonic()
+        late_s, self._ticked = now - self._ticked - TICK_S, now
         self._management.notice()
-        self._coordinator.expire()
+        if late_s > LATE_TICK_S:  # what members have said meanwhile waits in the sockets: the next tick will know it
+            self._coordinator.excuse(late_s)
+        else:
+            self._coordinator.expire()
         self.check_space()
         self.retain_now()
 

@@ -225,6 +225,17 @@ class Coordinator(Seating):
                             self._vacate(group, seat)
                 self._settle(group, sorted(group.moving))
 
+    def excuse(self, seconds: float) -> None:
+        """Count so much of the time that has passed against nobody: this process did not run, and could hear no one."""
+        with self._section:
+            now = self._clock.monotonic()
+            for group in self._groups.values():
+                for member in group.members.values():
+                    member.seen_alive = min(member.seen_alive + seconds, now)
+                for seat in group.seats.values():
+                    if seat.wanted_since is not None:
+                        seat.wanted_since = min(seat.wanted_since + seconds, now)
+
     @property
     def quiet(self) -> bool:
         """`expire` has nothing to wait for."""

@@ -256,12 +256,41 @@ async def test_sessions_end_by_the_clock_of_the_log(open_rocksmq, clock):
     joined = asyncio.Event()
     store._coordinator.join("g", "silent", ["a"], From.EARLIEST, 30.0, lambda: None, _setter(joined))
     await joined.wait()
-    clock.advance(29)
-    store._tick()
-    assert [info.members for info in await store.groups()] == [{"silent": frozenset({"a"})}]
-    clock.advance(2)
-    store._tick()
-    assert [info.members for info in await store.groups()] == [{}]
+    pass_time(store, clock, 29)
+    assert await members(store) == {"silent"}
+    pass_time(store, clock, 2)
+    assert await members(store) == set()
+
+
+async def test_time_in_which_nobody_could_be_heard_ends_no_session(open_rocksmq, clock):
+    """The owner is suspended for an hour, as a laptop is: what members said meanwhile is read only then."""
+    store = await open_rocksmq(clock=clock)
+    await store.create_channel("a", PLAIN)
+    for member in ("heard", "silent"):
+        joined = asyncio.Event()
+        store._coordinator.join("g", member, ["a"], From.EARLIEST, 30.0, lambda: None, _setter(joined))
+        await joined.wait()
+    pass_time(store, clock, 20)
+    clock.advance(3600)
+    pass_time(store, clock, 8)
+    assert await members(store) == {"heard", "silent"}
+    store._coordinator.beat("g", "heard")
+    pass_time(store, clock, 4)
+    assert await members(store) == {"heard"}
+    pass_time(store, clock, 30)
+    assert await members(store) == set()
+
+
+def pass_time(store, clock, seconds):
+    """As the keeper sees it."""
+    for _ in range(2 * seconds):
+        clock.advance(0.5)
+        store._tick()
+
+
+async def members(store):
+    (info,) = await store.groups()
+    return set(info.members)
 
 
 def _setter(event):
