@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.errors import ConfigError, DirectoryInUse
+from ...runtime.errors import ConfigError
 from ...runtime.remote import Address
 from ...runtime.wal import Wal
+from .handover import insist
 from .recovery import RecoveryReport
 from .shared import FAILOVER_S, SharedRocksMQ
 from .store import RocksMQ
@@ -15,20 +16,20 @@ from .store import RocksMQ
 async def open_wal(url: str, *, own: bool | None = None, failover_s: float = FAILOVER_S, **options: Any) -> Wal:
     """Open `rocksmq:///absolute/path`, `rocksmq://./relative/path`, or `rocksmq://127.0.0.1:PORT?token_file=/path`.
 
-    The first process to open a directory owns it, with `options` of `RocksMQ.open`. Others get a `SharedRocksMQ`, which
-    does all that the owner does, through it, and may take the directory over when the owner goes. `own` True:
-    raise `DirectoryInUse` instead. `own` False, or a port: never own the directory. `failover_s` is how long calls wait
-    for an owner before they raise `Unavailable`; with 0 this opening tries once.
+    The first process to open a directory owns it, with `options` of `RocksMQ.open`. Others do all that the owner does,
+    through it, and one of them takes the directory over when the owner goes. `own` True: insist on owning it, until the
+    log is closed. Who owns it without insisting hands it over, and goes on as the others do; where that takes longer
+    than `failover_s`, or another process insists already, `DirectoryInUse` is raised. `own` False, or a port: never own
+    the directory. `failover_s` is also how long calls wait for an owner before they raise `Unavailable`; with 0 this
+    opening tries once.
+
+    Returns a `RocksMQ` with `own` True, else a `SharedRocksMQ`.
     """
     address = Address.parse(url)
-    if own is not False and address.directory:
-        try:
-            return await RocksMQ.open(address.directory, **options)
-        except DirectoryInUse:
-            if own:
-                raise
-    elif own:
-        raise ConfigError(f"{url!r}: a directory is owned by its path, not through a port", key="wal")
+    if own:
+        if not address.directory:
+            raise ConfigError(f"{url!r}: a directory is owned by its path, not through a port", key="wal")
+        return await insist(address, failover_s, options)
     return await SharedRocksMQ.connect(address, may_own=own is None, failover_s=failover_s, **options)
 
 

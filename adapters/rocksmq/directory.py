@@ -2,11 +2,12 @@
 
 FORMAT   the version, as text       journal/   segments
 LOCK     locked by the owner        index/     RocksDB, may be deleted
-socket   for other processes
+CLAIM    locked by who insists      socket     for other processes
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 
@@ -90,6 +91,43 @@ class Directory:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+class Claim:
+    """Says that this process insists on owning a directory: while it does, nobody takes the directory over who could
+    do without. Several may claim. It ends with `release`, or with the process."""
+
+    def __init__(self, path: str) -> None:
+        """Raises `DirectoryUnwritable`."""
+        try:
+            self._file = os.open(os.path.join(path, "CLAIM"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def make(self) -> None:
+        """Claim, unless somebody is just looking for claims: so call it again from time to time."""
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        os.close(self._file)
+
+
+def claimed(path: str) -> bool:
+    """Whether a process insists on owning the directory and does not yet. Raises `DirectoryUnwritable`."""
+    try:
+        file = os.open(os.path.join(path, "CLAIM"), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def _unwritable(path: str, error: OSError) -> DirectoryUnwritable:

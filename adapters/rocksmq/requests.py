@@ -60,6 +60,10 @@ class Served(Source, Protocol):
 
     def wake(self) -> None: ...
 
+    def stand_down(self) -> None:
+        """Begin to let go of the directory. Raises `DirectoryInUse`."""
+        ...
+
 
 class Groups(Protocol):
     """Who answers what concerns consumer groups. All calls come from the server's loop."""
@@ -177,6 +181,8 @@ class Requests:
         match [method, *arguments]:
             case ["latest_id", str(channel)]:
                 return self._store.find(channel).latest_id
+            case ["stand_down"]:
+                return self._store.stand_down()
             case _:
                 raise _unfit(method)
 

@@ -1,13 +1,15 @@
-"""`SharedRocksMQ`: a directory that several processes share, as a `Wal`, for a process that did not own it at first.
+"""`SharedRocksMQ`: a directory that several processes share, as a `Wal`, for a process that need not own it.
 
 It asks the owner through a link. When the owner goes, by a crash or in peace, one of the processes that share the
-directory takes it over and the others connect to that one. Appends under way are sent again with their numbers, so each
-is in the log once or not at all; other requests are repeated; readers go on behind the last entry that they gave.
+directory takes it over and the others connect to that one; it gives the directory up to a process that insists on
+owning it. Appends under way are sent again with their numbers, so each is in the log once or not at all; other requests
+are repeated; readers go on behind the last entry that they gave.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -29,7 +31,9 @@ from ...runtime.wal import (
     Payload,
     Start,
 )
+from .directory import claimed
 from .flying import Flying
+from .handover import open_store
 from .measures import Measures
 from .owner import Distant, Owner
 from .shared_groups import SharedGroupLink
@@ -98,8 +102,13 @@ class SharedRocksMQ:
 
     @property
     def store(self) -> RocksMQ | None:
-        """The log itself, once this process owns the directory."""
+        """The log itself, while this process owns the directory."""
         return self._store
+
+    @property
+    def tcp_port(self) -> int | None:
+        """The port of 127.0.0.1 at which this process serves others, if it does."""
+        return self._store.tcp_port if self._store is not None else None
 
     # ---- channels ----------------------------------------------------------------------------------------------------
 
@@ -135,11 +144,19 @@ class SharedRocksMQ:
         self._check_open()
         store = self._store
         if store is not None:
-            store.submit(entries, done)
-        elif not self._flying.submit(entries, done):
+            try:
+                store.submit(entries, done)
+                return
+            except Closed:  # it was given up a moment ago, and has not taken this
+                self._check_open()
+        if not self._flying.submit(entries, done):
             self._loop.call_soon_threadsafe(self._seek)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+        store = self._store
+        if store is not None:
+            with contextlib.suppress(Closed):  # as in `submit`, where it is told if this log is closed
+                return await store.append(channel, payload, timestamp)
         future, done = self._hubs.promise()
         self.submit((Append(channel, payload, timestamp),), done)
         return (await future)[0]
@@ -153,7 +170,7 @@ class SharedRocksMQ:
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         self._check_open()
-        return SharedReader(self.ask, channel, start, self._readers)
+        return SharedReader(self, channel, start, self._readers)
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
@@ -196,12 +213,19 @@ class SharedRocksMQ:
             owner = await self.owner()
             try:
                 return await call(owner)
+            except Closed:
+                if not self.left(owner):
+                    raise
             except Unavailable:
                 now = self._clock.monotonic()
                 deadline = now + self._failover_s if deadline is None else deadline
                 if now >= deadline or owner is self._store:
                     raise
                 self._part(owner)
+
+    def left(self, owner: Owner) -> bool:
+        """Whether another one owns the log by now, or will: what `owner` raises says nothing of the log."""
+        return owner is not self._owner and not self._closing
 
     async def owner(self) -> Owner:
         """Who owns the log now, waited for while it changes. Raises `Closed`, `Unavailable`, what opening raises."""
@@ -227,10 +251,22 @@ class SharedRocksMQ:
         """The owner does not answer any more. From any thread."""
         self._loop.call_soon_threadsafe(self._part, owner)
 
+    def _give_way(self) -> None:
+        """A process insists on owning the directory. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the log with it soon
+            self._loop.call_soon_threadsafe(self._stand_down)
+
+    def _stand_down(self) -> None:
+        """Give the directory up, if that process is still there. It asks again where this comes too early."""
+        store = self._store
+        if store is not None and not self._closing and claimed(store.directory):
+            _log.info("%s is given up: a process insists on owning it", self._address)
+            self._store = None  # first: whoever meets its end from now on goes on with the next owner
+            self._part(store)
+
     def _part(self, owner: Owner) -> None:
         if owner is not self._owner or owner is self._store:
             return
-        _log.info("the owner of %s is gone", self._address)
         self._owner = None
         self._flying.interrupt()
         self._later(owner.close())
@@ -239,6 +275,8 @@ class SharedRocksMQ:
 
     async def _find(self) -> Owner:
         """Own the directory or connect to who does, and send again what is under way."""
+        if self._partings:  # an own log that is given up has the directory until it is closed
+            await asyncio.wait(set(self._partings))
         deadline = self._clock.monotonic() + self._failover_s
         pause_s = FIRST_PAUSE_S
         try:
@@ -261,7 +299,7 @@ class SharedRocksMQ:
 
     async def _attempt(self, deadline: float) -> Owner:
         owner: Owner | None = None
-        if self._may_own:
+        if self._may_own and not claimed(self._address.directory):
             owner = await self._take_over()
         if owner is None:
             owner = await self._connect(deadline)
@@ -274,23 +312,19 @@ class SharedRocksMQ:
             raise
         self._flying.resume(owner, ephemeral)
         self._owner = owner
-        self._store = owner if isinstance(owner, RocksMQ) else None
+        if isinstance(owner, RocksMQ):
+            self._store = owner
+            _log.info("%s is owned by this process now", self._address)
+        else:
+            _log.info("%s is owned by another process, in its life %d", self._address, owner.boot)
         return owner
 
     async def _take_over(self) -> Owner | None:
         """Own the directory; None while another process does."""
-        opening = asyncio.ensure_future(RocksMQ.open(self._address.directory, **self._options))
         try:
-            store = await asyncio.shield(opening)
+            return await open_store(self._address.directory, {**self._options, "give_way": self._give_way})
         except DirectoryInUse:
             return None
-        except asyncio.CancelledError:  # the thread that opens cannot be stopped: wait, and give back
-            await asyncio.wait([opening])
-            if opening.exception() is None:
-                await opening.result().close()
-            raise
-        _log.info("%s is owned by this process now", self._address)
-        return store
 
     async def _connect(self, deadline: float) -> Distant:
         try:
@@ -338,6 +372,7 @@ class SharedRocksMQ:
             await self._owner.close()
         if self._partings:
             await asyncio.wait(self._partings)
+        self._hubs.close()
 
     def _later(self, closing: Coroutine[Any, Any, None]) -> None:
         parting = self._loop.create_task(closing)

@@ -9,6 +9,7 @@ from typing import Protocol
 from ...runtime.errors import Closed
 from ...runtime.remote import decode_start, encode_start
 from ...runtime.wal import Entry, Start
+from .channels import encode_id
 from .owner import READS, Distant, Owner
 from .reader import Reader
 from .store import RocksMQ
@@ -19,20 +20,20 @@ CROWDED_POLL_S = 0.5  # the same while more readers than may wait at once take t
 Answer = tuple[Sequence[Entry], bytes]
 
 
-class Ask(Protocol):
-    """`SharedRocksMQ.ask`."""
+class Owners(Protocol):
+    """What `SharedRocksMQ` tells of owners."""
 
-    async def __call__(self, call: Callable[[Owner], Awaitable[Answer | None]]) -> Answer | None: ...
+    async def ask(self, call: Callable[[Owner], Awaitable[Answer | None]]) -> Answer | None: ...
 
 
 class SharedReader:
     """`Wal.read` at whoever owns the log. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, ask: Ask, channel: str, start: Start, siblings: set[SharedReader]) -> None:
-        self._ask, self._channel, self._siblings = ask, channel, siblings
+    def __init__(self, owners: Owners, channel: str, start: Start, siblings: set[SharedReader]) -> None:
+        self._owners, self._channel, self._siblings = owners, channel, siblings
         siblings.add(self)
         self._start = encode_start(start)
-        self._local: Reader | None = None  # once this process owns the log
+        self._local: Reader | None = None  # while this process owns the log
         self._asking: asyncio.Future[Answer | None] | None = None
         self._closed = False
 
@@ -42,8 +43,12 @@ class SharedReader:
     async def __anext__(self) -> Sequence[Entry]:
         while not self._closed:
             if self._local is not None:
-                return await anext(self._local)
-            self._asking = asyncio.ensure_future(self._ask(self._read))
+                try:
+                    return await anext(self._local)
+                except StopAsyncIteration:
+                    self._leave(self._local)
+                    continue
+            self._asking = asyncio.ensure_future(self._owners.ask(self._read))
             try:
                 answer = await self._asking
             except asyncio.CancelledError:
@@ -78,8 +83,16 @@ class SharedReader:
                 wait_s = POLL_S if len(self._siblings) <= READS else CROWDED_POLL_S
             return await owner.read(self._channel, self._start, wait_s)
         assert isinstance(owner, RocksMQ)
+        if owner.closed:
+            raise Closed(f"the log {owner.directory} is closed")
         self._local = Reader(owner, self._channel, decode_start(self._start))
         return None
+
+    def _leave(self, local: Reader) -> None:
+        """This process owns the log no more: go on behind what was read there, or begin where it had not begun."""
+        self._local = None
+        if local.position:
+            self._start = ["next", encode_id(local.position)]
 
 
 def cancelling() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.disk import Disk, RealDisk
-from ...runtime.errors import DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
+from ...runtime.errors import DirectoryInUse, DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ...runtime.groups.coordinator import Coordinator
 from ...runtime.groups.link import GroupLink
 from ...runtime.groups.local_link import LocalLink, settled
@@ -99,6 +100,7 @@ class RocksMQ:
         metrics: Metrics | None = None,
         serve: bool = True,
         tcp_port: int | None = None,
+        give_way: Callable[[], None] | None = None,
     ) -> RocksMQ:
         """Own `directory`, created if absent, and recover what it holds.
 
@@ -106,11 +108,13 @@ class RocksMQ:
         made ready ahead of need. `tail_bytes` of the newest entries stay in memory. Over `pending_bytes` of appends not
         yet written, `submit` raises `Overloaded`; below `free_space_bytes` of free space, `DiskPressure`. With `serve`,
         other processes may use the log through a Unix socket in the directory, with `tcp_port` also through that port
-        of 127.0.0.1 (0: any; see `tcp_port`), if they can read the secret in the file `token`.
+        of 127.0.0.1 (0: any; see `tcp_port`), if they can read the secret in the file `token`. `give_way` is called on
+        another thread when a process asks that insists on owning the directory: close the log then. Without it, that
+        process is refused.
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
-        store = cls(disk or RealDisk(), clock or SystemClock(), metrics)
+        store = cls(disk or RealDisk(), clock or SystemClock(), metrics, give_way)
         return await asyncio.to_thread(
             store._open,
             directory,
@@ -123,9 +127,9 @@ class RocksMQ:
             tcp_port,
         )
 
-    def __init__(self, disk: Disk, clock: Clock, metrics: Metrics | None) -> None:
+    def __init__(self, disk: Disk, clock: Clock, metrics: Metrics | None, give_way: Callable[[], None] | None) -> None:
         """Use `open`."""
-        self._disk, self._clock, self._measures = disk, clock, Measures(metrics)
+        self._disk, self._clock, self._measures, self._give_way = disk, clock, Measures(metrics), give_way
         self._hubs = Hubs()
         self._closed = threading.Event()
         self._ticked = clock.monotonic()
@@ -406,6 +410,16 @@ class RocksMQ:
     def group_link(self) -> GroupLink:
         """How members in this process talk to the groups' coordinator."""
         return LocalLink(self._coordinator)
+
+    # ---- giving the directory up -------------------------------------------------------------------------------------
+
+    def stand_down(self) -> None:
+        """Ask whoever opened the log to close it, for a process that insists on owning the directory. Raises
+        `DirectoryInUse` where this process insists, too."""
+        if self._give_way is None:
+            path = self._directory.path
+            raise DirectoryInUse(f"{path} is in use by process {os.getpid()}", path=path, pid=os.getpid())
+        self._give_way()
 
     # ---- upkeep ------------------------------------------------------------------------------------------------------
 

@@ -220,7 +220,7 @@ async def test_who_may_not_own_waits_for_an_owner_and_never_is_one(opening, help
 
 
 async def test_only_one_may_insist_on_owning(opening):
-    await opening()
+    await opening(own=True)
     with pytest.raises(DirectoryInUse):
         await opening(own=True)
     with pytest.raises(ConfigError):

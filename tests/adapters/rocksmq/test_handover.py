@@ -1,0 +1,546 @@
+"""A process that insists on owning a directory gets it from one that only stands in: what is under way there ends once,
+readers and members go on, and nobody else can make it let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ, open_wal
+from tidewal.adapters.rocksmq.directory import Claim, claimed
+from tidewal.adapters.rocksmq.link import Link
+from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, TidewalError, Unavailable, from_wire
+from tidewal.runtime.remote import HEADER, Address, encode
+from tidewal.runtime.wal import Append, ChannelPolicy, From
+
+PLAIN = ChannelPolicy(retention_s=None)
+SEGMENT_BYTES = 256 * 1024
+BOUND_S = 20.0  # how long a test waits for what takes a fraction of a second
+
+NODE = """
+import asyncio, sys
+from tidewal.adapters.rocksmq import open_wal
+
+async def main():
+    await open_wal("rocksmq://" + sys.argv[1], own=True, segment_bytes=1024 * 1024)
+    print("open", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class SlowDisk(RealDisk):
+    """Syncs when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def sync(self, file: int) -> None:
+        self.go_on.wait(BOUND_S)
+        super().sync(file)
+
+
+@pytest.fixture
+def directory(tmp_path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+async def opening(directory):
+    """Open the log of this test as processes do; all is closed at its end."""
+    opened = []
+
+    async def open_one(own: bool | None = None, **options):
+        wal = await open_wal(f"rocksmq://{directory}", own=own, **{"segment_bytes": SEGMENT_BYTES, **options})
+        opened.append(wal)
+        return wal
+
+    yield open_one
+    for wal in opened:
+        await wal.close()
+
+
+async def read_all(wal, channel="a"):
+    latest = await wal.latest_id(channel)
+    entries = []
+    reader = wal.read(channel, From.EARLIEST)
+    while latest is not None and (not entries or entries[-1].id < latest):
+        entries += await anext(reader)
+    await reader.aclose()
+    return entries
+
+
+def owner_of(directory: str) -> int:
+    text = Path(directory, "LOCK").read_text().strip()
+    return int(text) if text else 0
+
+
+def files() -> list[str]:
+    """What this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(found)
+
+
+# ---- who owns --------------------------------------------------------------------------------------------------------
+
+
+async def test_who_came_first_and_who_took_over_both_make_way(opening, helpers):
+    first, second = await opening(), await opening()
+    assert isinstance(first, SharedRocksMQ)
+    assert first.store is not None
+    await first.create_channel("a", PLAIN)
+    node = await opening(own=True)
+    assert first.store is None
+    await asyncio.gather(first.append("a", b"1"), second.append("a", b"2"))
+    await node.close()
+    await asyncio.gather(first.append("a", b"3"), second.append("a", b"4"))
+    (owner,) = [wal for wal in (first, second) if wal.store is not None]
+    async with asyncio.timeout(BOUND_S):
+        node = await opening(own=True)
+    assert owner.store is None
+    payloads = sorted(helpers.payloads(await read_all(node)))
+    assert payloads == [b"1", b"2", b"3", b"4"]
+
+
+async def test_who_insists_does_not_make_way(opening, directory):
+    node = await opening(own=True)
+    await node.create_channel("a", PLAIN)
+    started = time.monotonic()
+    with pytest.raises(DirectoryInUse) as caught:
+        await opening(own=True)
+    assert time.monotonic() - started < BOUND_S  # refused, not tired of waiting
+    assert caught.value.pid == os.getpid()
+    assert await node.append("a", b"undisturbed")
+    assert not claimed(directory)
+
+
+async def test_waiting_is_bounded_and_leaves_no_claim(opening, directory):
+    async with asyncio.timeout(BOUND_S):
+        silent = await RocksMQ.open(directory, segment_bytes=SEGMENT_BYTES, serve=False)
+        with pytest.raises(DirectoryInUse):
+            await opening(own=True, failover_s=0.05)
+        waiting = asyncio.ensure_future(opening(own=True))
+        while not claimed(directory):  # noqa: ASYNC110 -- a lock of the file system wakes nobody
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        assert not claimed(directory)
+        await silent.close()
+        await opening(own=True)
+
+
+async def test_while_a_process_insists_nobody_else_takes_the_directory(opening, directory, helpers):
+    owner, other = await opening(), await opening()
+    await owner.create_channel("a", PLAIN)
+    claim = Claim(directory)
+    claim.make()
+    assert claimed(directory)
+    await owner.close()
+    waiting = asyncio.ensure_future(other.append("a", b"x"))
+    await helpers.until(lambda: len(other._flying) and other._search is not None)
+    with pytest.raises(Unavailable):
+        await opening(failover_s=0.05)
+    assert other.store is None
+    claim.release()  # it has died
+    await waiting
+    assert other.store is not None
+
+
+async def test_only_who_holds_a_claim_is_made_way_for(opening, directory, helpers):
+    wal = await opening()
+    link = await Link.open(directory, os.urandom(16), on_lost=print)
+    await link.ask("stand_down")
+    turn = asyncio.get_running_loop().create_future()
+    wal._loop.call_soon(turn.set_result, None)
+    await turn
+    assert wal.store is not None
+    claim = Claim(directory)
+    claim.make()
+    await link.ask("stand_down")
+    await helpers.until(lambda: wal.store is None)
+    claim.release()
+    await helpers.until(lambda: wal.store is not None)  # nobody came
+    await link.close()
+
+
+async def test_a_stranger_at_the_port_cannot_make_it_let_go(opening, directory, tmp_path):
+    wal = await opening(tcp_port=0)
+    claim = Claim(directory)
+    claim.make()  # all else that it takes
+    (tmp_path / "token").write_bytes(bytes(32))
+    with pytest.raises(InvalidRequest):
+        await Link.open(Address(port=wal.tcp_port, token_file=str(tmp_path / "token")), bytes(16), on_lost=print)
+    for requests in (
+        [[1, "stand_down"]],
+        [[0, "stand_down"]],
+        [[1, "hello", 2, bytes(16)], [2, "stand_down"]],
+        [[1, "hello", 2, bytes(16), bytes(32)], [2, "stand_down"]],
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", wal.tcp_port)
+        writer.write(b"".join(encode(request)[0] for request in requests))
+        async with asyncio.timeout(BOUND_S):
+            head_bytes, *_ = HEADER.unpack(await reader.readexactly(HEADER.size))
+            _, kind, picture = msgpack.unpackb(await reader.readexactly(head_bytes))
+            assert (kind, type(from_wire(picture))) == ("error", InvalidRequest)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.transport.abort()
+    link = await Link.open(Address(port=wal.tcp_port, token_file=f"{directory}/token"), bytes(16), on_lost=print)
+    with pytest.raises(InvalidRequest):
+        await link.ask("stand_down", "now")
+    await link.close()
+    assert wal.store is not None
+    claim.release()
+
+
+# ---- what is under way at a process that lets go ---------------------------------------------------------------------
+
+
+async def test_appends_around_a_handover_are_there_once_and_in_order(opening, helpers):
+    disk = SlowDisk()
+    wal = await opening(disk=disk)
+    await wal.create_channel("a", PLAIN)
+    loop = asyncio.get_running_loop()
+    answers: asyncio.Queue[object] = asyncio.Queue()
+
+    def submit(i: int) -> None:
+        wal.submit([Append("a", str(i).encode())], lambda got: loop.call_soon_threadsafe(answers.put_nowait, got))
+
+    disk.go_on.clear()
+    before = [asyncio.ensure_future(wal.append("a", str(i).encode())) for i in range(10)]
+    await asyncio.sleep(0)
+    submit(10)
+    insisting = asyncio.ensure_future(opening(own=True))
+    await helpers.until(lambda: wal.store is None)
+    submit(11)
+    after = [asyncio.ensure_future(wal.append("a", str(i).encode())) for i in range(12, 20)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in (*before, *after))
+    disk.go_on.set()
+    async with asyncio.timeout(BOUND_S):
+        node = await insisting
+        ids = [*await asyncio.gather(*before), *await asyncio.gather(*after)]
+        told = [await answers.get(), await answers.get()]
+    assert not [answer for answer in told if isinstance(answer, TidewalError)]
+    entries = await read_all(node)
+    assert helpers.payloads(entries) == [str(i).encode() for i in range(20)]
+    assert [entries[i].id for i in (*range(10), *range(12, 20))] == ids
+    assert [entries[i].id for i in (10, 11)] == [answer[0] for answer in told]
+
+
+async def test_threads_submit_over_handovers(opening):
+    wal = await opening()
+    await wal.create_channel("a", PLAIN)
+    loop = asyncio.get_running_loop()
+    answers: asyncio.Queue[object] = asyncio.Queue()
+    stop = threading.Event()
+    counts = [0] * 4
+
+    def work(name: int) -> None:
+        while not stop.is_set():
+            settled = threading.Event()
+
+            def done(result: object, settled: threading.Event = settled) -> None:
+                settled.set()
+                loop.call_soon_threadsafe(answers.put_nowait, result)
+
+            wal.submit([Append("a", f"{name} {counts[name]}".encode())], done)
+            counts[name] += 1
+            if counts[name] % 8 == 0:
+                settled.wait(BOUND_S)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        async with asyncio.timeout(2 * BOUND_S):
+            for _ in range(3):
+                await asyncio.gather(*(answers.get() for _ in range(100)))
+                node = await opening(own=True)
+                await asyncio.gather(*(answers.get() for _ in range(100)))
+                await node.close()
+                await wal.describe("a")
+    finally:
+        stop.set()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+    rest = [await answers.get() for _ in range(sum(counts) - 600)]
+    assert not [answer for answer in rest if isinstance(answer, TidewalError)]
+    payloads = [bytes(entry.payload).split() for entry in await read_all(wal)]
+    for name in range(4):
+        assert [int(i) for who, i in payloads if int(who) == name] == list(range(counts[name]))
+
+
+async def test_who_meets_a_log_that_was_just_given_up_goes_on_with_the_next(opening, helpers):
+    wal = await opening()
+    await wal.create_channel("a", PLAIN)
+    stale = wal.store
+    node = await opening(own=True)
+    await wal.append("a", b"0")
+    wal._store = stale  # as a thread has seen it that was interrupted there
+    assert stale.closed
+    assert await helpers.submitted(wal, [Append("a", b"1")])
+    wal._store = stale
+    assert await wal.append("a", b"2")
+    wal._store = None
+    asked = []
+
+    async def latest(owner):
+        asked.append(owner)
+        return await (stale if len(asked) == 1 else owner).latest_id("a")
+
+    wal.left = lambda owner: len(asked) == 1
+    assert await wal.ask(latest)
+    assert len(asked) == 2
+    assert helpers.payloads(await read_all(node)) == [b"0", b"1", b"2"]
+
+
+async def test_a_log_that_is_closed_says_so_after_a_handover_too(opening):
+    wal = await opening()
+    await wal.create_channel("a", PLAIN)
+    await opening(own=True)
+    await wal.close()
+    with pytest.raises(Closed):
+        await wal.append("a", b"x")
+    with pytest.raises(Closed):
+        wal.submit([Append("a", b"x")], print)
+
+
+async def test_closing_during_a_handover_finishes_what_was_submitted(opening, helpers):
+    disk = SlowDisk()
+    wal = await opening(disk=disk)
+    await wal.create_channel("a", PLAIN)
+    disk.go_on.clear()
+    appends = [asyncio.ensure_future(wal.append("a", b"x"))]
+    await asyncio.sleep(0)
+    insisting = asyncio.ensure_future(opening(own=True))
+    await helpers.until(lambda: wal.store is None)
+    appends.append(asyncio.ensure_future(wal.append("a", b"y")))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(wal.close())
+    await asyncio.sleep(0)
+    disk.go_on.set()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*appends, closing)
+        assert helpers.payloads(await read_all(await insisting)) == [b"x", b"y"]
+
+
+# ---- readers, requests, groups ---------------------------------------------------------------------------------------
+
+
+async def test_readers_and_requests_go_on_over_handovers(opening, helpers):
+    wal = await opening()
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"0")
+    everything, newest, entries, late = wal.read("a", From.EARLIEST), wal.read("a", From.LATEST), [], []
+    assert helpers.payloads(await anext(everything)) == [b"0"]
+    reading = [asyncio.ensure_future(helpers.drain(everything, entries))]
+    waiting = asyncio.ensure_future(anext(newest))
+    await helpers.until(lambda: newest._local is not None and newest._local.position)  # "latest" is behind 0 now
+    idle = wal.read("a", From.EARLIEST)
+    node = await opening(own=True)
+    count = 1
+    async with asyncio.timeout(BOUND_S):
+        for _ in range(3):
+            for _ in range(5):
+                await asyncio.gather(
+                    wal.append("a", str(count).encode()), wal.describe("a"), wal.create_channel(f"c{count}", PLAIN)
+                )
+                count += 1
+            await node.close()
+            await wal.append("a", str(count).encode())
+            count += 1
+            assert wal.store is not None
+            node, *_ = await asyncio.gather(
+                opening(own=True), wal.create_channel(f"d{count}", PLAIN), wal.groups(), wal.channels()
+            )
+        late += await waiting
+        reading.append(asyncio.ensure_future(helpers.drain(newest, late)))
+        await helpers.until(lambda: len(entries) == len(late) == count - 1)
+        assert helpers.payloads(await anext(idle))[0] == b"0"
+    expected = [str(i).encode() for i in range(1, count)]
+    assert helpers.payloads(entries) == expected
+    assert helpers.payloads(late) == expected
+    await wal.close()
+    await asyncio.gather(*reading)
+
+
+async def test_a_member_in_a_process_that_lets_go_stays_in_its_group(opening):
+    wal = await opening()
+    for name in ("in", "out"):
+        await wal.create_channel(name, PLAIN)
+    member = await wal.join("g", ["in"])
+    async with asyncio.timeout(BOUND_S):
+        await wal.append("in", b"1")
+        await member.acknowledge(await anext(member))
+        await wal.append("in", b"2")
+        delivered = await anext(member)
+        node = await opening(own=True)
+        with pytest.raises(TidewalError):  # whose lease is over: it comes again
+            await member.commit([delivered], [Append("out", b"2")])
+        again = await anext(member)
+        assert [entry.payload for entry in again.entries] == [b"2"]
+        await member.commit([again], [Append("out", b"2")])
+        await node.close()
+        await wal.append("in", b"3")
+        delivered = await anext(member)
+        assert [entry.payload for entry in delivered.entries] == [b"3"]
+        assert (await wal.groups())[0].members
+    assert len(await read_all(wal, "out")) == 1
+    await member.aclose()
+
+
+# ---- what is left behind ---------------------------------------------------------------------------------------------
+
+
+async def test_no_file_stays_open(opening, directory, spawn):
+    await (await opening()).close()  # what is loaded once is loaded now
+    process = await start_node(spawn, directory)
+    before = files()
+    wal = await opening()
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"x")
+    await asyncio.to_thread(lambda: asyncio.run(elsewhere(wal)))
+    assert len(files()) > len(before)
+    await wal.close()
+    assert files() == before
+    process.kill()
+    await process.wait()
+    before = files()
+    stand_in = await opening()
+    await stand_in.append("a", b"y")
+    node = await opening(own=True)
+    await stand_in.append("a", b"z")
+    await stand_in.close()
+    await node.close()
+    assert files() == before
+
+
+async def elsewhere(wal: SharedRocksMQ) -> None:
+    """Append from another loop, which ends then."""
+    await wal.append("a", b"from another loop")
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+class Appending:
+    """A process that appends without end, and what it was told: (channel, id) → (name, count)."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name, self.process = name, process
+        self.acknowledged: dict[tuple[str, bytes], tuple[str, int]] = {}
+        self.errors: list[str] = []
+        self.reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for line in self.process.stdout:
+            first, *words = line.decode().split()
+            if first == "error":
+                self.errors.append(line.decode())
+                continue
+            for word in words[1:]:
+                channel, count, id = word.split(":")
+                self.acknowledged[channel, bytes.fromhex(id)] = self.name, int(count)
+
+
+@pytest.fixture
+async def spawn():
+    started = []
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def consume(member, consumed: set[tuple[str, bytes]]) -> None:
+    acknowledged = set()
+    async for delivered in member:
+        keys = {(delivered.channel, entry.id) for entry in delivered.entries}
+        assert not keys & acknowledged
+        consumed |= keys
+        with contextlib.suppress(TidewalError):  # the owner went: it is delivered again, unless it was durable
+            await member.acknowledge(delivered)
+            acknowledged |= keys
+
+
+async def start_node(spawn, directory: str) -> asyncio.subprocess.Process:
+    node = await spawn("-c", NODE, directory)
+    assert await asyncio.wait_for(node.stdout.readline(), BOUND_S) == b"open\n"
+    return node
+
+
+async def test_a_node_that_comes_back_gets_its_directory(spawn, directory, opening, helpers, seed):
+    script = str(Path(__file__).with_name("crash_client.py"))
+    node = await start_node(spawn, directory)
+    clients = [
+        Appending(name, await spawn(script, directory, name, str(seed + i))) for i, name in enumerate(("p0", "p1"))
+    ]
+    watcher = await opening(own=False)
+    await helpers.until(lambda: all(len(client.acknowledged) > 20 for client in clients))
+    consumed, read = set(), []
+    member = await watcher.join("g", ["c0"], session_timeout_s=5.0)
+    consuming = asyncio.ensure_future(consume(member, consumed))
+    reading = asyncio.ensure_future(helpers.drain(watcher.read("c0", From.EARLIEST), read))
+    pids = {client.process.pid for client in clients}
+    for _ in range(2):
+        node.kill()
+        await node.wait()
+        await helpers.until(lambda: owner_of(directory) in pids)
+        seen = len(consumed)
+        await helpers.until(lambda seen=seen: len(consumed) > seen)
+        node = await start_node(spawn, directory)
+        assert owner_of(directory) == node.pid
+        before = [len(client.acknowledged) for client in clients]
+        await helpers.until(
+            lambda before=before: all(len(each.acknowledged) > n for each, n in zip(clients, before, strict=True))
+        )
+    for client in clients:
+        client.process.terminate()
+    for client in clients:
+        assert await asyncio.wait_for(client.process.wait(), BOUND_S) == 0
+        await client.reading
+        assert client.errors == []
+    for channel in ("c0", "c1", "c2"):
+        entries = await read_all(watcher, channel)
+        told = {}
+        for entry in entries:
+            name, count, _ = bytes(entry.payload).decode().split()
+            told[channel, entry.id] = name, int(count)
+        for client in clients:
+            mine = {key: value for key, value in client.acknowledged.items() if key[0] == channel}
+            assert mine.items() <= told.items()
+            assert sorted(count for name, count in told.values() if name == client.name) == [*range(1, len(mine) + 1)]
+        if channel == "c0":
+            async with asyncio.timeout(BOUND_S):
+                await helpers.until(lambda entries=entries: len(read) >= len(entries))
+                await helpers.until(lambda told=told: consuming.done() or consumed == told.keys())
+            assert [entry.id for entry in read] == [entry.id for entry in entries]
+            assert consumed == told.keys()
+    consuming.cancel()
+    await asyncio.gather(consuming, return_exceptions=True)
+    await member.aclose()
+    await watcher.close()
+    await reading
