@@ -47,8 +47,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -74,6 +76,8 @@ PAUSE_S = 0.05
 HEADER = Struct(">III")
 ROW = Struct(">II8sQ")
 _NO_ID = bytes(8)
+_make_append = cast("Callable[[tuple[str, Payload, int]], Append]", partial(tuple.__new__, Append))
+_make_entry = cast("Callable[[tuple[bytes, int, Payload]], Entry]", partial(tuple.__new__, Entry))
 _JOIN_BYTES = 16 * 1024  # payloads below this are cheaper to copy than to send from where they are
 _VIEW_BYTES = 4 * 1024  # the same for keeping them
 _SOCKET_PATH_BYTES = 100  # the system's limit is 108, and it counts bytes
@@ -212,32 +216,34 @@ def appends_in(frame: Frame, names: Sequence[Any]) -> list[Append]:
         if number or length != len(payload) or len(names) != 1:
             raise InvalidRequest("the row of the request does not fit the rest of it")
         return [Append(names[0], payload, timestamp)]
-    view_bytes = len(frame.payloads) // 2 + 1 if frame.lasting else FRAME_BYTES
-    rows, bodies = ROW.iter_unpack(frame.rows), _cut(frame, view_bytes)
+    numbers, lengths, _, timestamps = zip(*ROW.iter_unpack(frame.rows), strict=True)
+    bodies = _bodies(frame, lengths, len(frame.payloads) // 2 + 1 if frame.lasting else FRAME_BYTES)
     try:
-        return [Append(names[number], body, at) for (number, _, _, at), body in zip(rows, bodies, strict=True)]
+        channels = list(map(names.__getitem__, numbers))
     except IndexError:
         raise InvalidRequest("a row names a channel that the request does not") from None
+    return list(map(_make_append, zip(channels, bodies, timestamps, strict=True)))
 
 
 def entries_in(frame: Frame) -> list[Entry]:
     """The entries of an answer. Raises `BadRecord`."""
-    rows, bodies = ROW.iter_unpack(frame.rows), _cut(frame, _VIEW_BYTES if frame.lasting else FRAME_BYTES)
-    return [Entry(id, timestamp, body) for (_, _, id, timestamp), body in zip(rows, bodies, strict=True)]
+    _, lengths, ids, timestamps = zip(*ROW.iter_unpack(frame.rows), strict=True)
+    bodies = _bodies(frame, lengths, _VIEW_BYTES if frame.lasting else FRAME_BYTES)
+    return list(map(_make_entry, zip(ids, timestamps, bodies, strict=True)))
 
 
-def _cut(frame: Frame, view_bytes: int) -> list[bytes | memoryview]:
+def _bodies(frame: Frame, lengths: Sequence[int], view_bytes: int) -> Sequence[bytes | memoryview]:
     """The payloads; those of `view_bytes` and more are views of the frame, which nobody writes again."""
-    payloads = frame.payloads.toreadonly()
-    bodies: list[bytes | memoryview] = []
-    at = 0
-    for _, length, _, _ in ROW.iter_unpack(frame.rows):
-        body = payloads[at : at + length]
-        bodies.append(body if length >= view_bytes else bytes(body))
-        at += length
-    if at != len(payloads):
+    ends = list(accumulate(lengths))
+    if ends[-1] != len(frame.payloads):
         raise BadRecord("the rows of a frame do not fit its payloads", reason="frame")
-    return bodies
+    slices = map(slice, [0, *ends], ends)
+    if max(lengths) >= view_bytes:
+        pieces = map(frame.payloads.toreadonly().__getitem__, slices)
+        return [piece if len(piece) >= view_bytes else bytes(piece) for piece in pieces]
+    if ends[-1] < len(lengths) * _VIEW_BYTES:  # slices of bytes are made sooner than bytes of slices
+        return list(map(bytes(frame.payloads).__getitem__, slices))
+    return list(map(bytes, map(frame.payloads.__getitem__, slices)))
 
 
 def result_in(frame: Frame) -> tuple[int, Any]:

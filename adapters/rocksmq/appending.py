@@ -100,22 +100,21 @@ class Appender:
         The writer is not woken: call `Journal.wake`.
         """
         registry, journal = self._registry, self._journal
+        names, payloads, timestamps = zip(*entries, strict=True)
         size = ROW_BYTES + STAMP_BYTES + (ROW_BYTES + STAMP_ENTRY_BYTES) * len(entries)
         with registry.lock:
             channels: list[Channel] = []
-            for name, payload, _ in entries:
-                channel = registry.names.get(name)
-                if channel is None or not channel.synced or len(payload) > channel.policy.max_message_bytes:
+            for channel in map(registry.names.get, names):
+                if channel is None or not channel.synced:
                     return False
                 channels.append(channel)
-                size += len(payload)
+            lengths = list(map(len, payloads))
+            size += sum(lengths)
+            if max(lengths) > min([channel.policy.max_message_bytes for channel in set(channels)]):
+                return False
             if not self._gate.admits(size):
                 return False
-            rows: list[Row] = []
-            for channel, (_, payload, timestamp) in zip(channels, entries, strict=True):
-                id = channel.next_id
-                channel.next_id = id + 1
-                rows.append((channel.number, id, timestamp, payload))
+            rows = _rows(channels, timestamps, payloads)
             record = stamp([row[1] for row in rows])
             rows.append((CONTROL, 0, journal.wall_ms(), record))
             size += len(record) - STAMP_BYTES - STAMP_ENTRY_BYTES * len(entries)

@@ -8,8 +8,9 @@ Appends of one entry that come together share a record.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
@@ -108,8 +109,7 @@ class ClientTable:
         known.size += size
         if settled > known.settled:
             known.settled = settled
-            for result in take_settled(known.wrote, settled):
-                known.size -= _size(result)
+            known.size -= _size(take_settled(known.wrote, settled))
         self._size += known.size - before
         self._expire(wall_ms)
         self.applied(client, number, number + len(results) - 1)
@@ -142,13 +142,12 @@ class ClientTable:
         self._clients = OrderedDict()
         for id, settled, wall_ms, results in picture:
             wrote: dict[int, Wrote | int] = {number: Wrote(total, firsts) for number, total, firsts in results}
-            size = sum(map(_size, wrote.values()))
-            self._clients[id] = Client(settled, wall_ms, wrote, size)
+            self._clients[id] = Client(settled, wall_ms, wrote, _size(wrote.values()))
         self._size = sum(known.size for known in self._clients.values())
 
 
-def _size(result: Wrote | int) -> int:
-    return 2 if isinstance(result, int) else 1 + len(result.firsts)
+def _size(results: Iterable[Wrote | int]) -> int:
+    return sum([2 if isinstance(result, int) else 1 + len(result.firsts) for result in results])
 
 
 def _nothing(client: bytes, first: int, last: int) -> None:
@@ -157,9 +156,4 @@ def _nothing(client: bytes, first: int, last: int) -> None:
 
 def take_settled(by_number: dict[int, T], settled: int) -> list[T]:
     """Remove the numbers up to `settled`, which come first: a client numbers its appends in their order."""
-    gone: list[int] = []
-    for number in by_number:
-        if number > settled:
-            break
-        gone.append(number)
-    return [by_number.pop(number) for number in gone]
+    return list(map(by_number.pop, list(takewhile(settled.__ge__, by_number))))

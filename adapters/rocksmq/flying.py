@@ -59,15 +59,18 @@ class Flying:
     def submit(self, entries: Sequence[Append], done: OnAppended) -> bool:
         """Send to the owner, at once or when there is one; whether there is one. Raises `Overloaded`."""
         entries, size = _frozen(entries)
+        now = self._clock.monotonic()
         with self.lock:
             if self._size + size > self._pending_bytes:
                 raise Overloaded(f"{self._pending_bytes} bytes wait for the log's owner", limit="pending_bytes")
             self._size += size
-            self._number += 1
-            flight = self._flights[self._number] = Flight(entries, done, size, self._clock.monotonic())
-            if self._owner is not None:
-                self._send(self._owner, self._number, flight)
-            return self._owner is not None
+            number = self._number = self._number + 1
+            flight = self._flights[number] = Flight(entries, done, size, now)
+            owner = self._owner
+            if owner is None:
+                return False
+            self._send(owner, number, flight)
+            return True
 
     def interrupt(self) -> None:
         """The owner is gone: what comes now waits for another."""
@@ -136,6 +139,8 @@ class Flying:
 
 def _frozen(entries: Sequence[Append]) -> tuple[Sequence[Append], int]:
     """The entries as nobody else can change them, and what they take in memory."""
+    if len(entries) == 1 and type(entries[0][1]) is bytes:
+        return (entries[0],), ENTRY_OVERHEAD_BYTES + len(entries[0][1])
     size = ENTRY_OVERHEAD_BYTES * len(entries)
     frozen: list[Append] = []
     for entry in entries:

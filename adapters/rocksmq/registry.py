@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import groupby
 
 from ...runtime.errors import ChannelNotFound, Overloaded
 from ...runtime.wal import ChannelPolicy, Durability, Entry
@@ -90,6 +91,9 @@ class Registry:
             if only is not None:
                 only.deliver(entries, ids[-1])
             return
-        for channel, id, entry in zip(channels, ids, entries, strict=True):
+        at = 0
+        for channel, run in groupby(channels):
+            end = at + len(list(run))
             if channel is not None:  # neither dropped nor a control record
-                channel.deliver((entry,), id)
+                channel.deliver(entries[at:end], ids[end - 1])
+            at = end
