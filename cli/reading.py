@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from ..runtime.catalog import Catalog
 from ..runtime.channel_pumps import reading
 from ..runtime.clock import physical_ms
-from ..runtime.errors import ChannelNotFound, ConfigError
+from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
 from ..runtime.factory import open_wal
 from ..runtime.names import Names
 from ..runtime.record import decode
@@ -19,20 +19,29 @@ from ..runtime.wal import Entry, From, Start, Wal
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncGenerator[Wal]:
-    """The log at `url`: through its owner where one runs, else by opening it, which makes this process the owner for
-    as long as it looks. Raises `ConfigError` where there is none, since opening would create it."""
-    _check_there(url)
-    wal = await open_wal(url)
+    """The log at `url`: through its owner where there is one, for whose return it waits without taking its place; else
+    by owning it for as long as it looks, or until a node comes. Raises `ConfigError` where there is no log, since
+    opening would create it, and `Unavailable` when the owner has gone and none comes."""
+    parts = urlsplit(url)
+    if parts.scheme == "rocksmq" and parts.port is None:  # a port names a process that has it open
+        local_directory(url)
+        wal = await open_wal(url, own=None if await _abandoned(url) else False)
+    else:
+        wal = await open_wal(url)
     try:
         yield wal
     finally:
         await wal.close()
 
 
-def _check_there(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme == "rocksmq" and parts.port is None:  # a port names a process that has it open
-        local_directory(url)
+async def _abandoned(url: str) -> bool:
+    """Whether no process has the log open."""
+    try:
+        wal = await open_wal(url, own=False, failover_s=0)
+    except Unavailable:
+        return True
+    await wal.close()
+    return False
 
 
 def local_directory(where: str) -> str:

@@ -153,10 +153,13 @@ class SharedRocksMQ:
             self._loop.call_soon_threadsafe(self._seek)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+        self._check_open()
         store = self._store
         if store is not None:
-            with contextlib.suppress(Closed):  # as in `submit`, where it is told if this log is closed
+            try:
                 return await store.append(channel, payload, timestamp)
+            except Closed:  # as in `submit`
+                pass
         future, done = self._hubs.promise()
         self.submit((Append(channel, payload, timestamp),), done)
         return (await future)[0]

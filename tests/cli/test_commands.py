@@ -14,6 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 from tidewal.actors.standalone import standalone
+from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.adapters.rocksmq.link import Link
 from tidewal.runtime.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
@@ -94,6 +96,52 @@ def test_tail_follows_until_it_is_interrupted(start: Callable[..., subprocess.Po
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert "Traceback" not in process.stdout.read()
+
+
+async def cut(directory: Path) -> int:
+    """Be a node once more; which life of the log that was."""
+    async with standalone(directory) as node, node.client() as client:
+        await client.cut("things")
+        assert isinstance(node.node.wal, RocksMQ)
+        return node.node.wal.boot
+
+
+def tail_of_cuts(start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], data: Path) -> Any:
+    """A process that has printed all cuts, and waits for more."""
+    stored = json_lines(command("tail", url(data), "by-dev-cuts", "--no-follow", "--json").out)
+    process = start("tail", url(data), "by-dev-cuts", "--json")
+    assert process.stdout is not None
+    assert [json.loads(process.stdout.readline()) for _ in stored] == stored
+    return process
+
+
+def test_a_command_that_owns_the_log_makes_way_for_a_node(
+    start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], data: Path
+):
+    process = tail_of_cuts(start, command, data)
+    assert (data / "log" / "LOCK").read_text() == f"{process.pid}\n"
+    for _ in range(2):
+        asyncio.run(cut(data))
+        assert json.loads(process.stdout.readline())["collection"] == "things"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+
+
+def test_a_command_does_not_take_the_place_of_a_node(
+    start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], running: dict[str, Any], data: Path
+):
+    process = tail_of_cuts(start, command, data)
+    life = asyncio.run(life_of(data))
+    running["process"].kill()
+    running["process"].wait()
+    assert asyncio.run(cut(data)) == life + 1
+    assert json.loads(process.stdout.readline())["collection"] == "things"
+
+
+async def life_of(data: Path) -> int:
+    link = await Link.open(str(data / "log"), bytes(16), on_lost=print)
+    await link.close()
+    return link.boot
 
 
 def test_an_unknown_channel_is_answered_with_what_there_is(command: Callable[..., Any], data: Path):
