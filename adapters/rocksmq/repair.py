@@ -158,7 +158,7 @@ class Planner:
         self._torn = False  # there is something behind the last good frame of that segment
         self._filler: Filler | None = None  # the last one
         self._from_the_start = any(segment.epoch == 1 for segment in survey.segments)  # retention took nothing
-        self._headless = False  # the first snapshot is lost, no other has come, and there was a journal before it
+        self._head: Filler | None = None  # with a snapshot in the place of the very first, until another has come
         self._orphans: list[tuple[Filler, ChannelState]] = []  # channels that no record creates
         self._told: dict[int, ChannelState] = {}  # channels as a record first told of them
         self._dropped: set[int] = set()
@@ -174,7 +174,7 @@ class Planner:
             raise CorruptLog("not one frame of the journal can be read: there is nothing to repair", offset=0)
         self._end(held[-1], accept=accept)
         self._adopt_orphans()
-        self._plan.segments = [segment for segment in found if segment.changed and segment not in self._missing]
+        self._plan.segments = [segment for segment in found if segment.changed]
         return self._plan
 
     # ---- segments ----------------------------------------------------------------------------------------------------
@@ -253,9 +253,12 @@ class Planner:
         """Fill the place between the last good frame and this one, with `snapshot` the segment's first frame, too."""
         pending, self._pending = self._pending, None
         torn, self._torn = self._torn, False
+        headless = False
         if self._sequence is None:
-            self._headless = snapshot and not self._from_the_start
-            gap = int(snapshot)
+            if not self._from_the_start:
+                self._give_up_missing()
+                headless = snapshot
+            gap = len(self._missing) + snapshot
         else:
             gap = frame.sequence - self._sequence
         if gap < len(self._missing) + snapshot:
@@ -277,6 +280,13 @@ class Planner:
             self._filler = Filler(sequence, count, self._picture() if begins else None)
             place.fill(self._filler)
             sequence, gap = sequence + count, gap - count
+            self._head = self._filler if headless else self._head
+        self._missing.clear()
+
+    def _give_up_missing(self) -> None:
+        """Segments with nothing to read before the first good frame, or behind the last, get no successor: the journal
+        begins behind them, as if retention had gone on, or ends before them."""
+        self._plan.aside += [segment.path for segment in self._missing if os.path.exists(segment.path)]
         self._missing.clear()
 
     def _picture(self) -> ChannelTable:
@@ -317,28 +327,27 @@ class Planner:
 
     def _snapshot(self, before: set[int]) -> None:
         """The table was told as a whole, with the last id of each channel."""
-        if self._headless and self._filler is not None and self._filler.table is not None:
-            made_up = self._filler.table
+        if self._head is not None and (made_up := self._head.table) is not None:
             made_up.boot, made_up.floor = self._table.boot, self._table.floor
             for number in self._table.by_number.keys() - before:
                 made_up.by_number[number] = copy.deepcopy(self._table.by_number[number])
         for number, state in self._table.by_number.items():
             self._told.setdefault(number, copy.deepcopy(state))
             told_before = bool(before) or self._from_the_start
-            if number not in before and told_before and not self._headless and self._plan.damages:
+            if number not in before and told_before and self._head is None and self._plan.damages:
                 self._open[number] = self._plan.damages[-1], 0  # it was created where the damage is
                 self._last_ids[number] = state.floor
             self._close(number, state.last_id + 1)
             self._last_ids[number] = max(self._last_ids.get(number, 0), state.last_id)
         for number in self._open.keys() - self._table.by_number.keys():
             del self._open[number]
-        self._headless = False
+        self._head = None
 
     def _entry(self, number: int, id: int) -> None:
         if number not in self._table.by_number and number not in self._dropped and self._filler is not None:
-            floor = id - 1 if self._headless else min(self._table.floor, id - 1)
+            floor = id - 1 if self._head is not None else min(self._table.floor, id - 1)
             state = ChannelState(number, _unnamed(number), ChannelPolicy(retention_s=None), floor, last_id=floor)
-            self._orphans.append((self._filler, copy.deepcopy(state)))
+            self._orphans.append((self._head or self._filler, copy.deepcopy(state)))
             self._table.by_number[number] = state
             self._table.next_number = max(self._table.next_number, number + 1)
             self._last_ids[number] = floor
@@ -429,7 +438,7 @@ class Planner:
             damage = Damage(path, 0, last.size, "the segment is missing; the index knows that it held frames")
             self._plan.damages.append(damage)
             self._open_all(damage)
-        self._plan.aside = [segment.path for segment in self._missing if os.path.exists(segment.path)]
+        self._give_up_missing()
         for number, (damage, bound) in self._open.items():
             if bound:
                 first = self._last(number) + 1

@@ -21,7 +21,7 @@ from .segments import HEADER_BYTES, SUFFIX, VERSION, Header, decode_header
 
 BLOCK_BYTES = 4096  # what is given up at once around a place that the device cannot read
 SALT_BITS = 64
-PROOFS = 4  # frames that are tried to find out a salt
+PROOFS = 32  # frames that are tried to find out a salt: the first may be damaged, too
 
 _SIZES = Struct("<8xQII")  # of a frame's header: its sequence, row count and body bytes
 

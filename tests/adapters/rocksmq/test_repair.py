@@ -144,6 +144,9 @@ async def check(open_rocksmq, written: Content, frames: Frames, hit: set[int]) -
         assert content[name] == {id: payload for id, payload in entries.items() if id not in gone}, name
         for id in gone:
             assert any(first <= id < behind for first, behind in stopped[name]), (name, id)
+        for id in sorted(gone)[:1] + sorted(gone)[-1:]:
+            with pytest.raises(PositionLost):
+                await anext(store.read(name, FromId(id, inclusive=True)))
         for first, behind in stopped[name]:
             assert not any(first <= id < behind for id in content[name]), name
         new = await store.append(name, b"on it goes")
@@ -233,20 +236,32 @@ async def test_a_damaged_header_loses_nothing(open_rocksmq, log, written, segmen
     await check(open_rocksmq, written, frames, set())
 
 
-@pytest.mark.parametrize("how", ["missing", "header of zeros", "zeros", "cut short"])
-async def test_a_whole_segment(open_rocksmq, log, written, segments, how):
+@pytest.mark.parametrize(
+    ("how", "segment"),
+    [
+        ("missing", 2),
+        ("header of zeros", 2),
+        ("zeros", 2),
+        ("cut short", 2),
+        ("header of zeros", 0),
+        ("zeros", 0),
+        ("cut short", 0),
+    ],
+)
+async def test_a_whole_segment(open_rocksmq, log, written, segments, how, segment):
     frames = Frames(log)
-    hit = set(frames.of(segments[2]))
+    path = segments[segment]
+    hit = set(frames.of(path))
     if how == "missing":
-        segments[2].unlink()
+        path.unlink()
     elif how == "zeros":
-        zero(segments[2], HEADER_BYTES, SMALL)
+        zero(path, HEADER_BYTES, SMALL)
     elif how == "cut short":
-        with segments[2].open("r+b") as file:
+        with path.open("r+b") as file:
             file.truncate(SMALL // 2)
         hit = {place for place in hit if frames.places[place][2] > SMALL // 2}
     else:
-        zero(segments[2], 0, HEADER_BYTES)
+        zero(path, 0, HEADER_BYTES)
     shutil.rmtree(log / "index")
     with pytest.raises(CorruptLog):
         await open_rocksmq(segment_bytes=SMALL)
@@ -294,6 +309,39 @@ async def test_damage_in_many_places(open_rocksmq, log, written, segments, rng: 
     repair(log)
     assert {report.state for report in verify(str(log), owned=False)} <= {"ok", "spare"}
     await check(open_rocksmq, written, frames, hit)
+
+
+@pytest.mark.parametrize("damaged", ["the header", "all frames", "the first frames"])
+async def test_the_beginning_behind_what_retention_took(open_rocksmq, log, written, segments, damaged):
+    """Nobody can tell an entry that was lost there from one that retention took; a position among them is refused."""
+    for path in segments[:2]:
+        path.unlink()
+    shutil.rmtree(log / "index")
+    frames = Frames(log)
+    hit = set(frames.of(segments[2])) if damaged != "the first frames" else set(range(40))
+    if damaged == "the header":
+        zero(segments[2], 0, HEADER_BYTES)
+    else:
+        zero(segments[2], HEADER_BYTES, max(frames.places[place][2] for place in hit))
+    lost = {key for place in hit for key in frames.places[place][3]}
+    there = {key for *_, entries in frames.places for key in entries} - lost
+    repair(log)
+    store = await open_rocksmq(segment_bytes=SMALL)
+    for name, entries in written.items():
+        left = {id: payload for id, payload in entries.items() if (NUMBERS[name], int.from_bytes(id, "big")) in there}
+        assert (await read_over_losses(store, name))[0] == left
+        for id in (id for id in entries if (NUMBERS[name], int.from_bytes(id, "big")) in lost):
+            with pytest.raises(PositionLost):
+                await anext(store.read(name, FromId(id, inclusive=True)))
+
+
+def test_a_header_is_mended_though_the_first_frames_are_damaged_too(log, segments):
+    frames = Frames(log)
+    flip(segments[1], 26)
+    for place in frames.of(segments[1])[:10]:
+        flip(segments[1], frames.places[place][2] - 9)
+    found = make_plan(log)
+    assert {damage.frames for damage in found.damages} == {0, 10}
 
 
 async def test_a_snapshot_that_was_made_up_lets_retention_take_nothing_too_soon(open_rocksmq, clock, tmp_path):
