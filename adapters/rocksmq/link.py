@@ -174,7 +174,6 @@ class Link:
         count = len(appends)
         number, settled, entries, answered = appends[0]
         if count > 1:
-            settled = appends[-1][1]
             entries = [each[2][0] for each in appends]
         seq = self._take_seqs(count)
         try:
@@ -257,6 +256,8 @@ class Link:
             self._lose(result)
 
     def _answered_together(self, seq: int, answered: OnAppended, ids: bytes) -> None:
+        if not ids or len(ids) % ID_BYTES:
+            raise BadRecord("the owner answered with what are no ids", reason="frame")
         answered([ids[:ID_BYTES]])
         for at in range(ID_BYTES, len(ids), ID_BYTES):
             following = self._appending.pop(seq + at // ID_BYTES, None)

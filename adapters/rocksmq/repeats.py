@@ -133,7 +133,10 @@ class Repeats:
         """
         with self._lock:
             known = self._known(client, settled)
-            if number <= known.newest or self._unsettled(known, client) + len(entries) > CLIENT_NUMBERS:
+            if (
+                number <= max(known.newest, known.settled)
+                or self._unsettled(known, client) + len(entries) > CLIENT_NUMBERS
+            ):
                 return False
             attempt = Attempt(self._lock, known, number, done, ONE, recorded=True, several=True)
 

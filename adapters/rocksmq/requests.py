@@ -30,6 +30,8 @@ from .channels import encode_id
 from .connection import Connection
 from .reader import Reader, Source
 
+NUMBERS = 1 << 63  # of appends; those behind the last of a request still have a form in msgpack
+
 _log = logging.getLogger(__name__)
 
 
@@ -152,7 +154,9 @@ class Requests:
         if len(arguments) != 3 or type(arguments[2]) is not list:
             raise _unfit(method)
         number, settled, entries = _with_entries(arguments, frame)
-        if type(number) is not int or type(settled) is not int or number <= 0 or settled < 0:
+        if type(number) is not int or type(settled) is not int:
+            raise _unfit(method)
+        if not (0 < number < NUMBERS and 0 <= settled < NUMBERS):
             raise _unfit(method)
         appends = cast("list[Append]", entries)
         if method == "append":

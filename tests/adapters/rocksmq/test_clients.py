@@ -218,6 +218,152 @@ async def test_nothing_acknowledged_is_lost_or_doubled_over_losses_of_power(open
     assert acknowledged
 
 
+# ---- several at once -------------------------------------------------------------------------------------------------
+
+
+def send_each(store, number, entries, *, client=ME, settled=0):
+    """A future of what `submit_each_from` answers; False where it cannot."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    if not store.submit_each_from(
+        client, number, settled, entries, lambda result: loop.call_soon_threadsafe(future.set_result, result)
+    ):
+        future.set_result(False)
+    store.wake()
+    return future
+
+
+def small(*numbers):
+    return [Append("a", b"%d" % number) for number in numbers]
+
+
+@pytest.mark.parametrize("roll", [False, True], ids=["same segment", "from a snapshot"])
+async def test_each_of_several_is_known_by_its_number_now_and_in_the_next_life(open_rocksmq, helpers, roll):
+    store = await open_rocksmq()
+    for name in "ab":
+        await store.create_channel(name, PLAIN)
+    entries = [Append("ab"[place % 3 == 1], b"%d" % place) for place in range(1, 8)]
+    ids = await send_each(store, 1, entries)
+    assert len(ids) == 7
+    for _life in range(2):
+        for number, (entry, id) in enumerate(zip(entries, ids, strict=True), 1):
+            assert await send(store, number, [entry]) == [id]
+        assert await send_each(store, 1, entries) is False
+        assert await send_each(store, 7, [*entries[6:], Append("a", b"8")]) is False
+        assert isinstance(await send(store, 3, small(1, 2)), InvalidRequest)
+        if roll:
+            await helpers.fill_segment(store)
+            roll = False
+        await store.close()
+        store = await open_rocksmq()
+    assert len(await send_each(store, 8, small(8), settled=5)) == 1
+    assert isinstance(await send(store, 5, entries[4:5]), OutcomeUnknown)
+    assert await send(store, 6, entries[5:6]) == ids[5:6]
+    assert await read_all(store, "b") == [b"1", b"4", b"7"]
+    assert await read_all(store, "a") == [b"2", b"3", b"5", b"6", b"8"]
+
+
+async def test_one_of_several_that_are_on_their_way_is_waited_for(open_rocksmq):
+    disk = SlowDisk()
+    store = await open_rocksmq(disk=disk)
+    await store.create_channel("a", PLAIN)
+    disk.go_on.clear()
+    several = send_each(store, 1, small(1, 2, 3))
+    second = send(store, 2, small(2))
+    disk.go_on.set()
+    ids = await several
+    assert await second == ids[1:2]
+    assert await read_all(store) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [Append("nowhere", b""), Append("e", b""), Append("one", b""), Append("a", bytes(101)), Append("a", bytes(100))],
+    ids=["no channel", "ephemeral", "not synced", "too large", "too many"],
+)
+async def test_several_are_taken_together_only_where_all_are_alike(open_rocksmq, monkeypatch, odd):
+    store = await open_rocksmq()
+    await store.create_channel("a", ChannelPolicy(max_message_bytes=100))
+    await store.create_channel("e", EPHEMERAL)
+    await store.create_channel("one", ChannelPolicy(acks=Durability.ONE))
+    if len(odd.payload) == 100:
+        monkeypatch.setattr(repeats, "CLIENT_NUMBERS", 2)
+    assert await send_each(store, 1, [*small(1, 2), odd]) is False
+    assert store._repeats.count == 0
+    assert await send_each(store, 1, small(1, 2), settled=2) is False  # it says itself that they were answered
+    assert isinstance(await send(store, 1, small(1)), OutcomeUnknown)
+    assert len(await send_each(store, 3, small(3, 4))) == 2
+    assert await read_all(store) == [b"3", b"4"]
+
+
+async def test_nobody_is_forgotten_whose_appends_the_table_does_not_tell_of_yet(open_rocksmq, monkeypatch):
+    monkeypatch.setattr(repeats, "RESULTS", 4)
+    store = await open_rocksmq()
+    await store.create_channel("a", PLAIN)
+    ids = await send_each(store, 1, small(1, 2, 3), client=OTHER)
+    assert store._journal.table.clients.find(OTHER) is None
+    await send_each(store, 1, small(4, 5, 6))
+    assert await send(store, 2, small(2), client=OTHER) == ids[1:2]
+    await store.create_channel("b", PLAIN)  # what is asked of channels brings the table up to date
+    assert list(store._journal.table.clients.find(OTHER).wrote) == [1, 2, 3]
+    assert store._repeats.count == 0
+    assert await send(store, 2, small(2), client=OTHER) == ids[1:2]
+    assert len(await read_all(store)) == 6
+
+
+async def test_several_fail_together_and_their_outcome_stays_unknown(open_rocksmq, seed, helpers):
+    disk = FaultyDisk(seed)
+    store = await open_rocksmq(disk=disk)
+    await store.create_channel("a", PLAIN)
+    await helpers.until(lambda: not store._segments.wants_spare)
+    disk.fail("sync")
+    answers = [await send_each(store, 1, small(1, 2)), await send(store, 2, small(2))]
+    assert [type(answer) for answer in answers] == [JournalFailed] * 2
+    assert all(answer.outcome_unknown for answer in answers)
+
+
+async def test_several_at_once_are_neither_lost_nor_doubled_over_losses_of_power(open_rocksmq, rng, seed):
+    """After each loss of power what was not answered is sent again, in other company."""
+    disk = FaultyDisk(seed)
+    under_way: list[int] = []
+    count, acknowledged = 0, {}
+    for _life in range(12):
+        store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+        await store.create_channel("a", PLAIN)
+        fresh = rng.randrange(1, 40)
+        under_way += range(count + 1, count + 1 + fresh)
+        count += fresh
+        settled, at, sent = under_way[0] - 1, 0, []
+        while at < len(under_way):
+            run = under_way[at : at + rng.randrange(1, 9)]
+            at += len(run)
+            entries = [Append("a", b"%d " % number * 99) for number in run]
+            answer = send_each(store, run[0], entries, settled=settled) if run[-1] - run[0] < len(run) else None
+            if answer is None or (answer.done() and answer.result() is False):
+                singles = zip(run, entries, strict=True)
+                sent += [([number], send(store, number, [entry], settled=settled)) for number, entry in singles]
+            else:
+                sent.append((run, answer))
+        await asyncio.wait([rng.choice(sent)[1]])
+        disk.cut_power()
+        for run, answer in sent:
+            ids = await answer
+            if not isinstance(ids, TidewalError):
+                acknowledged.update(zip(run, ids, strict=True))
+                under_way = [number for number in under_way if number not in run]
+        under_way = under_way or [count + 1]
+        count = max(count, under_way[-1])
+        await store.close()
+        disk.restore_power()
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    for number in under_way:
+        ids = await send(store, number, [Append("a", b"%d " % number * 99)], settled=under_way[0] - 1)
+        acknowledged[number] = ids[0]
+    found = [int(payload.split()[0]) for payload in await read_all(store)]
+    assert found == list(range(1, count + 1))
+    assert [acknowledged[number] for number in found] == sorted(acknowledged.values())
+
+
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -304,7 +450,14 @@ def test_a_table_is_what_its_records_say_also_through_a_snapshot(steps):
     for place, (who, lag) in enumerate(steps):
         numbers[who] += 1
         settled[who] = max(settled[who], numbers[who] - 1 - lag)
-        record = clients.wrote(client_id(who), numbers[who], settled[who], place, Wrote(1, (place,)))
+        several = 1 + (place + who) % 3
+        if lag == 2:
+            ids = [place * 10 + each * (1 + who % 2) for each in range(several)]
+            record = clients.each(client_id(who), numbers[who], settled[who], place, ids)
+            numbers[who] += several - 1
+        else:
+            record = clients.wrote(client_id(who), numbers[who], settled[who], place, Wrote(1, (place,)))
+        assert clients.is_result(record)
         table.apply(record)
         restored.apply(record)
         if lag == 3:

@@ -15,11 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.adapters.rocksmq.connection import Limits
+from tidewal.adapters.rocksmq.connection import APPEND_OVERHEAD_BYTES, Limits
 from tidewal.adapters.rocksmq.link import Link
 from tidewal.adapters.rocksmq.server import Server, Usage
-from tidewal.runtime.errors import BadRecord, InvalidRequest, Overloaded, TidewalError, Unsupported, from_wire
-from tidewal.runtime.remote import HEAD_BYTES, HEADER, ROW, encode, encode_request, socket_path
+from tidewal.runtime.errors import (
+    BadRecord,
+    ChannelNotFound,
+    InvalidRequest,
+    Overloaded,
+    TidewalError,
+    Unsupported,
+    from_wire,
+)
+from tidewal.runtime.remote import APPENDS, HEAD_BYTES, HEADER, ROW, encode, encode_request, socket_path
 from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 FRAME_BYTES = 1024 * 1024
@@ -213,6 +221,13 @@ def row(channel: int, length: int) -> bytes:
         frame(msgpack.packb([2, "append", 1, -1, ["a"]]), row(0, 1), b"x"),
         frame(msgpack.packb([2, "append", 1, 0, "a"]), row(0, 1), b"x"),
         frame(msgpack.packb([2, "append"]), row(0, 1), b"x"),
+        frame(msgpack.packb([2, "append", 1 << 63, 0, ["a"]]), row(0, 1), b"x"),
+        frame(msgpack.packb([2, "append", 1, 1 << 63, ["a"]]), row(0, 1), b"x"),
+        frame(msgpack.packb([2, "appends", 1 << 63, 0, ["a"]]), row(0, 1), b"x"),
+        frame(msgpack.packb([2, "appends", 1, 0, []])),
+        frame(msgpack.packb([2, "appends", 1, 0, ["a"]]), row(0, 1) * (APPENDS + 1), b"x" * (APPENDS + 1)),
+        frame(msgpack.packb([2, "appends", 1, 0, ["a"]]), row(0, 1) + row(1, 1), b"xx"),
+        frame(msgpack.packb([2, "appends", 1, 0, ["a", 7]]), row(0, 1) + row(1, 1), b"xx"),
         frame(msgpack.packb([2, "channels"]), row(0, 1), b"x"),
         frame(msgpack.packb([2, "nonsense", 1])),
         frame(msgpack.packb([2, "group.nonsense", 1])),
@@ -237,7 +252,20 @@ async def test_a_request_that_does_not_fit_is_refused_and_the_connection_goes_on
     await released(server)
 
 
-METHODS = ["hello", "beat", "describe", "latest_id", "id_at", "read", "create", "drop", "truncate", "hold", "append"]
+METHODS = [
+    "hello",
+    "beat",
+    "describe",
+    "latest_id",
+    "id_at",
+    "read",
+    "create",
+    "drop",
+    "truncate",
+    "hold",
+    "append",
+    "appends",
+]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=20)
     | st.sampled_from(["a", "b", "next", "earliest", "", "\x00"]),
@@ -367,6 +395,10 @@ class Held:
     def submit_from(self, client: bytes, number: int, settled: int, entries: object, done: object) -> None:
         self.waiting.append(lambda: self._store.submit_from(client, number, settled, entries, done))
 
+    def submit_each_from(self, client: bytes, number: int, settled: int, entries: object, done: object) -> bool:
+        self.waiting.append(lambda: self._store.submit_each_from(client, number, settled, entries, done))
+        return True
+
 
 async def test_a_flood_of_appends_waits_at_its_own_connection(store, serve, peers, helpers):
     limit, count = 64 * 1024, 200
@@ -393,6 +425,47 @@ async def test_a_flood_of_appends_waits_at_its_own_connection(store, serve, peer
     assert [e.timestamp for e in await helpers.take(store, "a", From.EARLIEST, count)] == list(range(1, count + 1))
     for peer in (flood, other):
         peer.writer.close()
+    await released(server)
+
+
+async def test_a_flood_of_appends_together_waits_too_and_each_of_them_counts(store, serve, peers, helpers):
+    """`in_flight_bytes` is what one request of this many small appends costs, so the next one waits."""
+    held = Held(store)
+    server = serve(held, in_flight_bytes=APPENDS * APPEND_OVERHEAD_BYTES)
+    flood = await peers()
+    for number in range(1, 5 * APPENDS, APPENDS):
+        flood.send(encode_request(number, "appends", (number, number - 1), [Append("a", b"")] * APPENDS)[0])
+    for last in range(APPENDS, 6 * APPENDS, APPENDS):
+        await helpers.until(lambda: held.waiting)
+        other = await peers()
+        other.send(encode([5, "channels"])[0])
+        assert await other.answer() == (5, ["a"])
+        assert len(held.waiting) == 1
+        held.waiting.pop()()
+        store.wake()
+        seq, ids = await flood.answer()
+        assert seq == last - APPENDS + 1
+        assert ids[-8:] == last.to_bytes(8, "big")
+        other.writer.close()
+    flood.writer.close()
+    await released(server)
+
+
+async def test_one_refused_append_harms_none_that_came_with_it(store, serve, peers):
+    await store.create_channel("e", ChannelPolicy(ephemeral=True))
+    server = serve()
+    peer = await peers()
+    entries = [Append(name, b"x") for name in ("a", "nowhere", "e", "a")]
+    for seq in (10, 20):  # the same again
+        peer.send(encode_request(seq, "appends", (1, 0), entries)[0])
+        answers = dict([await peer.answer() for _ in entries])
+        assert set(answers) == set(range(seq, seq + 4))
+        assert isinstance(answers[seq + 1], ChannelNotFound)
+        assert answers[seq] == [(1).to_bytes(8, "big")]
+        assert answers[seq + 3] == [(2).to_bytes(8, "big")]
+        assert answers[seq + 2] == [await store.latest_id("e")]
+    assert await store.latest_id("a") == (2).to_bytes(8, "big")
+    peer.writer.close()
     await released(server)
 
 

@@ -185,6 +185,49 @@ async def test_an_append_that_is_sent_again_is_written_once(store, link):
     assert await future == first
 
 
+async def test_appends_of_one_turn_travel_together_and_each_gets_its_own_answer(store, link, monkeypatch):
+    for name in "ab":
+        await store.create_channel(name, PLAIN)
+    sent = []
+    send = link._outbox.send
+    monkeypatch.setattr(link._outbox, "send", lambda buffers: sent.append(buffers) or send(buffers))
+    good = [appended(link, number, Append("ab"[number % 3 == 0], b"%d" % number)) for number in range(1, 31)]
+    await asyncio.gather(*good)
+    assert len(sent) == 1
+    ids = {"a": [], "b": []}
+    for number, future in enumerate(good, 1):
+        ids["ab"[number % 3 == 0]] += future.result()
+    for name in "ab":
+        assert [entry.id for entry in await take(store, name, len(ids[name]))] == ids[name]
+
+    entries = [
+        Append("a", b"31"),
+        Append("nowhere", b"32"),
+        Append("a", b"33", -1),
+        Append("a", b"34"),
+        Append("b", b""),
+    ]
+    mixed = [appended(link, number, entry) for number, entry in enumerate(entries, 31)]
+    pair = appended(link, 36, Append("a", b"35"), Append("a", b"36"))
+    gap = appended(link, 40, Append("a", b"40"))
+    found = [type(answer) for answer in await asyncio.gather(*mixed)]
+    assert found == [list, ChannelNotFound, InvalidRequest, list, list]
+    assert len(await pair) == 2
+    assert len(await gap) == 1
+    taken = await take(store, "a", 25)
+    assert [bytes(entry.payload) for entry in taken[20:]] == [b"31", b"34", b"35", b"36", b"40"]
+
+
+async def take(store, channel: str, count: int):
+    found = []
+    reader = store.read(channel, From.EARLIEST)
+    async with asyncio.timeout(ANSWER_S):
+        while len(found) < count:
+            found += await anext(reader)
+    await reader.aclose()
+    return found
+
+
 async def test_appends_from_many_threads_keep_the_order_of_their_calls(store, link):
     await store.create_channel("a", PLAIN)
     loop, answers, lock, order = asyncio.get_running_loop(), [], threading.Lock(), []
