@@ -17,7 +17,7 @@ from ...runtime.disk import Disk, write_all
 from ...runtime.errors import DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ...runtime.wal import Payload
 from .frame import CONTROL, READ_BYTES, encode, pack_row
-from .repair import Filler, Kept, NewSegment, Plan
+from .repair_plan import Filler, Kept, NewSegment, Plan
 from .segments import HEADER_BYTES, PREPARING, VERSION, Header, encode_header
 from .survey import BLOCK_BYTES, Survey
 

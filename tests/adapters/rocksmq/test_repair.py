@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tidewal.adapters.rocksmq.rebuild import apply
-from tidewal.adapters.rocksmq.repair import Plan, plan
+from tidewal.adapters.rocksmq.repair import plan
+from tidewal.adapters.rocksmq.repair_plan import Plan
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES
 from tidewal.adapters.rocksmq.survey import ReadOnlyDisk, Survey
 from tidewal.adapters.rocksmq.verify import verify

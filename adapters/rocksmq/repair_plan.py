@@ -1,0 +1,90 @@
+"""What a repair is going to do, as a plan: `repair.py` makes it, `rebuild.py` carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .channels import ChannelTable
+from .segments import HEADER_BYTES
+from .survey import SegmentFile
+
+
+@dataclass(slots=True)
+class Damage:
+    """One place: bytes `offset` to `end` of a file are unreadable, `frames` frames are gone (None: nobody can tell),
+    and with them ids of `channels`, by number, as far as it can be told."""
+
+    path: str
+    offset: int
+    end: int
+    what: str
+    frames: int | None = None
+    channels: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+
+@dataclass(slots=True)
+class Kept:
+    """Good frames, copied as they are."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Filler:
+    """`count` frames in the place of lost ones. The first carries `table` as a snapshot, the last the `records`."""
+
+    sequence: int
+    count: int
+    table: ChannelTable | None = None
+    records: list[bytes] = field(default_factory=list[bytes])
+
+
+@dataclass(slots=True, eq=False)
+class NewSegment:
+    """A segment to be written anew. `source` is the file it comes from; None: it was missing, or nothing of it counts.
+    `changed`: it differs from what is there."""
+
+    epoch: int
+    path: str
+    size: int
+    source: SegmentFile | None = None
+    pieces: list[Kept | Filler] = field(default_factory=list[Kept | Filler])
+    changed: bool = False
+
+    def keep(self, start: int, end: int) -> None:
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, Kept) and last.end == start:
+            last.end = end
+            return
+        self.changed |= start != HEADER_BYTES
+        self.pieces.append(Kept(start, end))
+
+    def fill(self, filler: Filler) -> None:
+        self.pieces.append(filler)
+        self.changed = True
+
+
+@dataclass(slots=True)
+class Plan:
+    """What `repair` will do. `aside` are the files that leave their place and get no successor."""
+
+    damages: list[Damage] = field(default_factory=list[Damage])
+    segments: list[NewSegment] = field(default_factory=list[NewSegment])
+    aside: list[str] = field(default_factory=list[str])
+    index_aside: bool = False
+    table: ChannelTable = field(default_factory=ChannelTable)
+    names: dict[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def needed(self) -> bool:
+        return bool(self.damages) or self.index_aside
+
+    @property
+    def losses(self) -> dict[int, list[tuple[int, int]]]:
+        """Channel number → ranges of ids that are lost."""
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for damage in self.damages:
+            for number, each in damage.channels.items():
+                ranges.setdefault(number, []).append(each)
+        return ranges
