@@ -1,4 +1,5 @@
-# Everything a person or CI runs here; `make` alone lists it. Needs Python 3.11 or newer, and a JDK 17 or newer for Spark.
+# Everything a person or CI runs here; `make` alone lists it. Needs Python 3.11 or newer, a JDK 17 or newer for Spark, and
+# with it Maven for the tests on real brokers.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,12 +17,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidewal-setup
 UV := $(BIN)/python -m uv
 
-.PHONY: help setup demo test check format bench docs lock
+.PHONY: help setup demo test check format bench docs dashboards lock
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-setup: $(STAMP) ## Create .venv and install the locked dependencies and the project (done once)
+setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka and Pulsar for tests (done once)
+	@$(BIN)/python -m tests.brokers
 
 $(STAMP): requirements.lock pyproject.toml Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,19 +33,19 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
+demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
 	@$(BIN)/tidewal demo $(ARGS)
 
-test: setup ## Run all tests, those with Spark included; options go into ARGS
+test: setup ## Run all tests, those with Spark and brokers included; options go into ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: setup ## Check format, lint, types and the direction of imports
+check: $(STAMP) ## Check format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-format: setup ## Format the code and fix what the linter can fix
+format: $(STAMP) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -51,8 +53,11 @@ bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=proxy A
 	@test -n "$(NAME)" || { echo "make bench NAME=...; there are:"; find benchmarks -mindepth 1 -maxdepth 1 ! -name '_*' ! -name report.py ! -name '*.md' -exec basename -s .py {} ';' | sort; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
-docs: setup ## Write the reference pages of docs/ from the tables of settings and metrics
+docs: $(STAMP) ## Write the reference pages of docs/ from the tables of settings and metrics
 	@$(BIN)/python -m tidewal.cli.reference docs
+
+dashboards: $(STAMP) ## Write the dashboard and alert rules of compose/ from the table of metrics
+	@$(BIN)/python -m tidewal.cli.dashboards compose
 
 lock: ## Choose the versions anew and write requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

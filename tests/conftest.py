@@ -8,6 +8,8 @@ import random
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ("tests.brokers.fixtures",)
+
 # A deadline per example would measure how busy the machine is; pytest's own timeout ends what hangs.
 settings.register_profile("tidewal", deadline=None, print_blob=True)
 settings.load_profile("tidewal")
