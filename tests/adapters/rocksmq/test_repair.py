@@ -121,6 +121,7 @@ async def log(open_rocksmq, tmp_path, written) -> Path:
             batch = [Append(name, f"{life}:{commit}:{name} ".encode() * 40, commit + 1) for name in names]
             for id, append in zip(await store.append_many(batch), batch, strict=True):
                 written.setdefault(append.channel, {})[id] = append.payload
+        await asyncio.to_thread(store._keeper.need_spare)  # so that the last segment is always the spare
         await store.close()
     return tmp_path / "log"
 
