@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ...runtime.errors import MessageTooLarge, TidewalError
+from ...runtime.wakeup import Hub
 from ...runtime.wal import Append, Durability, OnAppended, Payload
 from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES
@@ -18,7 +19,6 @@ from .journal import Journal
 from .live import Channel, make_entry
 from .pending import Row, Write
 from .registry import Registry
-from .wakeup import Hub
 
 STAMP_BYTES, STAMP_ENTRY_BYTES = 128, 24  # what the record of a stamp may take, and for each entry
 

@@ -18,6 +18,7 @@ from typing import Protocol, TypeAlias
 from ...runtime.clock import Clock
 from ...runtime.disk import Disk, write_all
 from ...runtime.errors import ChannelNotFound, DiskFull, DiskPressure, JournalFailed, Overloaded
+from ...runtime.wakeup import Bell, Hubs
 from ...runtime.wal import Entry, Payload
 from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
@@ -29,7 +30,6 @@ from .pending import control as control
 from .recovery import Recovered
 from .segments import HEADER_BYTES, Segment, Segments
 from .tally import Tally
-from .wakeup import Bell, Hubs
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_WRITES = 4096

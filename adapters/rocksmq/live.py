@@ -18,10 +18,10 @@ from operator import itemgetter
 from typing import cast
 
 from ...runtime.groups.progress import Progress
+from ...runtime.wakeup import Hub
 from ...runtime.wal import ChannelPolicy, Delivery, Durability, Entry, Payload
 from .channels import ChannelState, decode_id, encode_id
 from .losses import Losses
-from .wakeup import Hub
 
 TAKE_BYTES = 1024 * 1024  # handed to a reader at once, unless one entry is larger
 TAKE_ENTRIES = 4096

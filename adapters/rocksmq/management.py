@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ...runtime.clock import Clock
 from ...runtime.errors import ChannelExists, ChannelNotFound, TidewalError
+from ...runtime.wakeup import Hubs
 from ...runtime.wal import ChannelPolicy, OnAppended
 from . import channels as records
 from .channels import check_name, decode_id
@@ -14,7 +15,6 @@ from .gate import Gate
 from .journal import Journal, Write, control
 from .live import Channel
 from .registry import Registry
-from .wakeup import Hubs
 
 
 class Management:

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import TypeAlias, cast
 
 from ...runtime.errors import TidewalError
+from ...runtime.wakeup import Hub
 from ...runtime.wal import OnAppended, Payload
 from .frame import CONTROL, ROW_BYTES
-from .wakeup import Hub
 
 Row: TypeAlias = tuple[int, int, int, Payload]  # channel number, id, timestamp, body; as in a frame's table
 # Who waits for how many rows: a future of a hub for one of them, or a callback.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost
+from ...runtime.wakeup import Hub
 from ...runtime.wal import Entry, From, FromId, FromTime, Start
 from .channels import decode_id, encode_id
 from .history import Cursor, Gone, History
 from .live import Channel
 from .lookup import first_at
 from .losses import before_loss
-from .wakeup import Hub
 
 T = TypeVar("T")
 

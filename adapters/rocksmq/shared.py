@@ -19,6 +19,7 @@ from ...runtime.errors import Closed, DirectoryInUse, Overloaded, TidewalError, 
 from ...runtime.groups.member import start_member
 from ...runtime.groups.positions import resolve
 from ...runtime.remote import Address
+from ...runtime.wakeup import Hubs
 from ...runtime.wal import (
     Append,
     ChannelInfo,
@@ -39,7 +40,6 @@ from .owner import Distant, Owner
 from .shared_groups import SharedGroupLink
 from .shared_reader import SharedReader, cancelling
 from .store import CAPABILITIES, RocksMQ
-from .wakeup import Hubs
 
 T = TypeVar("T")
 

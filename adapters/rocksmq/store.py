@@ -23,6 +23,7 @@ from ...runtime.groups.local_link import LocalLink, settled
 from ...runtime.groups.member import start_member
 from ...runtime.groups.positions import resolve
 from ...runtime.metrics import Metrics
+from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
     Capabilities,
@@ -58,7 +59,6 @@ from .repeats import Repeats
 from .retention import Retention
 from .segments import Segments
 from .server import Server
-from .wakeup import Hub, Hubs
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from ...runtime.errors import TidewalError
-from ...runtime.wal import OnAppended
+from .errors import TidewalError
+from .wal import OnAppended
 
 T = TypeVar("T")
 
