@@ -237,12 +237,23 @@ class Planner:
         self._table.apply(body)
         kind, *arguments = cast("list[Any]", msgpack.unpackb(body))
         if kind == "create":
+            self._drop_namesakes(arguments[0])
             self._told.setdefault(arguments[0], copy.deepcopy(self._table.by_number[arguments[0]]))
         elif kind == "drop":
             self._dropped.add(arguments[0])
             self._open.pop(arguments[0], None)
         elif kind == "snapshot":
             self._snapshot(before)
+
+    def _drop_namesakes(self, created: int) -> None:
+        """A name belongs to one channel: where another still has it, the record that dropped that one is lost."""
+        name = self._table.by_number[created].name
+        for number in [each for each, state in self._table.by_number.items() if state.name == name and each != created]:
+            if self._filler is not None:
+                self._filler.records.append(records.drop(number))
+                self._table.apply(records.drop(number))
+                self._dropped.add(number)
+                self._open.pop(number, None)
 
     def _snapshot(self, before: set[int]) -> None:
         """The table was told as a whole, with the last id of each channel."""

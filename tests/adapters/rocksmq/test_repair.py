@@ -346,6 +346,30 @@ def test_a_header_is_mended_though_the_first_frames_are_damaged_too(log, segment
     assert {damage.frames for damage in found.damages} == {0, 10}
 
 
+async def test_a_channel_whose_drop_is_lost_makes_way_for_its_namesake(open_rocksmq, tmp_path):
+    store = await open_rocksmq(segment_bytes=SMALL)
+    await store.create_channel("a", PLAIN)
+    old = [await store.append("a", b"old") for _ in range(3)]
+    await store.drop_channel("a")
+    await store.create_channel("a", PLAIN)
+    new = [await store.append("a", b"new") for _ in range(3)]
+    await store.close()
+    frames = Frames(tmp_path / "log")
+    (first,) = (
+        place for place, (*_, entries) in enumerate(frames.places) if (2, int.from_bytes(new[0], "big")) in entries
+    )
+    path, offset, end, entries = frames.places[first - 2]  # before the second creation
+    assert not entries
+    zero(path, offset, end)
+    repair(tmp_path / "log")
+    store = await open_rocksmq(segment_bytes=SMALL)
+    assert await read_over_losses(store, "a") == (dict.fromkeys(new, b"new"), [])
+    assert [channel.name for channel in store._registry.by_number.values()] == ["a"]
+    await store.drop_channel("a")
+    await store.create_channel("a", PLAIN)
+    assert await store.append("a", b"newest") > max(old + new)
+
+
 async def test_a_snapshot_that_was_made_up_lets_retention_take_nothing_too_soon(open_rocksmq, clock, tmp_path):
     """Retention goes by the time of the snapshot that follows a segment. Where that one is lost, the entries before
     it must not seem older than they are."""
