@@ -250,6 +250,8 @@ def result_in(frame: Frame) -> tuple[int, Any]:
     """The seq and the outcome of an answer, with its entries: a `TidewalError` where it is one. Raises `BadRecord`."""
     message = unpack(frame.head)
     match message:
+        case [int(seq), "ok", bytes(result)] if not len(frame.rows):  # the most frequent
+            return seq, result
         case [int(seq), "ok", result]:
             if len(frame.rows):
                 if not isinstance(result, list) or not result:

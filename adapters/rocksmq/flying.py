@@ -43,6 +43,7 @@ class Flying:
         self._client = os.urandom(CLIENT_ID_BYTES)
         self._pending_bytes, self._clock, self._lost = pending_bytes, clock, lost
         self._owner: Owner | None = None
+        self._boot = 0  # of the owner
         self._number = 0
         self._size = 0
         self._flights: dict[int, Flight] = {}
@@ -69,7 +70,7 @@ class Flying:
             owner = self._owner
             if owner is None:
                 return False
-            self._send(owner, number, flight)
+            self._send(owner, self._boot, number, flight)
             return True
 
     def interrupt(self) -> None:
@@ -87,8 +88,8 @@ class Flying:
                 elif flight.sent_to and self._clock.monotonic() - flight.submitted_s > RETRY_LIMIT_S:
                     self._land(number, OutcomeUnknown("the append is too old to be sent again", number=number))
                 else:
-                    self._send(owner, number, flight)
-            self._owner = owner
+                    self._send(owner, owner.boot, number, flight)
+            self._owner, self._boot = owner, owner.boot
 
     def sent_before(self, boot: int) -> set[str]:
         """The channels of appends that another life than `boot` has got."""
@@ -111,8 +112,8 @@ class Flying:
                 return
         call()
 
-    def _send(self, owner: Owner, number: int, flight: Flight) -> None:
-        flight.sent_to = flight.sent_to or owner.boot
+    def _send(self, owner: Owner, boot: int, number: int, flight: Flight) -> None:
+        flight.sent_to = flight.sent_to or boot
         settled = next(iter(self._flights)) - 1
         owner.submit_from(self._client, number, settled, flight.entries, partial(self._answered, owner, number))
 

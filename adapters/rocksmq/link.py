@@ -179,7 +179,8 @@ class Link:
         try:
             method = "appends" if len(entries) == count else "append"
             buffers = encode_request(seq, method, (number, settled), entries)
-            self._check_size(buffers, len(entries))
+            if len(buffers) > 1 or len(buffers[0]) > HEAD_BYTES:
+                self._check_size(buffers, len(entries))
         except TidewalError as error:
             if count == 1:
                 self._call_later(answered, error)

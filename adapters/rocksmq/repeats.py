@@ -21,7 +21,7 @@ from .clients import CLIENTS, RESULTS, ClientTable, Wrote, each, take_settled, w
 from .registry import Registry
 
 CLIENT_ID_BYTES = 16
-CLIENT_NUMBERS = 65_536  # appends of one client that it may leave unsettled
+CLIENT_NUMBERS = 65_536  # that a client may be ahead of what it has settled
 
 Shape: TypeAlias = tuple[int, int]  # of an append: how many entries, in how many channels
 ONE: Shape = (1, 1)
@@ -40,9 +40,9 @@ class Known:
 
     __slots__ = ("attempts", "newest", "settled", "unrecorded")
 
-    def __init__(self, newest: int) -> None:
+    def __init__(self) -> None:
         self.settled = 0
-        self.newest = newest  # the highest number that ever came
+        self.newest = 0  # the highest number that ever came
         self.unrecorded = 0  # attempts that are on their way, or that the table does not tell of yet but will
         self.attempts: dict[int, Attempt] = {}
 
@@ -133,10 +133,8 @@ class Repeats:
         """
         with self._lock:
             known = self._known(client, settled)
-            if (
-                number <= max(known.newest, known.settled)
-                or self._unsettled(known, client) + len(entries) > CLIENT_NUMBERS
-            ):
+            last = number + len(entries) - 1
+            if number <= max(known.newest, known.settled) or last - known.settled > CLIENT_NUMBERS:
                 return False
             attempt = Attempt(self._lock, known, number, done, ONE, recorded=True, several=True)
 
@@ -145,7 +143,7 @@ class Repeats:
 
             if not self._appender.submit_each(entries, attempt.settle, stamp):
                 return False
-            self._begin(known, attempt, range(number, number + len(entries)))
+            self._begin(known, attempt, range(number, last + 1))
             return True
 
     def _attempt(
@@ -167,7 +165,7 @@ class Repeats:
             else:
                 result = earlier.of(number, earlier.result)
             if result is None:
-                if self._unsettled(known, client) >= CLIENT_NUMBERS:
+                if number - known.settled > CLIENT_NUMBERS:
                     message = f"{CLIENT_NUMBERS} appends of one client are not settled"
                     raise Overloaded(message, limit="client_numbers")
                 attempt = Attempt(self._lock, known, number, done, _shape(entries), recorded=self._durable(entries))
@@ -199,8 +197,9 @@ class Repeats:
             if len(client) != CLIENT_ID_BYTES:
                 raise InvalidRequest(f"a client id has {CLIENT_ID_BYTES} bytes, not {len(client)}")
             durable = self._table.find(client)
-            newest = max(durable.settled, max(durable.wrote, default=0)) if durable is not None else 0
-            known = self._clients[client] = Known(newest)
+            known = self._clients[client] = Known()
+            if durable is not None:
+                known.settled, known.newest = durable.settled, max(durable.wrote, default=0)
         else:
             self._clients.move_to_end(client)
         if settled > known.settled:
@@ -208,22 +207,12 @@ class Repeats:
             self.count -= len(take_settled(known.attempts, settled))
         return known
 
-    def _unsettled(self, known: Known, client: bytes) -> int:
-        durable = self._table.find(client)
-        return len(known.attempts) + (len(durable.wrote) if durable is not None else 0)
-
     def _told(self, client: bytes, number: int, entries: Sequence[Append]) -> list[bytes] | None:
         """The ids that the table has, looked for after the attempts: a result goes into the table first and leaves
         them then."""
         durable = self._table.find(client)
-        if durable is None:
-            return None
-        result = durable.wrote.get(number)
-        if result is not None:
-            return _ids(entries, result)
-        if number <= durable.settled:
-            raise _settled(number)
-        return None
+        result = durable.wrote.get(number) if durable is not None else None
+        return _ids(entries, result) if result is not None else None
 
     def _recorded(self, client: bytes, first: int, last: int) -> None:
         """The table tells of these numbers from now on."""

@@ -103,10 +103,6 @@ class Requests:
             _log.exception("a request to the log failed")
             connection.fail(seq, error)
 
-    def handled(self) -> None:
-        """All that came at once has been handled."""
-        self._store.wake()
-
     def gone(self, connection: Connection) -> None:
         """The connection has ended."""
         if self._groups is not None and connection.greeted:

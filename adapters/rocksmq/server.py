@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import uvloop
 
 from ...runtime.errors import Overloaded, to_wire
-from ...runtime.remote import LOOPBACK, SOCKET_NAME, TOKEN_NAME, Frame, encode, socket_path
+from ...runtime.remote import LOOPBACK, SOCKET_NAME, TOKEN_NAME, encode, socket_path
 from .connection import Connection, Limits, Memory
 from .requests import Groups, Requests, Served
 
@@ -62,6 +62,7 @@ class Server:
         self._directory, self._wanted_port = directory, tcp_port
         self._limits, self._frame_bytes = limits or Limits(), frame_bytes
         self._requests = Requests(store, groups, boot, frame_bytes)
+        self.handle, self.handled = self._requests.handle, store.wake  # of `Handler`
         self._memory = Memory(self._limits.receiving_bytes)
         self._connections: set[Connection] = set()
         self._numbers = itertools.count(1)
@@ -185,14 +186,6 @@ class Server:
         )
         self._connections.add(connection)
         connection.start()
-
-    def handle(self, connection: Connection, frame: Frame) -> None:
-        """Of `Handler`."""
-        self._requests.handle(connection, frame)
-
-    def handled(self) -> None:
-        """Of `Handler`."""
-        self._requests.handled()
 
     def gone(self, connection: Connection) -> None:
         """Of `Handler`."""

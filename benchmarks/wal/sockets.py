@@ -21,6 +21,7 @@ CASES = (
     ("4x16x1KiB", 4, 16, 200),
 )  # processes, in flight each, rounds
 PROCESSES = 4
+ROUNDS = 9
 
 
 class Producer:
@@ -74,7 +75,7 @@ def measure(bench: Bench) -> None:
                 "log": lambda: per_second(count, lambda: log.append(processes * in_flight, payload, rounds)),  # noqa: B023 -- called here
                 "raw": lambda: per_second(count, lambda: [raw.append(together) for _ in range(rounds)]),  # noqa: B023 -- called here
             }
-            measured = interleaved(candidates)
+            measured = interleaved(candidates, rounds=ROUNDS)
             log.recycle()
             to_raw = measured["socket"].median / measured["raw"].median
             ratio(f"wal.socket.{name}", measured["socket"], measured["log"], "ratio to appends in the owner's process",
