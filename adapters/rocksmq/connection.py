@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
@@ -112,7 +113,8 @@ class Connection:
         self.number, self.secret = number, secret
         self.client: bytes | None = None
         self.greeted = self.closed = False
-        self.in_flight = 0  # bytes of appends; changed under the outbox's lock
+        self.in_flight = 0  # bytes of appends; changed under a lock of its own, which nobody holds for long
+        self._counting = threading.Lock()
         self.tasks: set[asyncio.Task[None]] = set()
         self.turn = asyncio.Lock()  # one answer with entries is made at a time
         self.readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()  # by where they go on
@@ -154,20 +156,20 @@ class Connection:
         """Count an append of `size` bytes as under way; returns what is called with its outcome, once and from any
         thread."""
         size += APPEND_OVERHEAD_BYTES
-        with self.outbox.lock:
+        with self._counting:
             self.in_flight += size
         return partial(self._appended, seq, size)
 
     def append_each(self, seq: int, size: int, count: int) -> OnAppended:
         """The same for several that have `size` bytes together and following seqs."""
         size += count * APPEND_OVERHEAD_BYTES
-        with self.outbox.lock:
+        with self._counting:
             self.in_flight += size
         return partial(self._appended_each, seq, size, count)
 
     def forget_append(self, size: int, count: int) -> None:
         """Take back `append_each`."""
-        with self.outbox.lock:
+        with self._counting:
             self.in_flight -= size + count * APPEND_OVERHEAD_BYTES
 
     def _appended(self, seq: int, size: int, result: list[bytes] | TidewalError) -> None:
@@ -187,7 +189,7 @@ class Connection:
 
     def _landed(self, size: int) -> None:
         limit = self._limits.in_flight_bytes
-        with self.outbox.lock:
+        with self._counting:
             full = self.in_flight > limit
             self.in_flight -= size
             resume = full and self.in_flight <= limit
