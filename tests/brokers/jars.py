@@ -115,7 +115,9 @@ def _folder(kind: Kind) -> Path:
 
 
 def _run_maven(maven: str, kind: Kind, class_path: Path, java: Java) -> None:
-    options = ["-B", "-q", "-f", str(POMS / f"{kind}.xml"), "-DincludeScope=runtime", f"-Dmdep.outputFile={class_path}"]
+    options = ["-B", "-q", "-Dstyle.color=never", "-f", str(POMS / f"{kind}.xml")]
+    options += ["-U"]  # ask again for what could not be had the last time
+    options += ["-DincludeScope=runtime", f"-Dmdep.outputFile={class_path}"]
     try:
         result = subprocess.run(
             [maven, *options, GOAL],
@@ -128,14 +130,14 @@ def _run_maven(maven: str, kind: Kind, class_path: Path, java: Java) -> None:
     except subprocess.TimeoutExpired:
         raise Missing(f"Maven did not resolve the jars of {kind} within {RESOLVED_WITHIN_S} s") from None
     if result.returncode != 0 or not class_path.exists():
-        lines = (line for line in result.stdout.splitlines() if "ERROR" in line)
-        raise Missing(f"Maven cannot resolve the jars of {kind}: {next(lines, result.stderr.strip())}")
+        reasons = [line for line in result.stdout.splitlines() if "ERROR" in line][:2]
+        raise Missing(f"Maven cannot resolve the jars of {kind}: {' '.join(reasons) or result.stderr.strip()}")
 
 
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
     """One process at a time makes what is called so: two runs of one clone share the folder."""
     CACHE.mkdir(exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
+    with (CACHE / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

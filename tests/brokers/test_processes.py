@@ -1,4 +1,4 @@
-"""Processes that end for certain, and the protocol for when there is nothing to start; no broker needed."""
+"""Processes that end for certain; no broker needed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.cli.java import Java
-
-from . import jars
-from .fixtures import require
 from .processes import BrokerFailed, Process, free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -102,41 +98,3 @@ def test_free_ports_are_free_and_below_those_of_outgoing_connections():
     ports = free_ports(10)
     assert len(set(ports)) == 10
     assert all(10_000 <= port < 32_768 for port in ports)
-
-
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jars, "CACHE", tmp_path)
-    with pytest.raises(jars.Missing, match="the jars of kafka are not there: run `make setup`"):
-        jars.find("kafka")
-    monkeypatch.setattr(jars, "find_java", lambda: Java(Path("java"), tmp_path, "17.0.1"))
-    monkeypatch.setattr(jars.shutil, "which", lambda _: None)
-    with pytest.raises(jars.Missing, match="no Maven"):
-        jars.resolve("kafka")
-    monkeypatch.setattr(jars, "find_java", lambda: None)
-    with pytest.raises(jars.Missing, match="no Java 17"):
-        jars.resolve("kafka")
-
-
-def test_a_jar_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jars, "CACHE", tmp_path)
-    folder = jars._folder("pulsar")
-    folder.mkdir()
-    (folder / "classpath").write_text(str(tmp_path / "lost.jar"))
-    with pytest.raises(jars.Missing, match=r"1 jars of pulsar are gone, .*lost\.jar"):
-        jars.find("pulsar")
-
-
-def test_a_missing_broker_skips_and_fails_in_ci_where_there_is_an_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(jars, "CACHE", tmp_path)
-    monkeypatch.setenv("CI", "true")
-    monkeypatch.setattr("tests.brokers.fixtures.entry_points", lambda **_: [])
-    with pytest.raises(pytest.skip.Exception, match="make setup"):
-        require("kafka")
-    monkeypatch.setattr("tests.brokers.fixtures.entry_points", lambda **_: ["an adapter"])
-    with pytest.raises(pytest.fail.Exception, match="CI needs kafka"):
-        require("kafka")
-    monkeypatch.setenv("CI", "")
-    with pytest.raises(pytest.skip.Exception):
-        require("kafka")
