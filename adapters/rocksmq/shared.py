@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, TypeVar
 
 from ...runtime.clock import Clock, SystemClock
-from ...runtime.errors import Closed, DirectoryInUse, Overloaded, TidewalError, Unavailable
+from ...runtime.errors import Closed, DirectoryInUse, Fenced, Overloaded, TidewalError, Unavailable
 from ...runtime.groups.member import start_member
 from ...runtime.groups.positions import resolve
 from ...runtime.remote import Address
@@ -186,16 +186,22 @@ class SharedRocksMQ:
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
     ) -> GroupMember:
-        return await start_member(
-            self,
-            self._group_link,
-            group,
-            channels,
-            start=start,
-            reset_to=reset_to,
-            session_timeout_s=session_timeout_s,
-            resets=self._resets,
-        )
+        async def joined(_: Owner) -> GroupMember:
+            try:
+                return await start_member(
+                    self,
+                    self._group_link,
+                    group,
+                    channels,
+                    start=start,
+                    reset_to=reset_to,
+                    session_timeout_s=session_timeout_s,
+                    resets=self._resets,
+                )
+            except Fenced as error:
+                raise Unavailable("the log has got another owner since the member joined") from error
+
+        return await self.ask(joined)
 
     async def groups(self) -> list[GroupInfo]:
         return await self.ask(lambda owner: owner.groups())

@@ -340,6 +340,26 @@ async def test_closing_during_a_handover_finishes_what_was_submitted(opening, he
         assert helpers.payloads(await read_all(await insisting)) == [b"x", b"y"]
 
 
+async def test_the_search_for_the_next_owner_begins_when_the_own_log_is_closed(opening, directory, helpers):
+    disk = SlowDisk()
+    wal = await opening(disk=disk, failover_s=0)
+    await wal.create_channel("a", PLAIN)
+    disk.go_on.clear()
+    claim = Claim(directory)
+    claim.make()
+    before = asyncio.ensure_future(wal.append("a", b"x"))
+    await asyncio.sleep(0)
+    wal.store.stand_down()
+    await helpers.until(lambda: wal.store is None)
+    after = asyncio.ensure_future(wal.append("a", b"y"))
+    await helpers.until(lambda: not os.path.exists(f"{directory}/socket"))
+    claim.release()
+    disk.go_on.set()
+    async with asyncio.timeout(BOUND_S):
+        assert await before < await after
+    assert helpers.payloads(await read_all(wal)) == [b"x", b"y"]
+
+
 # ---- readers, requests, groups ---------------------------------------------------------------------------------------
 
 
@@ -380,6 +400,20 @@ async def test_readers_and_requests_go_on_over_handovers(opening, helpers):
     await asyncio.gather(*reading)
 
 
+async def test_a_reader_that_had_not_begun_begins_at_the_next_owner(opening, helpers):
+    wal = await opening()
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"0")
+    reader = wal.read("a", From.LATEST)
+    await wal.ask(reader._read)  # and nothing was read from there yet
+    assert reader._local is not None
+    await opening(own=True)
+    waiting = asyncio.ensure_future(anext(reader))
+    await helpers.until(lambda: reader._start[0] == "next")
+    await wal.append("a", b"1")
+    assert helpers.payloads(await waiting) == [b"1"]
+
+
 async def test_a_member_in_a_process_that_lets_go_stays_in_its_group(opening):
     wal = await opening()
     for name in ("in", "out"):
@@ -402,6 +436,25 @@ async def test_a_member_in_a_process_that_lets_go_stays_in_its_group(opening):
         assert [entry.payload for entry in delivered.entries] == [b"3"]
         assert (await wal.groups())[0].members
     assert len(await read_all(wal, "out")) == 1
+    await member.aclose()
+
+
+async def test_joining_goes_on_at_the_next_owner(opening, monkeypatch):
+    wal = await opening()
+    await wal.create_channel("in", PLAIN)
+    await wal.append("in", b"1")
+    join, nodes = wal._group_link.join, []
+
+    async def join_and_lose(*arguments):
+        await join(*arguments)
+        if not nodes:
+            nodes.append(await opening(own=True))
+
+    monkeypatch.setattr(wal._group_link, "join", join_and_lose)
+    async with asyncio.timeout(BOUND_S):
+        member = await wal.join("g", ["in"])
+        assert [entry.payload for entry in (await anext(member)).entries] == [b"1"]
+    assert nodes
     await member.aclose()
 
 
