@@ -1,7 +1,7 @@
 """One conversation with the owner of a directory, over its socket: `runtime/remote.py` describes the protocol.
 
 Requests are multiplexed. Answers are read on the loop that opened the link; appends and notes are sent from whichever
-thread makes them, without waiting for the loop.
+thread makes them, without waiting for the loop. What the loop's own thread appends in one turn is sent at its end.
 """
 
 from __future__ import annotations
@@ -300,7 +300,6 @@ class Link:
         self._outbox.close()
         self._socket.close()
         self._appending.clear()
-        self._unsent.clear()
         if isinstance(error, Unavailable):
             error = Unavailable(error.message, path=str(self._address), outcome_unknown=True)
         for answer in self._asking.values():
