@@ -31,7 +31,10 @@ class KafkaCluster:
     def __init__(
         self, directory: Path, nodes: int = 1, settings: Mapping[str, str] | None = None, archive: Path | None = None
     ) -> None:
-        """`settings` go over those of facts.py; `archive` is where classes are archived at the end, for the cache."""
+        """`settings` go over those of facts.py; `archive` is where classes are archived at the end, for the cache.
+
+        To have the clients of one node come through a proxy, name its port in `advertised.listeners`.
+        """
         self._jars = jars.find("kafka")
         self.nodes = tuple(range(1, nodes + 1))
         self.directory = directory

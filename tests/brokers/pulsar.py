@@ -38,7 +38,11 @@ class PulsarStandalone:
         settings: Mapping[str, str] | None = None,
         archive: Path | None = None,
     ) -> None:
-        """`deduplication` is the broker's default for all namespaces; `settings` go over those of facts.py."""
+        """`deduplication` is the broker's default for all namespaces; `settings` go over those of facts.py.
+
+        To have clients come through a proxy, name its port in `advertisedListeners=proxy:pulsar://127.0.0.1:…`, with
+        `internalListenerName=proxy` and an empty `advertisedAddress`.
+        """
         found = jars.find("pulsar")
         self.directory = directory
         self._port, self._web_port, self._bookie_port = free_ports(3)
@@ -49,7 +53,7 @@ class PulsarStandalone:
                 f"-Dlog4j2.configurationFile={LOG4J}",
                 "org.apache.pulsar.PulsarStandaloneStarter",
                 *("--config", str(self._folder / "standalone.conf")),
-                *("--no-functions-worker", "--no-stream-storage", "-a", "127.0.0.1"),
+                *("--no-functions-worker", "--no-stream-storage"),
                 *("--bookkeeper-port", str(self._bookie_port)),
                 *("--bookkeeper-dir", str(self._folder / "bookkeeper")),
                 *("--metadata-dir", str(self._folder / "metadata")),
