@@ -161,7 +161,7 @@ async def standalone(
     """Run a node that keeps everything in `directory`: the log in `log/` (unless `wal` or `settings.wal` is the URL of
     another) and the tables in `tables/`. Leaving the block drains it; entering it again goes on where it was.
 
-    Raises `DirectoryInUse` when another process runs on it, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`.
+    Raises `DirectoryInUse` when another node runs on it, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`.
     """
     settings = settings or Settings()
     home = _absolute(directory)
