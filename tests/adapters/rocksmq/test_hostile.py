@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import msgpack
@@ -376,6 +377,20 @@ async def test_answers_that_nobody_takes_stay_bounded_and_end_the_connection(sto
     deaf.close()
     assert 0 < highest <= limit + 5 * 1024 * 1024, "one answer over the limit"
     await all_is_well(store)
+    await released(server)
+
+
+async def test_an_end_that_comes_together_with_a_request_is_noticed(store, serve):
+    """What was not read when a client closes makes its end an error, which uvloop tells once, with the data."""
+    server = serve()
+    with socket_path(store.directory) as path, socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        client.send(HELLO)
+        assert await asyncio.to_thread(client.recv, 1, socket.MSG_PEEK)
+        busy = threading.Event()
+        server._loop.call_soon_threadsafe(busy.wait, ANSWER_S)
+        client.send(encode([0, "beat"])[0])
+    busy.set()
     await released(server)
 
 
