@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -84,6 +85,7 @@ class SharedRocksMQ:
 
     def __init__(self, address: Address, may_own: bool, failover_s: float, options: dict[str, Any]) -> None:
         """Use `connect`."""
+        inspect.signature(RocksMQ.open).bind(address.directory, **options)  # an option that is none is a TypeError now
         self._address, self._failover_s, self._options = address, failover_s, options
         self._may_own = may_own and bool(address.directory)
         self._clock: Clock = options.get("clock") or SystemClock()

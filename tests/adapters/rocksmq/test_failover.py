@@ -219,6 +219,11 @@ async def test_who_may_not_own_waits_for_an_owner_and_never_is_one(opening, help
     assert wal.store is None
 
 
+async def test_an_option_that_is_none_is_told_at_once(tmp_path):
+    with pytest.raises(TypeError, match="segment_byte"):
+        await open_wal(f"rocksmq://{tmp_path}/log", segment_byte=1)
+
+
 async def test_only_one_may_insist_on_owning(opening):
     await opening(own=True)
     with pytest.raises(DirectoryInUse):
