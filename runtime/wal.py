@@ -76,6 +76,7 @@ class Capabilities:
     groups: bool = False
     individual_acks: bool = False  # `GroupMember.acknowledge` with single ids
     atomic_commits: bool = False  # `GroupMember.commit`: positions and outputs together or not at all
+    ephemeral_bounds: bool = True  # an ephemeral channel never keeps much more than its `ephemeral_bytes`
 
 
 class Append(NamedTuple):

@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from tidewal.adapters.kafka import KafkaWal
 from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.factory import open_wal as open_any
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.testing.memory import MemoryLog
-from tidewal.runtime.wal import Append, ChannelPolicy, Entry, Start, Wal
+from tidewal.runtime.wal import Append, Capabilities, ChannelPolicy, Entry, Start, Wal
 
 SEGMENT_BYTES = 256 * 1024
 PLAIN = ChannelPolicy()
@@ -23,12 +26,18 @@ PLAIN = ChannelPolicy()
 
 @dataclass
 class Backend:
-    """How to open one log, and how to make its retention act."""
+    """How to open one log, what it can do, and how to make its retention act."""
 
     name: str
+    capabilities: Capabilities
     open: Callable[[], Awaitable[Wal]]
     remove_before: Callable[[Wal, str, bytes], Awaitable[None]]
     opened: list[Wal] = field(default_factory=list)
+
+    def needs(self, capability: str) -> None:
+        """Skip the test where the backend declares that it lacks this."""
+        if not getattr(self.capabilities, capability):
+            pytest.skip(f"{self.name} lacks the capability {capability}")
 
     async def wal(self) -> Wal:
         wal = await self.open()
@@ -71,7 +80,7 @@ class Owners:
         self._owner.retain_now()
 
 
-@pytest.fixture(params=["memory", "rocksmq", "rocksmq-socket"])
+@pytest.fixture(params=["memory", "rocksmq", "rocksmq-socket", pytest.param("kafka", marks=pytest.mark.broker)])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
     name: str = request.param
     owners = Owners(str(tmp_path / "log"), shared=name == "rocksmq-socket")
@@ -81,9 +90,12 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         async def open_memory() -> Wal:
             return MemoryWal(log)
 
-        found = Backend(name, open_memory, _truncate_only)
+        found = Backend(name, MemoryWal.capabilities, open_memory, _truncate_only)
+    elif name == "kafka":
+        url = f"{request.getfixturevalue('kafka').url}/{uuid4().hex}"
+        found = Backend(name, KafkaWal.capabilities, lambda: open_any(url), _truncate_only)
     else:
-        found = Backend(name, owners.open, owners.remove_before)
+        found = Backend(name, RocksMQ.capabilities, owners.open, owners.remove_before)
     yield found
     for wal in found.opened:
         await wal.close()

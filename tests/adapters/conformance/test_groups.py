@@ -16,6 +16,11 @@ QUEUE = ChannelPolicy(delivery=Delivery.QUEUE)
 UNTIL_ACKED = ChannelPolicy(delivery=Delivery.UNTIL_ACKED)
 
 
+@pytest.fixture(autouse=True)
+def _needs_groups(backend):
+    backend.needs("groups")
+
+
 async def create(wal, *channels, policy=PLAIN):
     for channel in channels:
         await wal.create_channel(channel, policy)

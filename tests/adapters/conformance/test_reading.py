@@ -140,7 +140,8 @@ async def test_latest_id_follows_acknowledgements(wal):
         assert await wal.latest_id("a") == id
 
 
-async def test_an_ephemeral_channel_forgets_its_oldest_and_slow_readers_go_on_there(wal):
+async def test_an_ephemeral_channel_forgets_its_oldest_and_slow_readers_go_on_there(backend, wal):
+    backend.needs("ephemeral_bounds")
     await wal.create_channel("e", ChannelPolicy(ephemeral=True, ephemeral_bytes=10_000))
     first = await wal.append("e", b"first")
     reader = wal.read("e", From.EARLIEST)

@@ -1,0 +1,200 @@
+"""The catalog of a log: a compacted topic that says which channels there are and who holds what, followed by everybody.
+
+Each attempt to make a channel writes a record under a key of its own; among those of one name the earliest is the
+channel, and the others are taken back by who wrote them. Compaction keeps the last record of each key where it was
+written, so the place of the creation record is the channel's number for ever, its *incarnation*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import uuid4
+
+from aiokafka import errors as kafka_errors
+
+from ...runtime.errors import Unavailable
+from ...runtime.remote import decode_policy, encode_policy
+from ...runtime.wal import ChannelPolicy
+from . import faults
+from .cluster import LATEST, PAUSE_S, Cluster
+from .fetching import fetch, records
+from .positions import prefix
+from .sender import Row, Sender
+from .topics import catalog_configs, catalog_topic, channel_topic
+
+CREATED, HELD = "channel", "hold"
+
+_log = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Who wants to know that a channel is gone; called on the I/O loop."""
+
+    def dropped(self) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Channel:
+    """What the catalog tells of one channel. `holds` are offsets by holder."""
+
+    name: str
+    incarnation: int
+    policy: ChannelPolicy
+    topic: str
+    prefix: bytes
+    holds: dict[str, int] = field(default_factory=dict[str, int])
+    dropped: bool = False
+    listeners: set[Listener] = field(default_factory=set[Listener])
+
+
+class Catalog:
+    """Follows the topic, and writes into it. Belongs to the I/O loop; `find` may be called from any thread."""
+
+    def __init__(self, cluster: Cluster, connections: tuple[int, int], on_removed: Callable[[], None]) -> None:
+        """`connections` are for following and for writing. `on_removed` is called when something was dropped."""
+        self._cluster = cluster
+        self._topic = catalog_topic(cluster.options.prefix)
+        self._reading, writing = connections
+        self._sender = Sender(cluster, self._topic, writing, self._make_topic)
+        self._on_removed = on_removed
+        self._lock = asyncio.Lock()
+        self._created: dict[str, dict[str, Channel]] = {}  # by name, then by key of the record
+        self._channels: dict[str, Channel] = {}
+        self._holds: dict[int, dict[str, int]] = {}  # by incarnation, then by holder
+        self._applied_to = 0
+        self._moved = asyncio.Event()
+
+    def find(self, name: str) -> Channel | None:
+        """The channel as this process knows it, which others may have changed a moment ago."""
+        return self._channels.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self._channels)
+
+    async def open(self) -> None:
+        """Make the topic where there is none."""
+        if self._cluster.leader(self._topic) is None:
+            await self._make_topic()
+
+    async def sync(self) -> None:
+        """Return when everything is known that was written before the call. Raises `Unavailable`."""
+        end = await self._cluster.retrying("read the catalog's end", self._end)
+        await self._until(end)
+
+    async def write_channel(self, name: str, policy: ChannelPolicy) -> Channel:
+        """Make a channel, or find the one that somebody else made first."""
+        key = f"{CREATED}/{name}/{uuid4().hex}"
+        await self._write([(key, {"policy": encode_policy(policy)})])
+        found = self._channels[name]
+        if found is not self._created[name][key]:
+            await self._write([(key, None)])
+        return found
+
+    async def write_dropped(self, channel: Channel) -> None:
+        """Take a channel back, with all attempts to make one of its name and all holds."""
+        keys = [*self._created.get(channel.name, {}), *(_hold(channel, holder) for holder in channel.holds)]
+        await self._write([(key, None) for key in keys])
+
+    async def write_hold(self, channel: Channel, holder: str, offset: int | None) -> None:
+        """Note that `holder` needs what is at `offset` and behind it; None: nothing any more."""
+        await self._write([(_hold(channel, holder), None if offset is None else {"offset": offset})])
+
+    async def follow(self) -> None:
+        """Learn what is written, for ever. One task does this."""
+        while True:
+            try:
+                fetched = await fetch(self._cluster, self._topic, self._applied_to, self._reading)
+            except faults.Foreign as error:
+                _log.warning("the catalog %s cannot be read: %r", self._topic, error)
+                await asyncio.sleep(PAUSE_S)
+                await self._cluster.refresh()
+                continue
+            for record in records(fetched.batches, self._applied_to):
+                self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
+            self._applied_to = fetched.next_offset
+            moved, self._moved = self._moved, asyncio.Event()
+            moved.set()
+
+    async def _end(self) -> int:
+        return await self._cluster.offset(self._topic, LATEST) or 0
+
+    async def _until(self, offset: int) -> None:
+        try:
+            async with asyncio.timeout(self._cluster.options.delivery_timeout_s):
+                while self._applied_to < offset:
+                    await self._moved.wait()
+        except TimeoutError:
+            raise Unavailable(f"the catalog {self._topic} cannot be read") from None
+
+    async def _write(self, changes: Sequence[tuple[str, Mapping[str, object] | None]]) -> None:
+        """Write records and return when they have taken effect here."""
+        rows: list[Row] = [
+            (None, key.encode(), None if value is None else json.dumps(value).encode(), []) for key, value in changes
+        ]
+        if rows:
+            async with self._lock:
+                offset = await self._sender.send(rows)
+            await self._until(offset + len(rows))
+
+    async def _make_topic(self) -> None:
+        configs = catalog_configs(self._cluster.options)
+        await self._cluster.retrying("make the catalog", lambda: self._cluster.create_topic(self._topic, configs))
+        await self._cluster.retrying("find the catalog", self._led)
+
+    async def _led(self) -> None:
+        if self._cluster.leader(self._topic) is None:
+            raise kafka_errors.StaleMetadata(f"nobody leads {self._topic}")
+
+    # ---- what a record changes ---------------------------------------------------------------------------------------
+
+    def _apply(self, offset: int, key: str, value: bytes | None) -> None:
+        kind, _, rest = key.partition("/")
+        try:
+            picture: dict[str, Any] | None = None if value is None else json.loads(value)
+            if kind == CREATED:
+                self._apply_channel(offset, rest.rpartition("/")[0], key, picture)
+            elif kind == HELD:
+                incarnation, _, holder = rest.partition("/")
+                self._apply_hold(int(incarnation), holder, picture)
+        except (ValueError, KeyError, TypeError):
+            _log.exception("the catalog %s has a record at %d that says nothing: %r", self._topic, offset, key)
+
+    def _apply_channel(self, offset: int, name: str, key: str, picture: dict[str, Any] | None) -> None:
+        created = self._created.setdefault(name, {})
+        if picture is not None:
+            policy = decode_policy(picture["policy"])
+            topic = channel_topic(self._cluster.options.prefix, name, offset)
+            created[key] = Channel(name, offset, policy, topic, prefix(offset), self._holds.get(offset, {}))
+        else:
+            created.pop(key, None)
+        before = self._channels.get(name)
+        first = min(created.values(), key=lambda channel: channel.incarnation, default=None)
+        if first is not None:
+            self._channels[name] = first
+        else:
+            del self._created[name]
+            self._channels.pop(name, None)
+        if before is not None and before is not first:
+            before.dropped = True
+            for listener in list(before.listeners):
+                listener.dropped()
+            self._on_removed()
+
+    def _apply_hold(self, incarnation: int, holder: str, picture: dict[str, Any] | None) -> None:
+        holds = self._holds.setdefault(incarnation, {})
+        if picture is None:
+            holds.pop(holder, None)
+        else:
+            holds[holder] = int(picture["offset"])
+        for channel in self._channels.values():
+            if channel.incarnation == incarnation:
+                channel.holds = holds
+
+
+def _hold(channel: Channel, holder: str) -> str:
+    return f"{HELD}/{channel.incarnation}/{holder}"

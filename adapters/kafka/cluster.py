@@ -1,0 +1,172 @@
+"""Requests to the brokers, each bounded in time, with the leader of a topic looked up anew where it has changed.
+
+Tidewal uses the library's connections, metadata and protocol, not its producer and consumer. These keep sequences,
+retries and positions to themselves, so that a dead broker makes an idempotent send hang for ever, one refused record
+makes it fail for ever, and a consumer may fall silent unnoticed. Here every request has an answer, an error, or a time
+limit, and who asked decides what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from aiokafka import TopicPartition
+from aiokafka import errors as kafka_errors
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.admin import (
+    AlterConfigsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+)
+from aiokafka.protocol.offset import OffsetRequest
+
+from . import faults
+from .options import Options
+
+T = TypeVar("T")
+
+EARLIEST, LATEST = -2, -1  # as timestamps of `offset`
+PARTITION = 0  # each topic has this one only
+CONTROL = 0  # the connection to each broker for what is not an append or a read
+PAUSE_S = 0.1  # between two attempts
+METADATA_AGE_S = 30.0
+TOPIC_RESOURCE = 2
+
+_ALREADY_EXISTS = kafka_errors.TopicAlreadyExistsError.errno
+_UNKNOWN_TOPIC = kafka_errors.UnknownTopicOrPartitionError.errno
+
+_log = logging.getLogger(__name__)
+
+
+class Cluster:
+    """The brokers. Belongs to one loop. Numbers of connections are the caller's: requests on one are answered in turn,
+    so what waits long has its own."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._client: Any = AIOKafkaClient(
+            bootstrap_servers=options.bootstrap,
+            client_id="tidewal",
+            request_timeout_ms=int(options.request_timeout_s * 1000),
+            metadata_max_age_ms=int(METADATA_AGE_S * 1000),
+            **options.client,
+        )
+
+    async def open(self) -> None:
+        """Find the brokers. Raises `Unavailable`, `ConfigError`."""
+        await self.retrying("find the brokers", self._client.bootstrap)
+        await self.refresh()
+
+    async def close(self) -> None:
+        """Drop all connections, and with them what is under way."""
+        await self._client.close()
+
+    async def refresh(self) -> None:
+        """Ask the brokers who leads what. They are asked for all topics: asking for one would create it where the
+        brokers are set up so."""
+        try:
+            async with asyncio.timeout(self.options.request_timeout_s):
+                await self._client.force_metadata_update()
+        except faults.Foreign as error:
+            _log.warning("the brokers do not say who leads what: %r", error)
+
+    def leader(self, topic: str) -> int | None:
+        """The node that leads it; None when the topic or its leader is not known."""
+        node: int | None = self._client.cluster.leader_for_partition(TopicPartition(topic, PARTITION))
+        return None if node in (None, -1) else node
+
+    async def ask(self, node: int | None, request: object, connection: int = CONTROL) -> Any:
+        """The response to one request; None asks any node. Raises the library's errors, `NodeNotReadyError` and
+        `StaleMetadata` only where nothing was sent."""
+        if node is None:
+            node = self._client.get_random_node()
+        if node is None:
+            raise kafka_errors.StaleMetadata("no broker is known")
+        return await self._client.send(node, request, group=connection)
+
+    async def ask_leader(self, topic: str, request: object, connection: int = CONTROL) -> Any:
+        """The same of who leads a topic. Raises `StaleMetadata` where nobody does."""
+        node = self.leader(topic)
+        if node is None:
+            raise kafka_errors.StaleMetadata(f"nobody leads {topic}")
+        return await self.ask(node, request, connection)
+
+    async def retrying(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Attempt it until it succeeds, for as long as an append may take. Raises what `faults.mapped` makes of the
+        last error."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.options.delivery_timeout_s
+        pause_s = 0.0  # at first what is known of the topics may only be old
+        while True:
+            try:
+                return await attempt()
+            except faults.Foreign as error:
+                if faults.final(error) or loop.time() > deadline:
+                    raise faults.mapped(error, what) from error
+            await asyncio.sleep(pause_s)
+            pause_s = PAUSE_S
+            if self._client.cluster.brokers():
+                await self.refresh()
+
+    async def offset(self, topic: str, timestamp: int) -> int | None:
+        """The first offset whose native timestamp is at least that, None where there is none yet; `EARLIEST` the first
+        there is, `LATEST` the one behind the last that is acknowledged. Raises the library's errors."""
+        request = OffsetRequest(-1, 0, [(topic, [(PARTITION, timestamp)])])
+        response = await self.ask_leader(topic, request)
+        ((_, ((_, code, _, offset),)),) = response.topics
+        _check(code)
+        return offset if offset >= 0 else None
+
+    async def bounds(self, topic: str) -> tuple[int, int]:
+        """The first offset and the one behind the last."""
+        first, end = await asyncio.gather(self.offset(topic, EARLIEST), self.offset(topic, LATEST))
+        return first or 0, end or 0
+
+    # ---- administration: the library's own calls do not raise what one topic is refused ------------------------------
+
+    async def create_topic(self, topic: str, configs: dict[str, str]) -> None:
+        """Make it, unless it is there. Raises the library's errors."""
+        new: Any = (topic, 1, self.options.replication_factor, [], list(configs.items()))
+        request = CreateTopicsRequest([new], self._time_limit_ms, False)
+        response = await self._ask_controller(request)
+        _check(response.topic_errors[0][1], _ALREADY_EXISTS)
+        await self.refresh()
+
+    async def delete_topic(self, topic: str) -> None:
+        """Remove it, if it is there. Raises the library's errors."""
+        response = await self._ask_controller(DeleteTopicsRequest([topic], self._time_limit_ms))
+        _check(response.topic_error_codes[0][1], _UNKNOWN_TOPIC)
+
+    async def configure_topic(self, topic: str, configs: dict[str, str]) -> None:
+        """Give it these settings, and the brokers' own for all others. Raises the library's errors."""
+        response = await self.ask(None, AlterConfigsRequest([(TOPIC_RESOURCE, topic, list(configs.items()))]))
+        _check(response.resources[0][0])
+
+    async def delete_before(self, topic: str, offset: int) -> None:
+        """Remove the records before an offset. Raises the library's errors."""
+        request = DeleteRecordsRequest([(topic, [(PARTITION, offset)])], self._time_limit_ms)
+        response = await self.ask_leader(topic, request)
+        _check(_partition_code(response))
+
+    async def _ask_controller(self, request: object) -> Any:
+        controller = self._client.cluster.controller
+        return await self.ask(None if controller is None else controller.nodeId, request)
+
+    @property
+    def _time_limit_ms(self) -> int:
+        return int(self.options.request_timeout_s * 1000)
+
+
+def _partition_code(response: Any) -> int:
+    topic: Sequence[Any] = response.topics[0]
+    return topic[1][0][2]
+
+
+def _check(code: int, *fine: int) -> None:
+    """Raise the library's error for a code that is neither 0 nor `fine`."""
+    if code and code not in fine:
+        raise kafka_errors.for_code(code)

@@ -1,0 +1,181 @@
+"""The I/O side of a reader: fetches ahead of it, up to a bound in bytes, and survives what happens to the brokers.
+
+Every fetch is a request of our own with an answer or a time limit, and after each failure the topic's leader is looked
+up anew; so there is no consumer that could fall silent. When fetching has not succeeded for a while that is reported,
+and again when it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiokafka import errors as kafka_errors
+
+from ...runtime.errors import ChannelNotFound, TidewalError
+from ...runtime.wakeup import Hub
+from ...runtime.wal import Start
+from . import faults, lookup
+from .catalog import Channel
+from .cluster import PAUSE_S, Cluster
+from .fetching import fetch
+
+SILENT_S = 5.0  # without an answer of the brokers: reported
+
+_log = logging.getLogger(__name__)
+
+
+class Feed:
+    """Batches of one channel on their way to one reader. `run` belongs to the I/O loop, `take` and `wait` to the
+    reader's, `close` and `end` to any thread."""
+
+    def __init__(self, channel: Channel, start: Start, wake: Callable[[Hub, asyncio.Future[None]], None]) -> None:
+        """`wake` settles a future of the reader's loop, from any thread."""
+        self.channel = channel
+        self._start, self._wake_reader = start, wake
+        self._lock = threading.Lock()
+        self._batches: deque[tuple[Sequence[Any], int, int]] = deque()  # with their size and the offset asked for
+        self._size = 0
+        self._error: TidewalError | None = None
+        self._ended = False
+        self._waiter: tuple[Hub, asyncio.Future[None]] | None = None
+        self._room = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # of `run`
+
+    # ---- the reader's side -------------------------------------------------------------------------------------------
+
+    def take(self) -> tuple[Sequence[Any], int] | None:
+        """The next batches and the offset they were asked for. Raises the error behind the last ones, and
+        `StopAsyncIteration` when closed; None when there is nothing yet."""
+        with self._lock:
+            if self._ended:
+                raise StopAsyncIteration
+            if not self._batches:
+                if self._error is not None:
+                    raise self._error
+                return None
+            batches, size, offset = self._batches.popleft()
+            self._size -= size
+            full = not self._room.is_set()
+        if full:
+            self._free()
+        return batches, offset
+
+    async def wait(self, hub: Hub) -> None:
+        """Return when there may be something to take."""
+        waiter: asyncio.Future[None] = hub.loop.create_future()
+        with self._lock:
+            if self._batches or self._error is not None or self._ended:
+                return
+            self._waiter = (hub, waiter)
+        await waiter
+
+    def close(self) -> None:
+        """No more batches, and no error; a reader that waits is woken."""
+        with self._lock:
+            self._ended = True
+            self._batches.clear()
+            self._wake()
+
+    # ---- the I/O side ------------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        return self._ended or self._error is not None
+
+    def fail(self, error: TidewalError) -> None:
+        """Let the reader raise this once it has taken what was fetched."""
+        with self._lock:
+            self._error = self._error or error
+            self._wake()
+
+    def dropped(self) -> None:
+        """The channel is gone, and what was fetched of it with it."""
+        with self._lock:
+            self._batches.clear()
+        self.fail(ChannelNotFound(f"channel {self.channel.name} was dropped", channel=self.channel.name))
+
+    async def run(self, cluster: Cluster, connection: int, started: Callable[[], None]) -> None:
+        """Find the start, tell so, and fetch until closed."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            try:
+                offset = await self._begin(cluster, connection)
+            finally:
+                started()
+            await self._fetch(cluster, connection, offset)
+        except TidewalError as error:
+            self.fail(error)
+
+    async def _begin(self, cluster: Cluster, connection: int) -> int:
+        async def find() -> int:
+            if self.ended:  # the channel was dropped, or nobody reads any more
+                return 0
+            return await lookup.first_offset(cluster, self.channel, self._start, connection)
+
+        return await cluster.retrying(f"find where to read {self.channel.name}", find)
+
+    async def _fetch(self, cluster: Cluster, connection: int, offset: int) -> None:
+        loop = asyncio.get_running_loop()
+        heard_at, silent = loop.time(), False
+        while not self.ended:
+            try:
+                fetched = await fetch(cluster, self.channel.topic, offset, connection)
+            except kafka_errors.OffsetOutOfRangeError:
+                offset = await cluster.retrying(
+                    f"find the first entry of {self.channel.name}",
+                    lambda offset=offset: lookup.after_loss(cluster, self.channel, offset),
+                )
+                continue
+            except faults.Foreign as error:
+                if faults.final(error):
+                    raise faults.mapped(error, f"read {self.channel.name}") from error
+                if not silent and loop.time() - heard_at > SILENT_S:
+                    silent = True
+                    _log.warning("reading %s stalls: %r", self.channel.topic, error)
+                await asyncio.sleep(PAUSE_S)
+                await cluster.refresh()
+                continue
+            if silent:
+                _log.warning("reading %s goes on after %.1f s", self.channel.topic, loop.time() - heard_at)
+            heard_at, silent = loop.time(), False
+            if fetched.batches:
+                room = self._put(fetched.batches, fetched.size, offset, cluster.options.prefetch_bytes)
+                offset = fetched.next_offset
+                if not room:
+                    await self._room.wait()
+                    heard_at = loop.time()
+
+    def _put(self, batches: Sequence[Any], size: int, offset: int, limit: int) -> bool:
+        """Hand over; whether there is room for more."""
+        with self._lock:
+            if not self._ended:
+                self._batches.append((batches, size, offset))
+                self._size += size
+            room = self._size < limit
+            if room:
+                self._room.set()
+            else:
+                self._room.clear()
+            self._wake()
+        return room
+
+    def _wake(self) -> None:
+        """Under the lock."""
+        waiting, self._waiter = self._waiter, None
+        if waiting is not None:
+            self._wake_reader(*waiting)
+        if self.ended:
+            self._free()
+
+    def _free(self) -> None:
+        """Let `run` look again."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and `run` with it
+                loop.call_soon_threadsafe(self._room.set)

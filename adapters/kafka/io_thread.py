@@ -1,0 +1,91 @@
+"""The thread and event loop on which a log talks to its brokers, whatever the user's loops do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from ...runtime.errors import Closed
+
+T = TypeVar("T")
+
+
+class IoThread:
+    """One loop on one daemon thread. Start it once, stop it once."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Call it on the loop, soon; from any thread. Raises `Closed` once the thread has stopped."""
+        try:
+            self.loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            raise Closed("the log is closed") from None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run it beside the rest until `stop`; on the loop."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a coroutine that runs on the loop, from another one. Raises `Closed` when the thread stops
+        meanwhile."""
+
+        def begin() -> None:
+            task = self.loop.create_task(make())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(tell)
+            running.append(task)
+
+        def tell(task: asyncio.Task[T]) -> None:
+            caller.call_soon_threadsafe(settle, task)
+
+        def settle(task: asyncio.Task[T]) -> None:
+            if answer.done():
+                return
+            error = Closed("the log is closed") if task.cancelled() else task.exception()
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(task.result())
+
+        caller = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = caller.create_future()
+        running: list[asyncio.Task[T]] = []
+        self.post(begin)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not self.loop.is_closed():
+                self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in running])
+            raise
+
+    async def stop(self) -> None:
+        """Cancel what runs and end the thread; from another loop."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()

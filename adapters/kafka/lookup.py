@@ -1,0 +1,79 @@
+"""Where to begin to read: a start as an offset."""
+
+from __future__ import annotations
+
+from aiokafka import errors as kafka_errors
+
+from ...runtime.clock import LOGICAL_BITS
+from ...runtime.errors import PositionLost
+from ...runtime.wal import From, FromId, FromTime, Start
+from .catalog import Channel
+from .cluster import LATEST, Cluster
+from .fetching import fetch, records
+from .positions import from_native, offset_of
+
+
+async def first_offset(cluster: Cluster, channel: Channel, start: Start, connection: int) -> int:
+    """The offset to read first. Raises `PositionLost`, and the library's errors."""
+    match start:
+        case From.LATEST:
+            return await cluster.offset(channel.topic, LATEST) or 0
+        case From.EARLIEST:
+            return (await cluster.bounds(channel.topic))[0]
+        case FromTime(timestamp):
+            _, end = await cluster.bounds(channel.topic)
+            found = await at_time(cluster, channel, timestamp, end, connection)
+            return end if found is None else found
+        case FromId(id, inclusive):
+            return await _behind_id(cluster, channel, id, inclusive=inclusive)
+
+
+async def at_time(cluster: Cluster, channel: Channel, timestamp: int, end: int, connection: int) -> int | None:
+    """The first offset before `end` whose timestamp is at least that. Kafka finds the first record of the millisecond,
+    or of one that was stamped with the time of its append (see `positions.py`); from there on we look ourselves."""
+    at = await cluster.offset(channel.topic, timestamp >> LOGICAL_BITS)
+    while at is not None and at < end:
+        fetched = await fetch(cluster, channel.topic, at, connection)
+        for record in records(fetched.batches, at):
+            if record.offset >= end:
+                return None
+            if from_native(record.timestamp, record.headers) >= timestamp:
+                return record.offset
+        at = fetched.next_offset
+    return None
+
+
+def lost(channel: Channel, requested: bytes, first: int) -> PositionLost:
+    first_id = channel.prefix + first.to_bytes(8, "big")
+    return PositionLost(
+        f"position {requested.hex()} is not in channel {channel.name}, whose first is {first_id.hex()}",
+        requested=requested,
+        first_available=first_id,
+        channel=channel.name,
+    )
+
+
+async def after_loss(cluster: Cluster, channel: Channel, offset: int) -> int:
+    """Where to go on when the brokers do not have an offset: in an ephemeral channel at the first there is. Raises
+    `PositionLost`; the library's `StaleMetadata` where the leader only does not know its end yet."""
+    first, end = await cluster.bounds(channel.topic)
+    if first <= offset <= end:
+        return offset
+    if offset > end:
+        raise kafka_errors.StaleMetadata(f"{channel.topic} ends at {end} here, {offset} was read")
+    if channel.policy.ephemeral:
+        return first
+    raise lost(channel, channel.prefix + offset.to_bytes(8, "big"), first)
+
+
+async def _behind_id(cluster: Cluster, channel: Channel, id: bytes, *, inclusive: bool) -> int:
+    first, end = await cluster.bounds(channel.topic)
+    offset = offset_of(id, channel.prefix)
+    if offset is None:
+        raise lost(channel, id, first)
+    wanted = offset if inclusive else offset + 1
+    if channel.policy.ephemeral:
+        return min(max(wanted, first), end)
+    if wanted < first or offset >= end:
+        raise lost(channel, id, first)
+    return wanted

@@ -1,0 +1,134 @@
+"""Channels made, described, truncated, held and dropped: what the log does on its I/O loop beside appends and reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiokafka import errors as kafka_errors
+
+from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest
+from ...runtime.wal import ChannelInfo, ChannelPolicy
+from .catalog import Catalog, Channel
+from .cluster import CONTROL, Cluster
+from .lookup import at_time
+from .positions import ID_BYTES, offset_of
+from .retention import Retention
+from .topics import configs
+
+T = TypeVar("T")
+
+
+class Management:
+    """Belongs to the I/O loop. Every call looks at the end of the catalog first, so it knows what others have done."""
+
+    def __init__(self, cluster: Cluster, catalog: Catalog, acknowledged_to: Callable[[Channel], int]) -> None:
+        """`acknowledged_to` is the last offset that this process was told of, -1 for none."""
+        self._cluster, self._catalog, self._acknowledged_to = cluster, catalog, acknowledged_to
+        self._retention = Retention(cluster, catalog)
+        self._creating = asyncio.Lock()
+
+    async def create(self, name: str, policy: ChannelPolicy) -> None:
+        async with self._creating:
+            await self._catalog.sync()
+            found = self._catalog.find(name) or await self._catalog.write_channel(name, policy)
+            if found.policy != policy:
+                raise ChannelExists(f"channel {name} exists with another policy", channel=name)
+            await self._cluster.retrying(f"make channel {name}", lambda: self.ensure(found))
+
+    async def names(self) -> list[str]:
+        await self._catalog.sync()
+        return self._catalog.names()
+
+    async def drop(self, name: str) -> None:
+        await self._catalog.sync()
+        found = self._catalog.find(name)
+        if found is not None:
+            await self._catalog.write_dropped(found)
+            await self._cluster.retrying(f"drop channel {name}", lambda: self._cluster.delete_topic(found.topic))
+
+    async def describe(self, name: str) -> ChannelInfo:
+        channel = await self.find(name)
+        first, end = await self._of(channel, lambda: self._cluster.bounds(channel.topic))
+        first_id = _id(channel, first) if first < end else None
+        return ChannelInfo(name, channel.policy, first_id, self._latest(channel, end))
+
+    async def latest(self, name: str) -> bytes | None:
+        channel = await self.find(name)
+        _, end = await self._of(channel, lambda: self._cluster.bounds(channel.topic))
+        return self._latest(channel, end)
+
+    async def id_at(self, name: str, timestamp: int) -> bytes | None:
+        channel = await self.find(name)
+
+        async def find() -> int | None:
+            _, end = await self._cluster.bounds(channel.topic)
+            return await at_time(self._cluster, channel, timestamp, end, CONTROL)
+
+        offset = await self._of(channel, find)
+        return None if offset is None else _id(channel, offset)
+
+    async def truncate(self, name: str, id: bytes) -> None:
+        channel = await self.find(name)
+        offset = _offset(channel, id)
+
+        async def remove() -> None:
+            first, end = await self._cluster.bounds(channel.topic)
+            upto = min(offset, end, *channel.holds.values())
+            if upto > first:
+                await self._cluster.delete_before(channel.topic, upto)
+
+        await self._of(channel, remove)
+
+    async def hold(self, name: str, holder: str, id: bytes | None) -> None:
+        channel = await self.find(name)
+        await self._catalog.write_hold(channel, holder, None if id is None else _offset(channel, id))
+        await self._retention.moved(channel)
+
+    async def find(self, name: str) -> Channel:
+        """The channel as everybody knows it. Raises `ChannelNotFound`."""
+        await self._catalog.sync()
+        found = self._catalog.find(name)
+        if found is None:
+            raise ChannelNotFound(f"no channel {name}; create it first", channel=name)
+        return found
+
+    async def ensure(self, channel: Channel) -> None:
+        """Make the topic of a channel where whoever made the channel did not come so far. Raises `ChannelNotFound` when
+        the channel is gone, and the library's errors."""
+        if self._cluster.leader(channel.topic) is None:
+            await self._cluster.refresh()
+        if self._cluster.leader(channel.topic) is None:
+            await self._catalog.sync()
+            if channel.dropped:
+                raise ChannelNotFound(f"channel {channel.name} was dropped", channel=channel.name)
+            await self._cluster.create_topic(channel.topic, configs(channel.policy, self._cluster.options))
+        if self._cluster.leader(channel.topic) is None:
+            raise kafka_errors.StaleMetadata(f"nobody leads {channel.topic} yet")
+
+    async def _of(self, channel: Channel, attempt: Callable[[], Awaitable[T]]) -> T:
+        async def ensured() -> T:
+            await self.ensure(channel)
+            return await attempt()
+
+        return await self._cluster.retrying(f"look into {channel.name}", ensured)
+
+    def _latest(self, channel: Channel, end: int) -> bytes | None:
+        """The brokers tell of what all copies have; who asks for less has been told of more."""
+        latest = max(end - 1, self._acknowledged_to(channel))
+        return _id(channel, latest) if latest >= 0 else None
+
+
+def _id(channel: Channel, offset: int) -> bytes:
+    return channel.prefix + offset.to_bytes(8, "big")
+
+
+def _offset(channel: Channel, id: bytes) -> int:
+    """The offset of an id; that of an earlier channel of the name lies before all. Raises `InvalidRequest`."""
+    offset = offset_of(id, channel.prefix)
+    if offset is None:
+        if len(id) == ID_BYTES and id < channel.prefix:
+            return 0
+        raise InvalidRequest(f"{id!r} is no message id of channel {channel.name}")
+    return offset

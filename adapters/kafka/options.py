@@ -1,0 +1,96 @@
+"""What `kafka://…` and the settings `kafka.*` say, checked."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ...runtime.errors import ConfigError
+from ...runtime.settings import Kafka
+
+PREFIX = "tidewal"
+MIB = 1024 * 1024
+
+_PREFIX = re.compile(r"[A-Za-z0-9-]{1,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to reach the brokers, and the limits. Each field without a leading word for the client can be given as a
+    query parameter of the URL."""
+
+    bootstrap: str
+    prefix: str = PREFIX
+    replication_factor: int = -1  # copies of each topic; -1: as the brokers' own settings say
+    min_insync_replicas: int = 0  # copies that acks=all waits for; 0: as the brokers' own settings say
+    request_timeout_s: float = 5.0  # how long one request may take
+    delivery_timeout_s: float = 30.0  # how long an append, or any other call, may take with all attempts
+    pending_bytes: int = 64 * MIB  # of appends that are not answered; over it `submit` raises `Overloaded`
+    batch_bytes: int = MIB  # of one request to append
+    fetch_bytes: int = 2 * MIB  # of one request to read
+    prefetch_bytes: int = 4 * MIB  # that a reader holds before it stops fetching
+    client: Mapping[str, Any] = field(default_factory=dict[str, Any])  # security, handed to the client
+
+    @property
+    def largest_batch_bytes(self) -> int:
+        """What a batch may take that holds one message, whatever the channel's limit is beside that."""
+        return self.batch_bytes + OVERHEAD_BYTES
+
+
+OVERHEAD_BYTES = 64 * 1024  # what Kafka counts beside the payloads of a batch, at most
+
+
+def parse(url: str, settings: Kafka | None = None, **given: object) -> Options:
+    """Read `kafka://host:port[,host:port…][/PREFIX][?option=value]`. `given` options win over the URL's, which win over
+    the settings. Raises `ConfigError`."""
+    parts = urlsplit(url)
+    bootstrap = parts.netloc or (settings.broker_list if settings else "")
+    prefix = parts.path.strip("/") or PREFIX
+    if not bootstrap:
+        raise ConfigError(f"{url!r}: write kafka://host:port,host:port/PREFIX", key="wal")
+    if not _PREFIX.fullmatch(prefix):
+        raise ConfigError(f"{url!r}: the prefix of the topics is 1-40 characters of A-Z a-z 0-9 -", key="wal")
+    options = Options(bootstrap, prefix, client=_security(settings) if settings else {})
+    return replace(options, **_checked({**dict(parse_qsl(parts.query)), **given}))
+
+
+def _checked(given: Mapping[str, object]) -> dict[str, Any]:
+    kinds = {each.name: type(each.default) for each in fields(Options) if isinstance(each.default, (int, float))}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in kinds:
+            raise ConfigError(f"kafka:// has no option {name!r}; there are {', '.join(sorted(kinds))}", key="wal")
+        try:
+            found[name] = kinds[name](str(value))
+        except ValueError:
+            raise ConfigError(f"kafka:// option {name}={value!r} is no number", key="wal") from None
+    return found
+
+
+def _security(settings: Kafka) -> dict[str, Any]:
+    protocol = settings.security_protocol or ("SSL" if settings.ssl.enabled else "PLAINTEXT")
+    found: dict[str, Any] = {"security_protocol": protocol}
+    if protocol.startswith("SASL"):
+        found |= {
+            "sasl_mechanism": settings.sasl_mechanisms or "PLAIN",
+            "sasl_plain_username": settings.sasl_username,
+            "sasl_plain_password": settings.sasl_password.get_secret_value(),
+        }
+    if protocol.endswith("SSL"):
+        found["ssl_context"] = _ssl_context(settings)
+    return found
+
+
+def _ssl_context(settings: Kafka) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl.tls_ca_cert or None)
+        if settings.ssl.tls_cert:
+            password = settings.ssl.tls_key_password.get_secret_value()
+            context.load_cert_chain(settings.ssl.tls_cert, settings.ssl.tls_key or None, password or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"kafka.ssl: the certificates cannot be used: {error}", key="kafka.ssl") from error
+    return context

@@ -1,0 +1,63 @@
+"""Ids and timestamps of entries as Kafka keeps them.
+
+An id is the channel's incarnation (where its creation is recorded in the catalog) and the offset of the record, so that
+a channel that is dropped and made again never gives out an id twice.
+
+A record's native timestamp is the physical part of the entry's, and what that leaves out is in the header `ts`. An
+entry that was not stamped lately gets the time of the append instead: Kafka's retention goes by native timestamps and
+would remove it at once. So the native one is never below the physical part, and seeking by time may rely on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ...runtime.clock import LOGICAL_BITS
+from ...runtime.errors import InvalidRequest
+
+ID_BYTES = 16
+HALF_BYTES = ID_BYTES // 2
+HEADER = "ts"
+STAMP_BYTES = 8
+FRESH_MS = 3600 * 1000  # older stamps do not become native timestamps
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
+
+
+def check_name(channel: str) -> None:
+    """Raise `InvalidRequest` unless it can name a channel."""
+    if not _NAME.fullmatch(channel):
+        raise InvalidRequest(f"channel name {channel!r}: 1-250 characters of A-Z a-z 0-9 . _ - are allowed")
+
+
+def prefix(incarnation: int) -> bytes:
+    """What all ids of a channel begin with."""
+    return incarnation.to_bytes(HALF_BYTES, "big")
+
+
+def offset_of(id: bytes, of: bytes) -> int | None:
+    """The offset that an id names in the channel whose ids begin with `of`; None when it is of no such channel."""
+    if len(id) != ID_BYTES or not id.startswith(of):
+        return None
+    return int.from_bytes(id[HALF_BYTES:], "big")
+
+
+def to_native(timestamp: int, now_ms: int) -> tuple[int, list[tuple[str, bytes | None]]]:
+    """The native timestamp and the headers of an entry."""
+    native_ms = timestamp >> LOGICAL_BITS
+    if native_ms < now_ms - FRESH_MS:
+        native_ms = now_ms
+    if native_ms << LOGICAL_BITS == timestamp:
+        return native_ms, []
+    return native_ms, [(HEADER, timestamp.to_bytes(STAMP_BYTES, "big"))]
+
+
+def from_native(native_ms: int, headers: Headers) -> int:
+    """The timestamp of a record, also of one that something else than Tidewal wrote."""
+    for name, value in headers:
+        if name == HEADER and value is not None and len(value) == STAMP_BYTES:
+            return int.from_bytes(value, "big")
+    return max(native_ms, 0) << LOGICAL_BITS

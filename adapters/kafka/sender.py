@@ -1,0 +1,125 @@
+"""Appending to one topic: batch by batch, each once, and with a known outcome wherever there can be one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from aiokafka import errors as kafka_errors
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.transaction import InitProducerIdRequest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from ...runtime.errors import Unavailable
+from . import faults
+from .cluster import PARTITION, PAUSE_S, Cluster
+from .positions import Headers
+
+ACKS_ALL, ACKS_LEADER = -1, 1
+MAGIC = 2  # the format of batches
+NOT_TRANSACTIONAL: Any = None
+LONGEST_MS = 2**31 - 1
+SEQUENCES = 2**31  # they begin again at 0
+NEVER_FULL = 2**31 - 1  # what goes into a batch was chosen before
+SLOW_S = 1.0  # an append that takes longer is reported
+
+# Native timestamp in ms (None: now), key, value, headers.
+Row: TypeAlias = tuple[int | None, bytes | None, bytes | None, Headers]
+
+_log = logging.getLogger(__name__)
+
+
+class Sender:
+    """The idempotent producer of one topic. One `send` at a time, so order is kept.
+
+    Brokers recognise a batch by the producer's number and the batch's own. So it may be sent again until it is
+    answered, and a batch that was refused takes no number: nothing behind it fails. When the outcome stays unknown the
+    producer's number is given up, and the next batch goes out under a new one.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        connection: int,
+        missing: Callable[[], Awaitable[None]],
+        acks: int = ACKS_ALL,
+    ) -> None:
+        """`missing` is called where nobody leads the topic: it makes it, or raises that it is gone for good."""
+        self._cluster, self._topic, self._connection = cluster, topic, connection
+        self._missing, self._acks = missing, acks
+        self._producer: tuple[int, int] | None = None  # id and epoch
+        self._sequence = 0
+
+    async def send(self, rows: Sequence[Row]) -> int:
+        """Append rows as one batch and return the offset of the first. Raises `Unavailable`, with `outcome_unknown`
+        where they may be in the log all the same, and what `missing` and `faults.mapped` have."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        deadline = began + self._cluster.options.delivery_timeout_s
+        batch: Any = None
+        unknown = reported = False  # whether an attempt before may have been written
+        while True:
+            try:
+                if batch is None:
+                    batch = self._encode(rows, await self._identity())
+                offset = await self._attempt(batch)
+                self._sequence = (self._sequence + len(rows)) % SEQUENCES
+                return offset
+            except faults.Foreign as error:
+                lost = faults.sequence_lost(error)
+                unknown |= batch is not None and not lost and not faults.not_written(error)
+                if lost:
+                    self._producer = batch = None
+                if faults.final(error) or loop.time() > deadline or (lost and unknown):
+                    if unknown:
+                        self._producer = None
+                    raise faults.mapped(error, f"append to {self._topic}", outcome_unknown=unknown) from error
+                if not reported and loop.time() - began > SLOW_S:
+                    reported = True
+                    _log.warning("appending to %s stalls: %r", self._topic, error)
+            except asyncio.CancelledError:
+                self._producer = None
+                raise
+            await self._pause(deadline)
+
+    async def _identity(self) -> tuple[int, int]:
+        """The producer's number, asked for where there is none."""
+        if self._producer is None:
+            response = await self._cluster.ask(None, InitProducerIdRequest(NOT_TRANSACTIONAL, LONGEST_MS))
+            if response.error_code:
+                raise kafka_errors.for_code(response.error_code)
+            self._producer, self._sequence = (response.producer_id, response.producer_epoch), 0
+        return self._producer
+
+    def _encode(self, rows: Sequence[Row], producer: tuple[int, int]) -> Any:
+        builder = DefaultRecordBatchBuilder(MAGIC, 0, 0, *producer, self._sequence, NEVER_FULL)
+        now_ms = int(time.time() * 1000)
+        append = builder.append
+        for number, (timestamp_ms, key, value, headers) in enumerate(rows):
+            append(number, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)  # pyright: ignore[reportArgumentType] -- a list
+        return builder.build()
+
+    async def _attempt(self, batch: bytes) -> int:
+        timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
+        request = ProduceRequest(NOT_TRANSACTIONAL, self._acks, timeout_ms, [(self._topic, [(PARTITION, batch)])])
+        response = await self._cluster.ask_leader(self._topic, request, self._connection)
+        code, offset = response.topics[0][1][0][1:3]
+        if code:
+            raise kafka_errors.for_code(code)
+        if offset < 0:  # written by an earlier attempt, so long ago that the broker has forgotten where
+            raise kafka_errors.DuplicateSequenceNumber
+        return offset
+
+    async def _pause(self, deadline: float) -> None:
+        """Wait a moment and find out who leads the topic now; what fails meanwhile the next attempt will meet too."""
+        with contextlib.suppress(TimeoutError, Unavailable, *faults.Foreign):
+            async with asyncio.timeout_at(deadline + PAUSE_S):
+                await asyncio.sleep(PAUSE_S)
+                await self._cluster.refresh()
+                if self._cluster.leader(self._topic) is None:
+                    await self._missing()

@@ -1,0 +1,353 @@
+"""A log on Kafka, as `Wal` asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from ...runtime.errors import Closed, MessageTooLarge, TidewalError, Unsupported
+from ...runtime.wakeup import Hub, Hubs
+from ...runtime.wal import (
+    Append,
+    Capabilities,
+    ChannelInfo,
+    ChannelPolicy,
+    Durability,
+    Entry,
+    From,
+    GroupInfo,
+    GroupMember,
+    OnAppended,
+    Payload,
+    Start,
+)
+from .catalog import Catalog, Channel
+from .cluster import CONTROL, Cluster
+from .feed import Feed
+from .io_thread import IoThread
+from .lane import ROW_BYTES, Backlog, Lane, Part, Write
+from .management import Management
+from .options import Options
+from .positions import check_name
+from .reader import Reader
+from .sender import ACKS_ALL, ACKS_LEADER, Sender
+
+T = TypeVar("T")
+
+CAPABILITIES = Capabilities(
+    atomic_batches=False,
+    seek_by_time=True,
+    truncate=True,
+    multi_process_write=True,
+    ephemeral_bounds=False,
+)
+CATALOG_CONNECTIONS = (1, 2)  # for following, for writing
+LANE_CONNECTIONS = range(3, 7)  # shared by all lanes; a broker answers the requests of one connection in turn
+
+
+class KafkaWal:
+    """Open with `KafkaWal.connect`. Coroutines may be called from any loop, `submit` from any thread."""
+
+    name = "kafka"
+    capabilities = CAPABILITIES
+
+    @classmethod
+    async def connect(cls, options: Options) -> KafkaWal:
+        """Raises `Unavailable` when no broker answers within `delivery_timeout_s`, `ConfigError`."""
+        wal = cls(options)
+        try:
+            await wal._io.call(wal._open)
+        except BaseException:
+            await wal.close()
+            raise
+        return wal
+
+    def __init__(self, options: Options) -> None:
+        """Use `connect`."""
+        self._options = options
+        self._io = IoThread("tidewal-kafka")
+        self._hubs = Hubs()
+        self._backlog = Backlog(options.pending_bytes)
+        self._lanes: dict[Channel, Lane] = {}
+        self._starting: list[Lane] = []
+        self._feeds: set[Feed] = set()
+        self._reading_connections: list[int] = []  # those that no feed uses
+        self._new_connections = itertools.count(CONTROL + 1)
+        self._io_thread = 0
+        self._ending: asyncio.Task[None] | None = None
+        self._writes: Cluster
+        self._reads: Cluster
+        self._catalog: Catalog
+        self._management: Management
+        self._clusters: list[Cluster] = []
+        self._io.start()
+
+    async def _open(self) -> None:
+        """On the I/O loop, as all whose names end with `_io`."""
+        self._hubs.gather()
+        self._io_thread = threading.get_ident()
+        self._writes, self._reads = Cluster(self._options), Cluster(self._options)
+        self._clusters = [self._writes, self._reads]
+        await self._writes.open()
+        await self._reads.open()
+        self._catalog = Catalog(self._writes, CATALOG_CONNECTIONS, self._forget_lanes)
+        self._management = Management(self._writes, self._catalog, self._acknowledged_to)
+        await self._catalog.open()
+        self._io.spawn(self._catalog.follow())
+        await self._catalog.sync()
+
+    # ---- channels ----------------------------------------------------------------------------------------------------
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        check_name(channel)
+        await self._call(lambda: self._management.create(channel, policy))
+
+    async def channels(self) -> list[str]:
+        return await self._call(lambda: self._management.names())
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        return await self._call(lambda: self._management.describe(channel))
+
+    async def drop_channel(self, channel: str) -> None:
+        await self._call(lambda: self._management.drop(channel))
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        return await self._call(lambda: self._management.latest(channel))
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        return await self._call(lambda: self._management.id_at(channel, timestamp))
+
+    async def truncate(self, channel: str, id: bytes) -> None:
+        await self._call(lambda: self._management.truncate(channel, id))
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        await self._call(lambda: self._management.hold(channel, holder, id))
+
+    # ---- appending ---------------------------------------------------------------------------------------------------
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        """`Wal.submit`. A channel that this process does not know comes through `done`, as do the entries that are too
+        large for it: it may have been made elsewhere a moment ago."""
+        self._check_open()
+        if not entries:
+            done([])
+            return
+        found: dict[str, Channel] = {}
+        for name in {entry.channel for entry in entries}:
+            channel = self._catalog.find(name)
+            if channel is None:
+                self._io.post(lambda: _forget(self._io.spawn(self._submit_io(entries, done))))
+                return
+            found[name] = channel
+        self._queue(found, entries, done)
+
+    async def _submit_io(self, entries: Sequence[Append], done: OnAppended) -> None:
+        """Look for the channels, and go on or say that there is one too few."""
+        try:
+            found = {name: await self._management.find(name) for name in {entry.channel for entry in entries}}
+            self._queue(found, entries, done)
+        except TidewalError as error:
+            done(error)
+        self._hubs.flush()
+
+    def _queue(self, channels: dict[str, Channel], entries: Sequence[Append], done: OnAppended) -> None:
+        payloads = _checked(channels, entries)
+        size = sum(map(len, payloads)) + ROW_BYTES * len(payloads)
+        if len(channels) == 1:
+            groups = {entries[0].channel: range(len(entries))}
+        else:
+            groups = defaultdict[str, list[int]](list)
+            for place, entry in enumerate(entries):
+                groups[entry.channel].append(place)
+        write = Write(done, len(entries), len(groups), size)
+        with self._backlog.lock:
+            self._backlog.admit(size)
+            idle = not self._starting
+            for name, places in groups.items():
+                part = Part(write, places, [entries[at].timestamp for at in places], [payloads[at] for at in places])
+                lane = self._lane(channels[name])
+                if lane.add(part):
+                    self._starting.append(lane)
+            ring = idle and bool(self._starting)
+        if ring:
+            self._io.post(self._start_lanes_io)
+
+    def _lane(self, channel: Channel) -> Lane:
+        """Under the backlog's lock."""
+        lane = self._lanes.get(channel)
+        if lane is None:
+            connection = LANE_CONNECTIONS[channel.incarnation % len(LANE_CONNECTIONS)]
+            all_copies = channel.policy.acks is Durability.ALL and not channel.policy.ephemeral
+            sender = Sender(
+                self._writes,
+                channel.topic,
+                connection,
+                lambda: self._management.ensure(channel),
+                ACKS_ALL if all_copies else ACKS_LEADER,
+            )
+            lane = self._lanes[channel] = Lane(channel, sender, self._backlog, self._options.batch_bytes)
+        return lane
+
+    def _start_lanes_io(self) -> None:
+        with self._backlog.lock:
+            lanes, self._starting = self._starting, []
+        for lane in lanes:
+            self._io.spawn(lane.run(self._hubs.flush))
+
+    def _forget_lanes(self) -> None:
+        with self._backlog.lock:
+            self._lanes = {channel: lane for channel, lane in self._lanes.items() if not channel.dropped}
+
+    def _acknowledged_to(self, channel: Channel) -> int:
+        lane = self._lanes.get(channel)
+        return -1 if lane is None else lane.last_offset
+
+    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+        future, done = self._hubs.promise()
+        self.submit((Append(channel, payload, timestamp),), done)
+        return (await future)[0]
+
+    async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
+        future, done = self._hubs.promise()
+        self.submit(entries, done)
+        return await future
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+        """`Wal.read`. An ephemeral channel's reader goes on at the oldest entry there is."""
+        self._check_open()
+        return Reader(self, channel, start)
+
+    async def feed(self, channel: str, start: Start) -> Feed | None:
+        """For `Reader`."""
+        try:
+            found = self._catalog.find(channel) or await self._call(lambda: self._management.find(channel))
+        except Closed:
+            return None
+        feed = Feed(found, start, self._wake)
+        with self._backlog.lock:
+            if self._backlog.closed:
+                return None
+            self._feeds.add(feed)
+            lane = self._lane(found) if start is From.LATEST else None
+            if lane is not None:  # what is submitted from now on comes behind the start
+                lane.stop()
+        self._io.post(lambda: _forget(self._io.spawn(self._feed_io(feed, lane))))
+        return feed
+
+    async def _feed_io(self, feed: Feed, lane: Lane | None) -> None:
+        def started() -> None:
+            if lane is not None:
+                with self._backlog.lock:
+                    lane.go()
+
+        connection = self._reading_connections.pop() if self._reading_connections else next(self._new_connections)
+        listeners = feed.channel.listeners
+        listeners.add(feed)
+        try:
+            if feed.channel.dropped:
+                feed.dropped()
+            await feed.run(self._reads, connection, started)
+        finally:
+            listeners.discard(feed)
+            self._reading_connections.append(connection)
+            self._hubs.flush()
+
+    def leave(self, feed: Feed) -> None:
+        """For `Reader`."""
+        self._feeds.discard(feed)
+        feed.close()
+
+    def hub(self) -> Hub:
+        """For `Reader`."""
+        return self._hubs.current()
+
+    def _wake(self, hub: Hub, waiter: asyncio.Future[None]) -> None:
+        hub.settle(waiter, None)
+        if threading.get_ident() == self._io_thread:
+            self._hubs.flush()
+
+    # ---- groups: not yet ---------------------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        self._no_groups()
+
+    async def groups(self) -> list[GroupInfo]:
+        self._no_groups()
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        self._no_groups()
+
+    async def drop_group(self, group: str) -> None:
+        self._no_groups()
+
+    def _no_groups(self) -> NoReturn:
+        self._check_open()
+        raise Unsupported(
+            "kafka:// has no consumer groups; read channels with positions of your own", capability="groups"
+        )
+
+    # ---- closing -----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """`Wal.close`. What was submitted is answered first, after `delivery_timeout_s` with `Unavailable`."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._ending)
+
+    async def _close(self) -> None:
+        future, landed = self._hubs.promise()
+        with self._backlog.lock:
+            self._backlog.closed = True
+            self._backlog.landed = lambda: landed([])
+            waiting = bool(self._backlog.bytes)
+            feeds, self._feeds = self._feeds, set()
+        for feed in feeds:
+            feed.close()
+        if waiting:
+            await future
+        await self._io.call(self._close_io)
+        await self._io.stop()
+        self._hubs.close()
+
+    async def _close_io(self) -> None:
+        await asyncio.gather(*(cluster.close() for cluster in self._clusters))
+
+    async def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        self._check_open()
+        return await self._io.call(make)
+
+    def _check_open(self) -> None:
+        if self._backlog.closed:
+            raise Closed("the log is closed")
+
+
+def _checked(channels: dict[str, Channel], entries: Sequence[Append]) -> list[bytes]:
+    """The payloads as what nobody else writes into. Raises `MessageTooLarge`."""
+    payloads: list[bytes] = []
+    for name, payload, _ in entries:
+        limit = channels[name].policy.max_message_bytes
+        data = payload if type(payload) is bytes else bytes(payload)
+        if len(data) > limit:
+            raise MessageTooLarge(
+                f"a message of {len(data)} bytes for {name} is over its limit of {limit}", size=len(data), limit=limit
+            )
+        payloads.append(data)
+    return payloads
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    """What runs beside the rest is known to the thread; nobody waits for it."""
