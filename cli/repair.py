@@ -11,7 +11,7 @@ from ..adapters.rocksmq.channels import ChannelTable
 from ..adapters.rocksmq.rebuild import apply as rebuild
 from ..adapters.rocksmq.repair import Plan, plan
 from ..adapters.rocksmq.survey import ReadOnlyDisk, Survey
-from ..adapters.rocksmq.verify import claimed
+from ..adapters.rocksmq.verify import locked
 from ..runtime.clock import SystemClock
 from ..runtime.disk import RealDisk
 from ..runtime.errors import DirectoryInUse
@@ -37,7 +37,7 @@ def repair(
     """
     directory = local_directory(where)
     wall_ms = SystemClock().wall_ms()
-    with claimed(directory) as unowned:
+    with locked(directory) as unowned:
         if not unowned:
             raise DirectoryInUse(f"{directory} is in use or cannot be locked: stop its owner first", path=directory)
         survey = Survey(ReadOnlyDisk(), f"{directory}/journal")

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..adapters.rocksmq.verify import SegmentReport, claimed
+from ..adapters.rocksmq.findings import SegmentReport
+from ..adapters.rocksmq.verify import locked
 from ..adapters.rocksmq.verify import verify as scrub
 from .reading import local_directory
 
@@ -34,7 +35,7 @@ def journal(
     """
     segments = frames = damaged = 0
     size = 0
-    with claimed(local_directory(where)) as unowned:
+    with locked(local_directory(where)) as unowned:
         for report in scrub(local_directory(where), owned=not unowned):
             segments, frames, size = segments + 1, frames + report.frames, size + report.end
             damaged += report.state == "damaged"

@@ -233,7 +233,7 @@ class Interpreter(Section):
     """Python itself. Tidewal's own."""
 
     switch_interval_ms: NonNegativeFloat = Field(
-        default=0.0, description="thread switch interval, ms; 0 leaves Python's own"
+        default=0.5, description="thread switch interval while a node runs, ms; 0 leaves Python's own, 5"
     )
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from struct import Struct
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgpack
 import rocksdict
 
 from ...runtime.errors import CorruptLog
+from .findings import SegmentReport
 from .index import SPAN_BYTES
-
-if TYPE_CHECKING:
-    from .verify import SegmentReport
 
 _PLACE_KEY = Struct(">cIQ")
 _TIME_KEY = Struct(">cIQQ")

@@ -10,70 +10,33 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from ...runtime.disk import Disk
 from ...runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable
 from .channels import ChannelTable
 from .directory import Directory
+from .findings import SegmentReport
 from .frame import CONTROL, Found, Frame
 from .index_check import IndexCheck
 from .segments import HEADER_BYTES
 from .survey import Gap, ReadOnlyDisk, SegmentFile, Survey
 
-MAX_FINDINGS = 100  # of one segment; what is over that is counted
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something wrong: `end` is where the damage ends, `lost_frames` how many frames are gone, where that is known."""
-
-    path: str
-    offset: int
-    what: str
-    end: int | None = None
-    lost_frames: int | None = None
-
-
-@dataclass(slots=True)
-class SegmentReport:
-    """What one segment holds. `state`: "ok"; "in use" (the owner's last one, up to its last good frame); "torn" (an
-    unfinished frame at the journal's end, which the next opening cuts off); "spare" (no frame yet); "damaged"; "gone"
-    (recycled while it was being read)."""
-
-    epoch: int
-    path: str
-    state: str = "ok"
-    frames: int = 0
-    end: int = HEADER_BYTES
-    entries: int = 0
-    channels: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])  # last id, payload bytes
-    findings: list[Finding] = field(default_factory=list[Finding])
-    more_findings: int = 0
-
-    def found(self, offset: int, what: str, *, end: int | None = None, lost_frames: int | None = None) -> None:
-        self.state = "damaged"
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(Finding(self.path, offset, what, end, lost_frames))
-        else:
-            self.more_findings += 1
-
 
 @contextmanager
-def claimed(directory: str) -> Generator[bool]:
+def locked(directory: str) -> Generator[bool]:
     """Keep the directory from being opened while it is read. False: somebody owns it, or it cannot be locked here
     (a read-only mount). Raises `ConfigError` where there is no log."""
     if not os.path.isdir(os.path.join(directory, "journal")):
         raise ConfigError(f"there is no log in {directory}", key="wal")
     try:
-        claim = Directory(directory)
+        lock = Directory(directory)
     except (DirectoryInUse, DirectoryUnwritable):
         yield False
         return
     try:
         yield True
     finally:
-        claim.close()
+        lock.close()
 
 
 def verify(directory: str, *, owned: bool, disk: Disk | None = None) -> Iterator[SegmentReport]:

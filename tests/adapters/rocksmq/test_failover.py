@@ -16,7 +16,6 @@ import pytest
 from tidewal.adapters.rocksmq import RocksMQ, link, open_wal, shared
 from tidewal.adapters.rocksmq.clients import CLIENT_EXPIRY_S
 from tidewal.adapters.rocksmq.flying import Flying
-from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import (
     ChannelNotFound,
     Closed,
@@ -45,38 +44,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-class SlowDisk(RealDisk):
-    """Syncs when it is told to."""
-
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-        self.go_on.set()
-
-    def sync(self, file: int) -> None:
-        self.go_on.wait(20)
-        super().sync(file)
-
-
-@pytest.fixture
-def directory(tmp_path) -> str:
-    return str(tmp_path / "log")
-
-
-@pytest.fixture
-async def opening(directory):
-    """Open the log of this test as processes do; all is closed at its end."""
-    opened = []
-
-    async def open_one(own: bool | None = None, **options):
-        wal = await open_wal(f"rocksmq://{directory}", own=own, **{"segment_bytes": SEGMENT_BYTES, **options})
-        opened.append(wal)
-        return wal
-
-    yield open_one
-    for wal in opened:
-        await wal.close()
 
 
 @pytest.fixture
@@ -140,20 +107,21 @@ async def test_appends_under_way_at_a_kill_are_there_once_and_in_order(opening, 
         assert [int(i) for name, i in payloads if name == number] == list(range(200))
 
 
-async def test_what_was_durable_when_its_answer_was_lost_is_recognised_by_the_next_owner(opening, directory, helpers):
-    disk = SlowDisk()
-    owner = await RocksMQ.open(directory, disk=disk, segment_bytes=SEGMENT_BYTES)
+async def test_what_was_durable_when_its_answer_was_lost_is_recognised_by_the_next_owner(
+    opening, directory, helpers, slow_disk
+):
+    owner = await RocksMQ.open(directory, disk=slow_disk, segment_bytes=SEGMENT_BYTES)
     wal = await opening()
     await wal.create_channel("a", PLAIN)
     await wal.create_channel("e", EPHEMERAL)
-    disk.go_on.clear()
+    slow_disk.go_on.clear()
     both = asyncio.ensure_future(wal.append_many([Append("a", b"1"), Append("e", b"1"), Append("a", b"2")]))
     await helpers.until(lambda: owner.find("e").queued)
     ephemeral = asyncio.ensure_future(wal.append("e", b"behind that"))
     await helpers.until(lambda: owner.find("e").queued == 2)
     leaving = asyncio.ensure_future(owner.close())
     await helpers.until(lambda: not os.path.exists(os.path.join(directory, "socket")))
-    disk.go_on.set()
+    slow_disk.go_on.set()
     await leaving
     first, second, third = await both
     assert third == (int.from_bytes(first, "big") + 1).to_bytes(8, "big")

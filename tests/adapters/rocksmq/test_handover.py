@@ -14,10 +14,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ, open_wal
+from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ
 from tidewal.adapters.rocksmq.directory import Claim, claimed
 from tidewal.adapters.rocksmq.link import Link
-from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, TidewalError, Unavailable, from_wire
 from tidewal.runtime.remote import HEADER, Address, encode
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -37,38 +36,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-class SlowDisk(RealDisk):
-    """Syncs when it is told to."""
-
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-        self.go_on.set()
-
-    def sync(self, file: int) -> None:
-        self.go_on.wait(BOUND_S)
-        super().sync(file)
-
-
-@pytest.fixture
-def directory(tmp_path) -> str:
-    return str(tmp_path / "log")
-
-
-@pytest.fixture
-async def opening(directory):
-    """Open the log of this test as processes do; all is closed at its end."""
-    opened = []
-
-    async def open_one(own: bool | None = None, **options):
-        wal = await open_wal(f"rocksmq://{directory}", own=own, **{"segment_bytes": SEGMENT_BYTES, **options})
-        opened.append(wal)
-        return wal
-
-    yield open_one
-    for wal in opened:
-        await wal.close()
 
 
 async def read_all(wal, channel="a"):
@@ -211,9 +178,8 @@ async def test_a_stranger_at_the_port_cannot_make_it_let_go(opening, directory, 
 # ---- what is under way at a process that lets go ---------------------------------------------------------------------
 
 
-async def test_appends_around_a_handover_are_there_once_and_in_order(opening, helpers):
-    disk = SlowDisk()
-    wal = await opening(disk=disk)
+async def test_appends_around_a_handover_are_there_once_and_in_order(opening, helpers, slow_disk):
+    wal = await opening(disk=slow_disk)
     await wal.create_channel("a", PLAIN)
     loop = asyncio.get_running_loop()
     answers: asyncio.Queue[object] = asyncio.Queue()
@@ -221,7 +187,7 @@ async def test_appends_around_a_handover_are_there_once_and_in_order(opening, he
     def submit(i: int) -> None:
         wal.submit([Append("a", str(i).encode())], lambda got: loop.call_soon_threadsafe(answers.put_nowait, got))
 
-    disk.go_on.clear()
+    slow_disk.go_on.clear()
     before = [asyncio.ensure_future(wal.append("a", str(i).encode())) for i in range(10)]
     await asyncio.sleep(0)
     submit(10)
@@ -231,7 +197,7 @@ async def test_appends_around_a_handover_are_there_once_and_in_order(opening, he
     after = [asyncio.ensure_future(wal.append("a", str(i).encode())) for i in range(12, 20)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in (*before, *after))
-    disk.go_on.set()
+    slow_disk.go_on.set()
     async with asyncio.timeout(BOUND_S):
         node = await insisting
         ids = [*await asyncio.gather(*before), *await asyncio.gather(*after)]
@@ -321,11 +287,10 @@ async def test_a_log_that_is_closed_says_so_after_a_handover_too(opening):
         wal.submit([Append("a", b"x")], print)
 
 
-async def test_closing_during_a_handover_finishes_what_was_submitted(opening, helpers):
-    disk = SlowDisk()
-    wal = await opening(disk=disk)
+async def test_closing_during_a_handover_finishes_what_was_submitted(opening, helpers, slow_disk):
+    wal = await opening(disk=slow_disk)
     await wal.create_channel("a", PLAIN)
-    disk.go_on.clear()
+    slow_disk.go_on.clear()
     appends = [asyncio.ensure_future(wal.append("a", b"x"))]
     await asyncio.sleep(0)
     insisting = asyncio.ensure_future(opening(own=True))
@@ -334,17 +299,16 @@ async def test_closing_during_a_handover_finishes_what_was_submitted(opening, he
     await asyncio.sleep(0)
     closing = asyncio.ensure_future(wal.close())
     await asyncio.sleep(0)
-    disk.go_on.set()
+    slow_disk.go_on.set()
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*appends, closing)
         assert helpers.payloads(await read_all(await insisting)) == [b"x", b"y"]
 
 
-async def test_the_search_for_the_next_owner_begins_when_the_own_log_is_closed(opening, directory, helpers):
-    disk = SlowDisk()
-    wal = await opening(disk=disk, failover_s=0)
+async def test_the_search_for_the_next_owner_begins_when_the_own_log_is_closed(opening, directory, helpers, slow_disk):
+    wal = await opening(disk=slow_disk, failover_s=0)
     await wal.create_channel("a", PLAIN)
-    disk.go_on.clear()
+    slow_disk.go_on.clear()
     claim = Claim(directory)
     claim.make()
     before = asyncio.ensure_future(wal.append("a", b"x"))
@@ -354,7 +318,7 @@ async def test_the_search_for_the_next_owner_begins_when_the_own_log_is_closed(o
     after = asyncio.ensure_future(wal.append("a", b"y"))
     await helpers.until(lambda: not os.path.exists(f"{directory}/socket"))
     claim.release()
-    disk.go_on.set()
+    slow_disk.go_on.set()
     async with asyncio.timeout(BOUND_S):
         assert await before < await after
     assert helpers.payloads(await read_all(wal)) == [b"x", b"y"]

@@ -54,11 +54,6 @@ async def store(open_rocksmq) -> RocksMQ:
 
 
 @pytest.fixture
-def directory(tmp_path) -> str:
-    return str(tmp_path / "log")
-
-
-@pytest.fixture
 async def link(store, directory):
     opened = await Link.open(directory, CLIENT, on_lost=print)
     yield opened

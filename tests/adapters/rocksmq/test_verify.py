@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tidewal.adapters.rocksmq.findings import SegmentReport
 from tidewal.adapters.rocksmq.index import Index, Place
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES
 from tidewal.adapters.rocksmq.survey import ReadOnlyDisk
-from tidewal.adapters.rocksmq.verify import SegmentReport, claimed, verify
+from tidewal.adapters.rocksmq.verify import locked, verify
 from tidewal.runtime.errors import ConfigError, CorruptLog
 from tidewal.runtime.wal import Append, ChannelPolicy
 
@@ -185,7 +186,7 @@ def test_what_the_device_cannot_read_is_damage_and_the_rest_is_read(log):
 async def test_an_owned_log_is_read_while_it_is_written(open_rocksmq, tmp_path, helpers):
     store = await open_rocksmq(segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy(retention_s=0))
-    with claimed(store.directory) as unowned:
+    with locked(store.directory) as unowned:
         assert not unowned
         for _ in range(6):
             reports = verify(store.directory, owned=True)
@@ -200,14 +201,14 @@ async def test_an_owned_log_is_read_while_it_is_written(open_rocksmq, tmp_path, 
 
 
 async def test_nobody_opens_a_log_that_is_being_verified(open_rocksmq, log):
-    with claimed(str(log)) as unowned:
+    with locked(str(log)) as unowned:
         assert unowned
-        with claimed(str(log)) as again:
+        with locked(str(log)) as again:
             assert not again
     await open_rocksmq()
 
 
 def test_where_there_is_no_log_none_is_made(tmp_path):
-    with pytest.raises(ConfigError), claimed(str(tmp_path)):
+    with pytest.raises(ConfigError), locked(str(tmp_path)):
         pass
     assert list(tmp_path.iterdir()) == []
