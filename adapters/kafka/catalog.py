@@ -23,8 +23,8 @@ from ...runtime.wal import ChannelPolicy
 from . import faults
 from .cluster import LATEST, PAUSE_S, Cluster
 from .fetching import fetch, records
-from .positions import prefix
-from .sender import Row, Sender
+from .positions import Row, prefix
+from .sender import Sender
 from .topics import catalog_configs, catalog_topic, channel_topic
 
 CREATED, HELD = "channel", "hold"

@@ -72,6 +72,13 @@ class IoThread:
                 self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in running])
             raise
 
+    async def quit(self) -> None:
+        """End what runs beside; on the loop."""
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
     async def stop(self) -> None:
         """Cancel what runs and end the thread; from another loop."""
         if self._stopped:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, Overloaded, TidewalError, Unavailable
 from ...runtime.wal import OnAppended
 from .catalog import Channel
-from .positions import to_native
-from .sender import Row, Sender
+from .positions import Row, to_rows
+from .sender import Sender
 
 ROW_BYTES = 64  # what a record counts beside its payload
 
@@ -225,7 +225,5 @@ def _rows(spans: Sequence[Span]) -> list[Row]:
     now_ms = int(time.time() * 1000)
     rows: list[Row] = []
     for part, first, end in spans:
-        for timestamp, payload in zip(part.timestamps[first:end], part.payloads[first:end], strict=True):
-            native_ms, headers = to_native(timestamp, now_ms)
-            rows.append((native_ms, None, payload, headers))
+        rows += to_rows(part.timestamps[first:end], part.payloads[first:end], now_ms)
     return rows

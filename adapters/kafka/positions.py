@@ -11,7 +11,8 @@ would remove it at once. So the native one is never below the physical part, and
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from ...runtime.clock import LOGICAL_BITS
 from ...runtime.errors import InvalidRequest
@@ -22,7 +23,9 @@ HEADER = "ts"
 STAMP_BYTES = 8
 FRESH_MS = 3600 * 1000  # older stamps do not become native timestamps
 
-Headers = Sequence[tuple[str, bytes | None]]
+Headers: TypeAlias = list[tuple[str, bytes | None]]
+Row: TypeAlias = tuple[int | None, bytes | None, bytes | None, Headers]
+"""A record: native timestamp in ms (None: now), key, value and headers."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 
@@ -45,14 +48,19 @@ def offset_of(id: bytes, of: bytes) -> int | None:
     return int.from_bytes(id[HALF_BYTES:], "big")
 
 
-def to_native(timestamp: int, now_ms: int) -> tuple[int, list[tuple[str, bytes | None]]]:
-    """The native timestamp and the headers of an entry."""
-    native_ms = timestamp >> LOGICAL_BITS
-    if native_ms < now_ms - FRESH_MS:
-        native_ms = now_ms
-    if native_ms << LOGICAL_BITS == timestamp:
-        return native_ms, []
-    return native_ms, [(HEADER, timestamp.to_bytes(STAMP_BYTES, "big"))]
+def to_rows(timestamps: Iterable[int], payloads: Iterable[bytes], now_ms: int) -> list[Row]:
+    """The records of entries."""
+    rows: list[Row] = []
+    oldest_ms = now_ms - FRESH_MS
+    for timestamp, payload in zip(timestamps, payloads, strict=True):
+        native_ms = timestamp >> LOGICAL_BITS
+        if native_ms < oldest_ms:
+            native_ms = now_ms
+        if native_ms << LOGICAL_BITS == timestamp:
+            rows.append((native_ms, None, payload, []))
+        else:
+            rows.append((native_ms, None, payload, [(HEADER, timestamp.to_bytes(STAMP_BYTES, "big"))]))
+    return rows
 
 
 def from_native(native_ms: int, headers: Headers) -> int:

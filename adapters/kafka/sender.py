@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.produce import ProduceRequest
@@ -17,7 +17,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from ...runtime.errors import Unavailable
 from . import faults
 from .cluster import PARTITION, PAUSE_S, Cluster
-from .positions import Headers
+from .positions import Row
 
 ACKS_ALL, ACKS_LEADER = -1, 1
 MAGIC = 2  # the format of batches
@@ -26,9 +26,6 @@ LONGEST_MS = 2**31 - 1
 SEQUENCES = 2**31  # they begin again at 0
 NEVER_FULL = 2**31 - 1  # what goes into a batch was chosen before
 SLOW_S = 1.0  # an append that takes longer is reported
-
-# Native timestamp in ms (None: now), key, value, headers.
-Row: TypeAlias = tuple[int | None, bytes | None, bytes | None, Headers]
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +98,7 @@ class Sender:
         now_ms = int(time.time() * 1000)
         append = builder.append
         for number, (timestamp_ms, key, value, headers) in enumerate(rows):
-            append(number, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)  # pyright: ignore[reportArgumentType] -- a list
+            append(number, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)
         return builder.build()
 
     async def _attempt(self, batch: bytes) -> int:

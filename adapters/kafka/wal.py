@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -136,42 +135,48 @@ class KafkaWal:
         if not entries:
             done([])
             return
-        found: dict[str, Channel] = {}
-        for name in {entry.channel for entry in entries}:
-            channel = self._catalog.find(name)
-            if channel is None:
-                self._io.post(lambda: _forget(self._io.spawn(self._submit_io(entries, done))))
-                return
-            found[name] = channel
-        self._queue(found, entries, done)
+        names, payloads, timestamps = zip(*entries, strict=True)
+        payloads = payloads if set(map(type, payloads)) == {bytes} else tuple(map(bytes, payloads))
+        found = {name: self._catalog.find(name) for name in set(names)}
+        known = {name: channel for name, channel in found.items() if channel is not None}
+        if len(known) == len(found):
+            self._queue(known, names, payloads, timestamps, done)
+        else:
+            self._io.post(lambda: _forget(self._io.spawn(self._look_io(names, payloads, timestamps, done))))
 
-    async def _submit_io(self, entries: Sequence[Append], done: OnAppended) -> None:
+    async def _look_io(
+        self, names: Sequence[str], payloads: Sequence[bytes], timestamps: Sequence[int], done: OnAppended
+    ) -> None:
         """Look for the channels, and go on or say that there is one too few."""
         try:
-            found = {name: await self._management.find(name) for name in {entry.channel for entry in entries}}
-            self._queue(found, entries, done)
+            found = {name: await self._management.find(name) for name in set(names)}
+            self._queue(found, names, payloads, timestamps, done)
         except TidewalError as error:
             done(error)
         self._hubs.flush()
 
-    def _queue(self, channels: dict[str, Channel], entries: Sequence[Append], done: OnAppended) -> None:
-        payloads = _checked(channels, entries)
-        size = sum(map(len, payloads)) + ROW_BYTES * len(payloads)
+    def _queue(
+        self,
+        channels: dict[str, Channel],
+        names: Sequence[str],
+        payloads: Sequence[bytes],
+        timestamps: Sequence[int],
+        done: OnAppended,
+    ) -> None:
+        size = _checked(channels, names, payloads)
+        write = Write(done, len(names), len(channels), size)
+        parts: list[tuple[Channel, Part]] = []
         if len(channels) == 1:
-            groups = {entries[0].channel: range(len(entries))}
+            parts.append((channels[names[0]], Part(write, range(len(names)), timestamps, payloads)))
         else:
-            groups = defaultdict[str, list[int]](list)
-            for place, entry in enumerate(entries):
-                groups[entry.channel].append(place)
-        write = Write(done, len(entries), len(groups), size)
+            for name, channel in channels.items():
+                places = [place for place, other in enumerate(names) if other == name]
+                picked = [timestamps[at] for at in places], [payloads[at] for at in places]
+                parts.append((channel, Part(write, places, *picked)))
         with self._backlog.lock:
             self._backlog.admit(size)
             idle = not self._starting
-            for name, places in groups.items():
-                part = Part(write, places, [entries[at].timestamp for at in places], [payloads[at] for at in places])
-                lane = self._lane(channels[name])
-                if lane.add(part):
-                    self._starting.append(lane)
+            self._starting += [lane for channel, part in parts if (lane := self._lane(channel)).add(part)]
             ring = idle and bool(self._starting)
         if ring:
             self._io.post(self._start_lanes_io)
@@ -324,6 +329,8 @@ class KafkaWal:
         self._hubs.close()
 
     async def _close_io(self) -> None:
+        await self._io.quit()
+        self._hubs.flush()
         await asyncio.gather(*(cluster.close() for cluster in self._clusters))
 
     async def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -335,18 +342,17 @@ class KafkaWal:
             raise Closed("the log is closed")
 
 
-def _checked(channels: dict[str, Channel], entries: Sequence[Append]) -> list[bytes]:
-    """The payloads as what nobody else writes into. Raises `MessageTooLarge`."""
-    payloads: list[bytes] = []
-    for name, payload, _ in entries:
-        limit = channels[name].policy.max_message_bytes
-        data = payload if type(payload) is bytes else bytes(payload)
-        if len(data) > limit:
-            raise MessageTooLarge(
-                f"a message of {len(data)} bytes for {name} is over its limit of {limit}", size=len(data), limit=limit
-            )
-        payloads.append(data)
-    return payloads
+def _checked(channels: dict[str, Channel], names: Sequence[str], payloads: Sequence[bytes]) -> int:
+    """What the payloads count for. Raises `MessageTooLarge`."""
+    sizes = list(map(len, payloads))
+    if max(sizes) > min(channel.policy.max_message_bytes for channel in channels.values()):
+        for name, size in zip(names, sizes, strict=True):
+            limit = channels[name].policy.max_message_bytes
+            if size > limit:
+                raise MessageTooLarge(
+                    f"a message of {size} bytes for {name} is over its limit of {limit}", size=size, limit=limit
+                )
+    return sum(sizes) + ROW_BYTES * len(sizes)
 
 
 def _forget(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,1 @@
+"""Logs on real brokers, each beside the bare client of its broker."""

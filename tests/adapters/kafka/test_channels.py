@@ -1,0 +1,167 @@
+"""Channels on Kafka: what several processes agree on, what plain Kafka tools see, and what holds do to retention."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from tidewal.runtime.clock import compose
+from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, PositionLost, Unsupported
+from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+
+pytestmark = pytest.mark.broker
+
+PLAIN = ChannelPolicy()
+WITHIN_S = 30.0
+
+
+def topic_of(wal, channel):
+    return wal._catalog.find(channel).topic
+
+
+async def settings_of(kafka, topic):
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        ((response, *_),) = [await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])]
+    finally:
+        await admin.close()
+    return {entry[0]: entry[1] for entry in response.resources[0][4]}
+
+
+async def test_what_one_process_makes_another_one_has(kafka, opening, helpers):
+    one, two = await opening(kafka), await opening(kafka)
+    await one.create_channel("a", PLAIN)
+    assert await two.channels() == ["a"]
+    ids = [await wal.append("a", b"x") for wal in (one, two, one)]
+    assert [entry.id for entry in await helpers.take(two, "a", From.EARLIEST, 3)] == ids
+    reader = one.read("a", FromId(ids[-1]))
+    waiting = asyncio.ensure_future(anext(reader))
+    await two.drop_channel("a")
+    with pytest.raises(ChannelNotFound):
+        await asyncio.wait_for(waiting, WITHIN_S)
+    with pytest.raises(ChannelNotFound):
+        await one.append("a", b"x")
+    await two.create_channel("a", PLAIN)
+    assert await one.append("a", b"y") > ids[-1]
+    with pytest.raises(PositionLost):
+        await anext(one.read("a", FromId(ids[-1])))
+
+
+async def test_of_those_who_make_a_channel_at_once_one_policy_wins_for_all(kafka, opening):
+    wals = await asyncio.gather(*(opening(kafka) for _ in range(3)))
+    policies = [ChannelPolicy(max_message_bytes=1000 + number) for number in range(3)]
+    for name in ("a", "b", "c"):
+        made = [wal.create_channel(name, policy) for wal, policy in zip(wals, policies, strict=True)]
+        answers = await asyncio.gather(*made, return_exceptions=True)
+        assert sorted(type(answer) for answer in answers if answer) == [ChannelExists] * 2 or answers.count(None) == 1
+        winner = policies[answers.index(None)]
+        assert [(await wal.describe(name)).policy for wal in wals] == [winner] * 3
+        await wals[0].append(name, b"x")
+        await wals[1].drop_channel(name)
+        assert [await wal.channels() for wal in wals] == [[]] * 3
+    assert (await opening(kafka))._catalog.names() == []
+
+
+async def test_a_channel_whose_maker_died_before_its_topic_is_made_by_who_needs_it(kafka, opening, helpers):
+    wal = await opening(kafka)
+    for name in ("appended", "read", "asked"):
+        await wal._io.call(lambda name=name: wal._catalog.write_channel(name, PLAIN))
+    id = await wal.append("appended", b"x")
+    assert await wal.latest_id("appended") == id
+    assert await wal.latest_id("asked") is None
+    reader = wal.read("read", From.EARLIEST)
+    waiting = asyncio.ensure_future(anext(reader))
+    id = await wal.append("read", b"x")
+    assert [entry.id for entry in await asyncio.wait_for(waiting, WITHIN_S)] == [id]
+
+
+async def test_plain_kafka_tools_read_a_channel_and_write_into_it(kafka, opening, helpers):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    now_ms = int(time.time() * 1000)
+    stamps = [compose(now_ms), compose(now_ms, 7), 42]
+    await wal.append_many([Append("a", b"%d" % stamp, stamp) for stamp in stamps])
+    partition = TopicPartition(topic_of(wal, "a"), 0)
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+        await producer.send_and_wait(partition.topic, b"theirs", key=b"k", partition=0, timestamp_ms=now_ms + 1)
+        await producer.send_and_wait(partition.topic, None, key=b"k", partition=0, timestamp_ms=now_ms + 2)
+    async with AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap) as consumer:
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        records = [await asyncio.wait_for(consumer.getone(), WITHIN_S) for _ in range(5)]
+    assert [record.value for record in records[:4]] == [*(b"%d" % stamp for stamp in stamps), b"theirs"]
+    assert [record.timestamp for record in records[:2]] == [now_ms, now_ms]
+    assert records[2].timestamp >= now_ms  # stamped long ago: retention would remove it at once
+    entries = await helpers.take(wal, "a", From.EARLIEST, 5)
+    assert [entry.timestamp for entry in entries] == [*stamps, compose(now_ms + 1), compose(now_ms + 2)]
+    assert helpers.payloads(entries)[3:] == [b"theirs", b""]
+
+
+async def test_holds_switch_the_brokers_retention_off_and_on_and_keep_what_they_hold(kafka, opening, helpers):
+    wal, other = await opening(kafka), await opening(kafka)
+    await wal.create_channel("a", ChannelPolicy(retention_s=3600.0, retention_bytes=10**9))
+    topic = topic_of(wal, "a")
+    old = compose(int(time.time() * 1000) - 3000 * 1000)
+    ids = await wal.append_many([Append("a", b"%d" % number, old + number) for number in range(10)])
+    await wal.hold("a", "me", ids[6])
+    await other.hold("a", "you", ids[4])
+    held = await settings_of(kafka, topic)
+    assert (held["retention.ms"], held["retention.bytes"]) == ("-1", "-1")
+    channel = wal._catalog.find("a")
+    await wal._io.call(lambda: wal._management._retention.remove_old(channel, 1000.0))
+    assert (await other.describe("a")).first_id == ids[4]
+    await other.hold("a", "you", None)
+    await wal.truncate("a", ids[9])
+    assert (await wal.describe("a")).first_id == ids[6]
+    assert (await settings_of(kafka, topic))["retention.ms"] == "-1"
+    await wal.hold("a", "me", None)
+    free = await settings_of(kafka, topic)
+    assert (free["retention.ms"], free["retention.bytes"]) == ("3600000", "1000000000")
+    assert int(free["max.message.bytes"]) > PLAIN.max_message_bytes
+    with pytest.raises(InvalidRequest):
+        await wal.hold("a", "me", b"nonsense")
+
+
+async def test_the_largest_message_passes_among_small_ones(kafka, opening, helpers):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    largest = bytes(range(256)) * (PLAIN.max_message_bytes // 256)
+    sent = [b"before", largest, b"behind", largest]
+    await asyncio.gather(*(wal.append("a", payload) for payload in sent))
+    assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, 4)) == sent
+
+
+async def test_what_an_administrator_is_refused_is_raised(kafka, opening):
+    await opening(kafka)  # makes the catalog
+    wal = await opening(kafka, replication_factor=7)
+    with pytest.raises(InvalidRequest):
+        await wal.create_channel("a", PLAIN)
+
+
+async def test_a_slow_reader_holds_a_bounded_part(kafka, opening, helpers):
+    wal = await opening(kafka, fetch_bytes=100_000, prefetch_bytes=300_000)
+    await wal.create_channel("a", PLAIN)
+    ids = await wal.append_many([Append("a", bytes(50_000)) for _ in range(100)])
+    reader = wal.read("a", From.EARLIEST)
+    entries = list(await anext(reader))
+    await helpers.until(lambda: not reader._feed._room.is_set())
+    assert 300_000 <= reader._feed._size <= 300_000 + 150_000
+    while len(entries) < 100:
+        entries += await asyncio.wait_for(anext(reader), WITHIN_S)
+    assert [entry.id for entry in entries] == ids
+    await reader.aclose()
+
+
+async def test_groups_are_declared_missing(kafka, opening):
+    wal = await opening(kafka)
+    assert not wal.capabilities.groups
+    for call in (wal.join("g", ["a"]), wal.groups(), wal.seek_group("g", "a", From.LATEST), wal.drop_group("g")):
+        with pytest.raises(Unsupported) as caught:
+            await call
+        assert caught.value.capability == "groups"

@@ -1,0 +1,245 @@
+"""Kafka killed, paused, cut off, short of copies: nothing acknowledged is lost, nothing is doubled, nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+
+from tidewal.runtime.errors import InvalidRequest, Overloaded, TidewalError, Unavailable
+from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+
+pytestmark = pytest.mark.broker
+
+PLAIN = ChannelPolicy()
+WITHIN_S = 60.0
+SOON = {"request_timeout_s": 0.5, "delivery_timeout_s": 1.0}  # for tests that wait for a time-out
+
+
+class Producers:
+    """Tasks that append one after another, and what each was told."""
+
+    def __init__(self, wal, channel, count):
+        self._wal, self._channel = wal, channel
+        self.acked: dict[bytes, bytes] = {}  # id by payload
+        self.failed: dict[bytes, TidewalError] = {}
+        self.slowest_s = 0.0
+        self._stopping = False
+        self._tasks = [asyncio.create_task(self._produce(number)) for number in range(count)]
+
+    async def _produce(self, producer):
+        number = 0
+        while not self._stopping:
+            payload = b"%d:%d" % (producer, number)
+            began_s = time.monotonic()
+            try:
+                self.acked[payload] = await self._wal.append(self._channel, payload)
+            except TidewalError as error:
+                self.failed[payload] = error
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+            number += 1
+
+    async def more(self, count):
+        """Wait until so many more are acknowledged."""
+        goal = len(self.acked) + count
+        async with asyncio.timeout(WITHIN_S):
+            while len(self.acked) < goal:  # noqa: ASYNC110 -- the tasks of this class tell no event
+                await asyncio.sleep(0)
+
+    async def stop(self):
+        self._stopping = True
+        async with asyncio.timeout(WITHIN_S):
+            await asyncio.gather(*self._tasks)
+
+    async def check(self, wal, helpers):
+        """All that was acknowledged is there once, under its id and in the order of its producer."""
+        last = await wal.latest_id(self._channel)
+        entries = []
+        reader = wal.read(self._channel, From.EARLIEST)
+        async with asyncio.timeout(WITHIN_S):
+            while not entries or entries[-1].id < last:
+                entries += await anext(reader)
+        await reader.aclose()
+        payloads = helpers.payloads(entries)
+        assert len(set(payloads)) == len(payloads), "something is doubled"
+        ids = {payload: entry.id for payload, entry in zip(payloads, entries, strict=True)}
+        assert {payload: ids.get(payload) for payload in self.acked} == self.acked
+        assert set(payloads) <= self.acked.keys() | self.failed.keys()
+        for producer in range(len(self._tasks)):
+            numbers = [int(each.partition(b":")[2]) for each in payloads if each.startswith(b"%d:" % producer)]
+            assert numbers == sorted(numbers)
+
+
+async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, opening, helpers):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    producers = Producers(wal, "a", 4)
+    for _ in range(2):
+        await producers.more(300)
+        await asyncio.to_thread(kafka.kill)
+        await asyncio.to_thread(kafka.restart)
+    await producers.more(300)
+    await producers.stop()
+    assert producers.failed == {}
+    await producers.check(await opening(kafka), helpers)
+
+
+async def test_a_leader_killed_among_three_loses_and_doubles_nothing(kafka3, opening, helpers, caplog):
+    wal = await opening(kafka3)
+    await wal.create_channel("a", PLAIN)
+    topic = wal._catalog.find("a").topic
+    producers = Producers(wal, "a", 4)
+    await producers.more(500)
+    killed = kafka3.partition(topic).leader
+    await asyncio.to_thread(kafka3.kill, killed)
+    await producers.more(500)
+    await producers.stop()
+    assert producers.failed == {}
+    assert "stalls" in caplog.text or producers.slowest_s < 1.5
+    await producers.check(await opening(kafka3), helpers)
+
+
+async def test_too_few_copies_is_told_in_time_and_leaves_nothing(kafka3, opening, helpers):
+    wal = await opening(kafka3, request_timeout_s=2, delivery_timeout_s=4)
+    await wal.create_channel("a", PLAIN)
+    first = await wal.append("a", b"before")
+    topic = wal._catalog.find("a").topic
+    leader = kafka3.partition(topic).leader
+    # A paused node holds up the others' requests until they time out; a stopped one is out of sync at once.
+    others = [node for node in kafka3.nodes if node != leader]
+    controller = await asyncio.to_thread(kafka3.controller)
+    gone = [node for node in others if node != controller][:1] or others[:1]
+    for node in gone:
+        await asyncio.to_thread(kafka3.terminate, node)
+    await wal.append("a", b"with two")
+    (last,) = [node for node in others if node not in gone]
+    await asyncio.to_thread(kafka3.kill, last)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(wal.append("a", b"alone"), 15)
+    for node in (last, *gone):
+        await asyncio.to_thread(kafka3.restart, node)
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            with suppress(Unavailable):
+                await wal.append("a", b"after")
+                break
+    payloads = helpers.payloads(await helpers.take(wal, "a", FromId(first, inclusive=True), 3))
+    assert payloads[:2] == [b"before", b"with two"]
+
+
+async def test_a_paused_broker_is_an_unknown_outcome_in_time_and_all_goes_on(kafka, opening, helpers):
+    wal = await opening(kafka, **SOON)
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"before")
+    reader = wal.read("a", From.EARLIEST)
+    entries = list(await anext(reader))
+    kafka.pause()
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        await wal.append("a", b"perhaps")
+    assert caught.value.outcome_unknown
+    with pytest.raises(Unavailable):
+        await wal.describe("a")
+    with pytest.raises(Unavailable):
+        await wal.create_channel("b", PLAIN)
+    assert time.monotonic() - began_s < 12
+    kafka.resume()
+    after = None
+    async with asyncio.timeout(WITHIN_S):
+        while after is None:
+            with suppress(Unavailable):
+                after = await wal.append("a", b"after")
+        while entries[-1].id != after:
+            entries += await anext(reader)
+    payloads = helpers.payloads(entries)
+    assert [payload for payload in payloads if payload not in (b"perhaps", b"after")] == [b"before"]
+    assert payloads.count(b"perhaps") <= 1
+    assert [entry.id for entry in entries] == sorted({entry.id for entry in entries})
+    await reader.aclose()
+
+
+async def test_while_nobody_answers_the_backlog_is_bounded_and_closing_ends(kafka, opening):
+    wal = await opening(kafka, **SOON, pending_bytes=10_000)
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"before")
+    kafka.pause()
+    waiting = [asyncio.ensure_future(wal.append("a", bytes(4000))) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as caught:
+        await wal.append("a", bytes(4000))
+    assert caught.value.limit == "pending_bytes"
+    await asyncio.wait_for(wal.close(), 15)
+    for append in waiting:
+        with pytest.raises(Unavailable):
+            await append
+
+
+async def test_no_broker_at_all_is_told_in_time(opening):
+    class Nowhere:
+        url = "kafka://127.0.0.1:9"
+
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(opening(Nowhere, **SOON), 15)
+
+
+async def test_a_reader_survives_a_restart_without_loss_or_repetition(kafka, opening, helpers):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    ids = await wal.append_many([Append("a", b"%d" % i) for i in range(10)])
+    reader = wal.read("a", From.EARLIEST)
+    entries = list(await anext(reader))
+    waiting = asyncio.ensure_future(anext(reader))
+    await asyncio.to_thread(kafka.kill)
+    await asyncio.to_thread(kafka.restart)
+    ids += await wal.append_many([Append("a", b"%d" % i) for i in range(10, 20)])
+    async with asyncio.timeout(WITHIN_S):
+        entries += await waiting
+        while entries[-1].id != ids[-1]:
+            entries += await anext(reader)
+    assert [entry.id for entry in entries] == ids
+    await reader.aclose()
+
+
+async def test_a_refused_record_poisons_nothing(kafka, opening, helpers):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"before")
+    channel = wal._catalog.find("a")
+    await wal._call(lambda: wal._writes.configure_topic(channel.topic, {"max.message.bytes": "2000"}))
+    small = [wal.append("a", b"%d" % i) for i in range(5)]
+    refused = wal.append("a", bytes(100_000))
+    answers = await asyncio.gather(
+        *small, refused, *(wal.append("a", b"%d" % i) for i in range(5, 10)), return_exceptions=True
+    )
+    assert isinstance(answers[5], InvalidRequest)
+    assert [type(answer) for answer in answers[:5] + answers[6:]] == [bytes] * 10
+    found = helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, 11))
+    assert found == [b"before", *(b"%d" % i for i in range(10))]
+
+
+async def test_an_append_that_lands_after_its_time_out_is_harmless(proxied, opening, helpers):
+    cluster, proxy = proxied
+    wal = await opening(cluster, **SOON)
+    await wal.create_channel("a", PLAIN)
+    before = await wal.append("a", b"before")
+    proxy.hold()
+    with pytest.raises(Unavailable) as caught:
+        await asyncio.wait_for(wal.append("a", b"late"), 15)
+    assert caught.value.outcome_unknown
+    proxy.pass_new()
+    after = [await wal.append("a", b"after %d" % i) for i in range(3)]
+    assert await wal.latest_id("a") == after[-1]
+    proxy.release()
+    entries = []
+    reader = wal.read("a", From.EARLIEST)
+    async with asyncio.timeout(WITHIN_S):
+        while not any(bytes(entry.payload) == b"late" for entry in entries):
+            entries += await anext(reader)
+    await reader.aclose()
+    after.append(await wal.append("a", b"after 3"))
+    entries = await helpers.take(wal, "a", From.EARLIEST, 6)
+    assert [entry.id for entry in entries if entry.payload != b"late"] == [before, *after]
+    assert helpers.payloads(entries).count(b"late") == 1  # though it was sent several times
+    assert helpers.payloads(entries).index(b"late") == 4  # behind what was acknowledged meanwhile

@@ -1,0 +1,245 @@
+"""The parts of the Kafka adapter that need no broker: ids and timestamps, options, errors, lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from itertools import count
+
+import pytest
+from aiokafka import errors as kafka_errors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewal.adapters.kafka import faults
+from tidewal.adapters.kafka.catalog import Channel
+from tidewal.adapters.kafka.lane import Backlog, Lane, Part, Write
+from tidewal.adapters.kafka.options import parse
+from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, prefix, to_rows
+from tidewal.adapters.kafka.topics import catalog_topic, channel_topic, configs
+from tidewal.runtime.clock import compose
+from tidewal.runtime.errors import ConfigError, InvalidRequest, Overloaded, TidewalError, Unavailable
+from tidewal.runtime.settings import Kafka
+from tidewal.runtime.wal import ChannelPolicy
+
+NOW_MS = 1_700_000_000_000
+EVERY_ERROR = [
+    error
+    for _, error in inspect.getmembers(kafka_errors, inspect.isclass)
+    if issubclass(error, kafka_errors.KafkaError) and error is not kafka_errors.BrokerResponseError
+]
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_timestamp_comes_back_and_the_native_one_is_never_below_it(timestamp):
+    ((native_ms, key, value, headers),) = to_rows([timestamp], [b"x"], NOW_MS)
+    assert (key, value) == (None, b"x")
+    assert native_ms >= max(timestamp >> 18, NOW_MS - FRESH_MS)
+    assert from_native(native_ms, headers) == timestamp
+
+
+def test_a_fresh_whole_timestamp_needs_no_header_and_a_foreign_record_has_the_native_one():
+    ((native_ms, _, _, headers),) = to_rows([compose(NOW_MS)], [b""], NOW_MS)
+    assert (native_ms, headers) == (NOW_MS, [])
+    assert from_native(NOW_MS, [("ts", b"short"), ("other", bytes(8)), ("ts", None)]) == compose(NOW_MS)
+    assert from_native(-1, []) == 0
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63))
+def test_ids_sort_by_incarnation_and_offset(incarnation, offset, other_incarnation, other_offset):
+    id = prefix(incarnation) + offset.to_bytes(8, "big")
+    other = prefix(other_incarnation) + other_offset.to_bytes(8, "big")
+    assert (id < other) == ((incarnation, offset) < (other_incarnation, other_offset))
+    assert offset_of(id, prefix(incarnation)) == offset
+    if incarnation != other_incarnation:
+        assert offset_of(other, prefix(incarnation)) is None
+    assert offset_of(id[1:], prefix(incarnation)) is None
+
+
+@given(st.text("ab-", min_size=1, max_size=3), st.text("ab.-_", min_size=1, max_size=4), st.integers(0, 99))
+def test_no_two_channels_share_a_topic(log, name, incarnation):
+    topic = channel_topic(log, name, incarnation)
+    rest = topic.removeprefix(f"{log}.")
+    assert rest.rpartition(".") == (name, ".", str(incarnation))
+    assert topic.partition(".")[0] == log  # so that no other log has it
+    assert topic != catalog_topic(log)
+
+
+def test_the_longest_name_fits():
+    assert len(channel_topic("p" * 40, "x" * 250, 2**63)) <= 249
+
+
+def test_a_url_with_options_over_settings():
+    settings = Kafka.model_validate(
+        {"brokerList": "elsewhere:1", "saslUsername": "me", "securityProtocol": "SASL_PLAINTEXT"}
+    )
+    options = parse("kafka://one:1,two:2/mine?request_timeout_s=2&pending_bytes=10", settings, pending_bytes=20)
+    assert (options.bootstrap, options.prefix) == ("one:1,two:2", "mine")
+    assert (options.request_timeout_s, options.pending_bytes) == (2.0, 20)
+    assert options.client["sasl_plain_username"] == "me"
+    assert parse("kafka://", settings).bootstrap == "elsewhere:1"
+    assert parse("kafka://one:1").prefix == "tidewal"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["kafka://", "kafka://one:1/a/b", "kafka://one:1/a.b", "kafka://one:1?nonsense=1", "kafka://one:1?batch_bytes=x"],
+)
+def test_a_url_that_says_nothing_is_refused(url):
+    with pytest.raises(ConfigError):
+        parse(url)
+
+
+def test_a_held_channel_is_not_left_to_the_brokers():
+    options = parse("kafka://one:1")
+    policy = ChannelPolicy(retention_s=60.0, retention_bytes=10**9)
+    free, held = configs(policy, options), configs(policy, options, held=True)
+    assert (free["retention.ms"], free["retention.bytes"]) == ("60000", "1000000000")
+    assert (held["retention.ms"], held["retention.bytes"]) == ("-1", "-1")
+    assert int(configs(ChannelPolicy(max_message_bytes=100), options)["max.message.bytes"]) > options.batch_bytes
+
+
+@pytest.mark.parametrize("error", [*EVERY_ERROR, OSError, TimeoutError], ids=lambda error: error.__name__)
+def test_every_error_of_the_client_becomes_one_of_ours(error):
+    for unknown in (False, True):
+        raised = faults.mapped(error(), "test", outcome_unknown=unknown)
+        assert isinstance(raised, TidewalError)
+    assert isinstance(error(), faults.Foreign)
+
+
+# ---- lanes -----------------------------------------------------------------------------------------------------------
+
+
+class FakeSender:
+    """Gives out offsets, batch by batch; refuses what holds a payload of `refused`, fails once with `failure`."""
+
+    def __init__(self):
+        self.batches: list[list[bytes]] = []
+        self.failure: TidewalError | None = None
+        self.refused = b"refused"
+        self.go = asyncio.Event()
+        self.go.set()
+        self._offsets = count()
+
+    async def send(self, rows):
+        payloads = [row[2] for row in rows]
+        self.batches.append(payloads)
+        await self.go.wait()
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        if self.refused in payloads:
+            raise InvalidRequest("refused")
+        offsets = [next(self._offsets) for _ in payloads]
+        return offsets[0]
+
+
+class Rig:
+    """A lane, and what was answered."""
+
+    def __init__(self, batch_bytes=1000, limit_bytes=10**6):
+        self.sender = FakeSender()
+        self.channel = Channel("a", 5, ChannelPolicy(), "t.a.5", prefix(5))
+        self.backlog = Backlog(limit_bytes)
+        self.lane = Lane(self.channel, self.sender, self.backlog, batch_bytes)
+        self.answers: dict[str, object] = {}
+        self.task: asyncio.Task[None] | None = None
+
+    def submit(self, name, *payloads, write=None, places=None):
+        size = sum(map(len, payloads)) + 1
+        write = write or Write(lambda result: self.answers.__setitem__(name, result), len(payloads), 1, size)
+        part = Part(write, places or range(len(payloads)), [0] * len(payloads), payloads)
+        with self.backlog.lock:
+            self.backlog.admit(size)
+            started = self.lane.add(part)
+        if started:
+            self.task = asyncio.ensure_future(self.lane.run(lambda: None))
+
+    def ids(self, name):
+        return [offset_of(id, prefix(5)) for id in self.answers[name]]
+
+
+async def test_what_comes_while_a_batch_is_under_way_becomes_the_next_one():
+    rig = Rig()
+    rig.sender.go.clear()
+    rig.submit("one", b"1")
+    await asyncio.sleep(0)
+    for name in ("two", "three"):
+        rig.submit(name, name.encode())
+    rig.sender.go.set()
+    await rig.task
+    assert rig.sender.batches == [[b"1"], [b"two", b"three"]]
+    assert [rig.ids(name) for name in ("one", "two", "three")] == [[0], [1], [2]]
+    assert rig.backlog.bytes == 0
+
+
+async def test_a_batch_is_bounded_and_a_large_message_goes_alone():
+    rig = Rig(batch_bytes=1000)
+    large = bytes(5000)
+    rig.submit("many", *[bytes([i]) * 300 for i in range(5)], large, b"end")
+    await rig.task
+    assert [len(batch) for batch in rig.sender.batches] == [2, 2, 1, 1, 1]
+    assert rig.sender.batches[3] == [large]
+    assert rig.ids("many") == list(range(7))
+
+
+async def test_one_refused_message_costs_only_its_own_submit():
+    rig = Rig()
+    rig.lane.stop()
+    for name in ("before", "refused", "behind"):
+        rig.submit(name, name.encode())
+    with rig.backlog.lock:
+        rig.lane.go()
+    await rig.task
+    assert (rig.ids("before"), rig.ids("behind")) == ([0], [1])
+    assert isinstance(rig.answers["refused"], InvalidRequest)
+
+
+async def test_what_waits_behind_a_batch_without_a_broker_fails_with_it_but_for_certain():
+    rig = Rig()
+    rig.sender.go.clear()
+    rig.sender.failure = Unavailable("gone", outcome_unknown=True)
+    rig.submit("sent", b"1")
+    await asyncio.sleep(0)
+    rig.submit("waiting", b"2")
+    rig.sender.go.set()
+    await rig.task
+    assert rig.answers["sent"].fields == {"outcome_unknown": True}
+    assert isinstance(rig.answers["waiting"], Unavailable)
+    assert rig.answers["waiting"].fields == {}
+    rig.submit("later", b"3")
+    await rig.task
+    assert rig.ids("later") == [0]
+
+
+async def test_a_submit_that_is_partly_in_has_an_unknown_outcome():
+    rig = Rig(batch_bytes=300)
+    rig.submit("half", bytes(200), b"refused")
+    await rig.task
+    assert rig.answers["half"].fields == {"outcome_unknown": True}
+    assert rig.backlog.bytes == 0
+
+
+async def test_no_batch_begins_while_a_reader_finds_its_start():
+    rig = Rig()
+    rig.lane.stop()
+    rig.submit("one", b"1")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert rig.sender.batches == []
+    with rig.backlog.lock:
+        rig.lane.go()
+    await rig.task
+    assert rig.ids("one") == [0]
+
+
+async def test_too_much_at_once_is_refused_but_never_a_single_message():
+    rig = Rig(limit_bytes=100)
+    rig.submit("large", bytes(500))
+    with pytest.raises(Overloaded) as caught:
+        rig.submit("more", b"1")
+    assert caught.value.limit == "pending_bytes"
+    await rig.task
+    rig.submit("more", b"1")
+    await rig.task
+    assert rig.ids("more") == [1]
