@@ -13,6 +13,7 @@ import pytest
 
 from tidewal.adapters.kafka import KafkaWal
 from tidewal.adapters.memory import MemoryWal
+from tidewal.adapters.pulsar import Pulsar
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.factory import open_wal as open_any
@@ -80,7 +81,15 @@ class Owners:
         self._owner.retain_now()
 
 
-@pytest.fixture(params=["memory", "rocksmq", "rocksmq-socket", pytest.param("kafka", marks=pytest.mark.broker)])
+@pytest.fixture(
+    params=[
+        "memory",
+        "rocksmq",
+        "rocksmq-socket",
+        pytest.param("kafka", marks=pytest.mark.broker),
+        pytest.param("pulsar", marks=pytest.mark.broker),
+    ]
+)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
     name: str = request.param
     owners = Owners(str(tmp_path / "log"), shared=name == "rocksmq-socket")
@@ -94,6 +103,10 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     elif name == "kafka":
         url = f"{request.getfixturevalue('kafka').url}/{uuid4().hex}"
         found = Backend(name, KafkaWal.capabilities, lambda: open_any(url), _truncate_only)
+    elif name == "pulsar":
+        broker = request.getfixturevalue("pulsar")
+        url = f"{broker.url}/public/{uuid4().hex}?web_url={broker.web_url}"
+        found = Backend(name, Pulsar.capabilities, lambda: open_any(url), _truncate_only)
     else:
         found = Backend(name, RocksMQ.capabilities, owners.open, owners.remove_before)
     yield found

@@ -1,0 +1,198 @@
+"""Pulsar's administration over its web service: topics, their properties and policies, cursors.
+
+Every method blocks and is called on a thread. Each is idempotent, so it is tried again until `timeout_s` while the
+broker restarts or a topic moves to another one; then `Unavailable`.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import cast
+from urllib.parse import quote
+
+from ...runtime.errors import ChannelNotFound, Closed, ConfigError, InvalidRequest, Unavailable, Unsupported
+from .client import Security
+from .ids import Place
+from .topics import Survey, Topic, survey_of
+
+Json = dict[str, object]
+
+FIRST_PAUSE_S = 0.1  # before the second try; twice as long each time
+LONGEST_PAUSE_S = 2.0
+ONE_TRY_S = 10.0
+_TRY_AGAIN = frozenset({408, 412, 425, 429, 500, 502, 503, 504})  # 412: this broker does not own the topic any more
+
+
+class Admin:
+    """One namespace, seen through the web service at `web_url`."""
+
+    def __init__(self, web_url: str, namespace: str, timeout_s: float, security: Security) -> None:
+        self._root = f"{web_url.rstrip('/')}/admin/v2/"
+        self._namespace = namespace
+        self._timeout_s = timeout_s
+        self._closing = threading.Event()
+        self._headers = {"Content-Type": "application/json"}
+        if security.token:
+            self._headers["Authorization"] = f"Bearer {security.token}"
+        # Brokers are reached directly, as the client library reaches them; what answers elsewhere is asked by us.
+        self._web = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), _NoRedirects, urllib.request.HTTPSHandler(context=_context(security))
+        )
+
+    def close(self) -> None:
+        """End the calls that wait to be tried again."""
+        self._closing.set()
+
+    def prepare_namespace(self) -> None:
+        """Make the namespace where there is none, without topics that make themselves: a reader or producer of a
+        dropped channel must not bring its topic back."""
+        path = f"namespaces/{self._namespace}"
+        if self._call("GET", path, absent=None) is None and self._call("PUT", path, conflict=False) is not False:
+            self._call("POST", f"{path}/autoTopicCreation", {"allowAutoTopicCreation": False})
+
+    def topics(self) -> list[str]:
+        """The local names of all persistent topics."""
+        found = cast("list[str]", self._call("GET", f"persistent/{self._namespace}"))
+        return [name.rpartition("/")[2] for name in found]
+
+    def create(self, topic: Topic) -> bool:
+        """Make the topic with its properties, in one step. False when it is there already."""
+        return self._call("PUT", self._path(topic), dict(topic.properties), conflict=False) is not False
+
+    def set_policies(self, topic: Topic) -> None:
+        """Retention and deduplication, which brokers keep apart from properties."""
+        path = self._path(topic)
+        try:
+            self._call("POST", f"{path}/retention", topic.retention, topic=topic)
+            self._call("POST", f"{path}/deduplicationEnabled", True, topic=topic)
+        except InvalidRequest as error:
+            raise Unsupported(
+                f"the broker takes no policies for single topics (topicLevelPoliciesEnabled), so it cannot keep "
+                f"{topic.channel} as asked: {error}",
+                capability="retention",
+            ) from error
+
+    def set_property(self, topic: Topic, name: str, value: str) -> None:
+        self._call("PUT", f"{self._path(topic)}/properties", {name: value}, topic=topic)
+
+    def delete(self, topic: Topic) -> None:
+        """Remove the topic, whoever uses it, with its cursors."""
+        self._call("DELETE", f"{self._path(topic)}?force=true", absent=None)
+
+    def survey(self, topic: Topic) -> Survey:
+        """What the topic holds. Raises `ChannelNotFound`."""
+        return survey_of(topic, cast(Json, self._call("GET", f"{self._path(topic)}/internalStats", topic=topic)))
+
+    def last(self, topic: Topic) -> Place:
+        """The last message of the topic; its entry is -1 where there is none. Raises `ChannelNotFound`."""
+        found = cast("dict[str, int]", self._call("GET", f"{self._path(topic)}/lastMessageId", topic=topic))
+        return Place(found["ledgerId"], found["entryId"], max(found.get("batchIndex", 0), 0))
+
+    def keep_cursor(self, topic: Topic, name: str, place: Place) -> None:
+        """Let the durable cursor of that name stand at the entry of `place`, so that the broker keeps what follows.
+        Raises `ChannelNotFound`."""
+        path = f"{self._path(topic)}/subscription/{quote(name, safe='')}"
+        where: Json = {"ledgerId": place.ledger, "entryId": place.entry, "partitionIndex": -1, "batchIndex": -1}
+        if self._call("PUT", path, where, topic=topic, conflict=False) is False:
+            self._call("POST", f"{path}/resetcursor", where, topic=topic)
+
+    def drop_cursor(self, topic: Topic, name: str) -> None:
+        """Let the cursor go. Absent is fine."""
+        self._call("DELETE", f"{self._path(topic)}/subscription/{quote(name, safe='')}?force=true", absent=None)
+
+    def _path(self, topic: Topic) -> str:
+        return f"persistent/{self._namespace}/{quote(topic.name, safe='')}"
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Json | bool | None = None,
+        *,
+        topic: Topic | None = None,
+        absent: object = ...,
+        conflict: object = ...,
+    ) -> object:
+        """The answer's JSON, `absent` for 404 and `conflict` for 409 where given. Raises `ChannelNotFound` for 404
+        when a topic is given."""
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._once(method, self._root + path, body)
+            except _Refused as error:
+                if error.code == 404 and absent is not ...:
+                    return absent
+                if error.code == 404 and topic is not None:
+                    raise ChannelNotFound(
+                        f"no channel {topic.channel}; create it first", channel=topic.channel
+                    ) from error
+                if error.code == 409 and conflict is not ...:
+                    return conflict
+                failure = f"{method} {path} was answered {error.code}: {error.reason}"
+                if error.code in (401, 403):
+                    raise ConfigError(failure, key="pulsar.authParams") from error
+                if error.code not in _TRY_AGAIN:
+                    raise InvalidRequest(failure) from error
+            except (OSError, HTTPException, json.JSONDecodeError) as error:
+                failure = f"Pulsar's web service does not answer {method} {path}: {error}"
+            if time.monotonic() + pause_s > deadline:
+                raise Unavailable(failure)
+            if self._closing.wait(pause_s):
+                raise Closed("the Pulsar log is closed")
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _once(self, method: str, url: str, body: Json | bool | None) -> object:
+        data = None if body is None else json.dumps(body).encode()
+        for _ in range(5):  # brokers send us to the one that owns the topic
+            request = urllib.request.Request(url, data, self._headers, method=method)
+            try:
+                with self._web.open(request, timeout=min(self._timeout_s, ONE_TRY_S)) as answer:
+                    content: bytes = answer.read()
+                    return json.loads(content) if content else None
+            except urllib.error.HTTPError as error:
+                with error:
+                    location = error.headers.get("Location")
+                    if error.code not in (301, 302, 307, 308) or not location:
+                        raise _Refused(error.code, _reason(error)) from error
+                url = location
+        raise OSError(f"{url} sends us round in circles")
+
+
+class _Refused(Exception):
+    """An answer of 400 and more."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The library follows only what reads; we follow all, with the same method and body."""
+
+    def redirect_request(self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str) -> None:
+        return None
+
+
+def _context(security: Security) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=security.trusted_certificates or None)
+    context.check_hostname = security.validate_hostname
+    if security.certificate:
+        context.load_cert_chain(security.certificate, security.key or None)
+    return context
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    content = error.read()
+    try:
+        return str(cast("Mapping[str, object]", json.loads(content))["reason"])
+    except (ValueError, KeyError, TypeError):
+        return content[:200].decode(errors="replace") or str(error.reason)

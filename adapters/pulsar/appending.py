@@ -1,0 +1,231 @@
+"""`submit`: entries of any thread, in the order of the calls, to the producers of their channels.
+
+One thread sends. What came while it sent the last burst is the next one, so batches grow with the load and nothing
+waits for a linger time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+
+from ...runtime.errors import Closed, MessageTooLarge, Overloaded, TidewalError
+from ...runtime.wakeup import Bell
+from ...runtime.wal import Append, OnAppended
+from .failures import call_failure
+from .sending import Producer
+
+log = logging.getLogger("tidewal.pulsar")
+
+PENDING_BYTES = 64 * 1024 * 1024
+ENTRY_OVERHEAD_BYTES = 256  # what an entry on its way costs in memory beside its payload
+
+OpenProducer = Callable[[str], Producer]
+
+
+class _Submission:
+    """Entries of one `submit`, until all are answered."""
+
+    __slots__ = ("_answers", "_done", "_lock", "_release", "_waiting", "channels", "entries", "size")
+
+    def __init__(self, entries: Sequence[Append], done: OnAppended, release: Callable[[int], None]) -> None:
+        self.entries = entries
+        self.channels = dict.fromkeys(entry.channel for entry in entries)
+        self.size = sum(len(entry.payload) for entry in entries) + ENTRY_OVERHEAD_BYTES * len(entries)
+        self._done = done
+        self._release = release
+        self._answers: list[bytes | TidewalError] = [b""] * len(entries)
+        self._waiting = len(entries)
+        self._lock = threading.Lock()
+
+    def answered(self, index: int, result: bytes | TidewalError) -> None:
+        self._answers[index] = result
+        with self._lock:
+            self._waiting -= 1
+            if self._waiting:
+                return
+        self._settle()
+
+    def refuse(self, error: TidewalError) -> None:
+        """Answer all, none of which was sent."""
+        self._finish(error)
+
+    def _settle(self) -> None:
+        ids = [answer for answer in self._answers if isinstance(answer, bytes)]
+        if len(ids) == len(self._answers):
+            self._finish(ids)
+            return
+        errors = [answer for answer in self._answers if isinstance(answer, TidewalError)]
+        error = next((error for error in errors if error.fields.get("outcome_unknown")), errors[0])
+        if ids:  # some are there
+            error.fields["outcome_unknown"] = True
+        self._finish(error)
+
+    def _finish(self, result: list[bytes] | TidewalError) -> None:
+        self._release(self.size)
+        try:
+            self._done(result)
+        except Exception:
+            log.exception("whoever appended failed on the answer")
+
+
+class Appender:
+    """Takes submissions from any thread, and sends them on its own."""
+
+    def __init__(self, open_producer: OpenProducer, executor: Executor, pending_bytes: int) -> None:
+        """`open_producer` blocks, and runs on the executor."""
+        self._open_producer = open_producer
+        self._executor = executor
+        self._limit = pending_bytes
+        self._lock = threading.Lock()  # for the size and whether it is closed
+        self._emptied = threading.Condition(self._lock)
+        self._size = 0
+        self._count = 0
+        self._closed = False
+        self._stopped: Counter[str] = Counter()
+        self._arrived: deque[_Submission] = deque()
+        self._waiting: list[_Submission] = []  # for producers that are being made
+        self._producers: dict[str, Producer] = {}
+        self._opening: dict[str, Future[Producer]] = {}
+        self._failed: dict[str, TidewalError] = {}  # just now: who waited for the same producer gets the same answer
+        self._bell = Bell()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="tidewal-pulsar-append", daemon=True)
+        self._thread.start()
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        """See `Wal.submit`."""
+        own = [
+            entry if isinstance(entry.payload, bytes) else entry._replace(payload=bytes(entry.payload))
+            for entry in entries
+        ]
+        for entry in own:
+            producer = self._producers.get(entry.channel)
+            if producer is not None:
+                _check_size(entry, producer)
+        submission = _Submission(own, done, self._release)
+        with self._lock:
+            if self._closed:
+                raise Closed("the Pulsar log is closed")
+            if self._size and self._size + submission.size > self._limit:
+                raise Overloaded(f"{self._size} bytes wait for Pulsar already", limit="pending_bytes")
+            self._size += submission.size
+            self._count += 1
+            self._arrived.append(submission)
+        self._bell.ring()
+
+    def stop(self, channel: str) -> None:
+        """Send nothing to the channel that is submitted from now on, until as many `go_on`s."""
+        with self._lock:
+            self._stopped[channel] += 1
+
+    def go_on(self, channel: str) -> None:
+        with self._lock:
+            self._stopped[channel] -= 1
+            if not self._stopped[channel]:
+                del self._stopped[channel]
+        self._bell.ring()
+
+    def forget(self, channel: str) -> None:
+        """The channel was dropped: the next append looks whether there is one again."""
+        producer = self._producers.pop(channel, None)
+        if producer is not None:
+            producer.close()
+
+    def close(self) -> None:
+        """Refuse what comes now, wait until all is answered (the client's timeout bounds that), give all back.
+        Blocks."""
+        with self._lock:
+            self._closed = True
+            while self._count:
+                self._emptied.wait()
+        self._ended = True
+        self._bell.ring()
+        self._thread.join()
+        self._bell.close()
+        for producer in self._producers.values():
+            producer.close()
+
+    def _release(self, size: int) -> None:
+        with self._lock:
+            self._size -= size
+            self._count -= 1
+            if not self._count:
+                self._emptied.notify_all()
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._bell.wait()
+            touched: dict[Producer, None] = {}
+            self._failed.clear()
+            try:
+                self._retry(touched)
+                while self._arrived:
+                    self._take(self._arrived.popleft(), touched)
+            finally:
+                for producer in touched:
+                    producer.flush()
+
+    def _retry(self, touched: dict[Producer, None]) -> None:
+        waiting, self._waiting = self._waiting, []
+        for submission in waiting:
+            self._take(submission, touched)
+
+    def _take(self, submission: _Submission, touched: dict[Producer, None]) -> None:
+        """Send the submission, or let it wait for producers, behind whatever waits for one of its channels."""
+        if any(not submission.channels.keys().isdisjoint(earlier.channels) for earlier in self._waiting):
+            self._waiting.append(submission)
+            return
+        try:
+            ready = [self._ready(channel) for channel in submission.channels]  # the making of all begins now
+            if not all(ready):
+                self._waiting.append(submission)
+                return
+            for entry in submission.entries:
+                _check_size(entry, self._producers[entry.channel])
+        except TidewalError as error:
+            submission.refuse(error)
+            return
+        for index, entry in enumerate(submission.entries):
+            producer = self._producers[entry.channel]
+            touched[producer] = None
+            try:
+                producer.send(entry, index, submission.answered)
+            except Exception as error:
+                submission.answered(index, call_failure(error, f"an append to {entry.channel}", channel=entry.channel))
+
+    def _ready(self, channel: str) -> bool:
+        """Whether the channel has a producer, and is not stopped; if it has none, one is made. Raises what making it
+        raised."""
+        producer = self._producers.get(channel)
+        if producer is not None and not producer.broken:
+            return channel not in self._stopped
+        if channel in self._failed:
+            raise self._failed[channel]
+        opening = self._opening.get(channel)
+        if opening is None:
+            if producer is not None:
+                self.forget(channel)
+            self._opening[channel] = future = self._executor.submit(self._open_producer, channel)
+            future.add_done_callback(lambda _: self._bell.ring())
+            return False
+        if not opening.done():
+            return False
+        del self._opening[channel]
+        try:
+            self._producers[channel] = opening.result()
+        except Exception as error:
+            failure = self._failed[channel] = call_failure(error, f"no producer for {channel}", channel=channel)
+            raise failure from error
+        return channel not in self._stopped
+
+
+def _check_size(entry: Append, producer: Producer) -> None:
+    size, limit = len(entry.payload), producer.topic.policy.max_message_bytes
+    if size > limit:
+        raise MessageTooLarge(
+            f"a message of {size} bytes for {entry.channel} is over its limit of {limit}", size=size, limit=limit
+        )

@@ -1,0 +1,275 @@
+"""A reader of one channel: a thread that takes messages from the client library, and the iterator it feeds.
+
+The library reconnects by itself, and repeats then what it had handed over: the ids say what is new. What it does not
+tell is checked here: that no entry is missing between two ledgers (retention cut a slow reader off), and that silence
+means that there is nothing (else the reader is made anew).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Protocol
+
+from ...runtime.errors import ChannelNotFound, Closed, PositionLost, TidewalError, Unavailable
+from ...runtime.wakeup import Hub
+from ...runtime.wal import Entry
+from .client import NativeMessage, NativeReader, NativeTimeout, ignore, place_of, timestamp_of
+from .failures import call_failure
+from .ids import BEFORE_ALL, Place, encode
+from .topics import Survey
+
+log = logging.getLogger("tidewal.pulsar")
+
+READY_BYTES = 8 * 1024 * 1024  # decoded and waiting for the iterator
+ENTRY_OVERHEAD_BYTES = 200
+BURST_ENTRIES = 512  # handed over at once while more is coming
+LOOK_AROUND_MS = 1000  # how often a waiting reader looks whether it should end or is connected
+FIRST_SILENCE_LOOKS = 3  # so many such looks without a message, and it asks the broker whether there is one
+LONGEST_SILENCE_LOOKS = 30  # each time that there is none it waits twice as long before it asks again
+
+
+class Source(Protocol):
+    """What a feed needs of the log; both block."""
+
+    def open_reader(self, channel: str, start: Place) -> NativeReader: ...
+
+    def survey(self, channel: str) -> Survey: ...
+
+
+class Feed:
+    """One channel's messages behind `after`, on a thread of its own, until it is closed or fails."""
+
+    def __init__(self, source: Source, channel: str, after: Place, hub: Hub) -> None:
+        """`after` is excluded. Blocks while the reader is made."""
+        self._source = source
+        self._channel = channel
+        self._hub = hub
+        self._after = after
+        self._read_upto = after  # as `after`, or the place before the ledger in use once all before it was read
+        self._native = source.open_reader(channel, after)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._taken = threading.Condition(self._lock)
+        self._ready: list[Entry] = []
+        self._ready_bytes = 0
+        self._end: TidewalError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"tidewal-pulsar-read-{channel}", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Sequence[Entry]:
+        """What is ready. Raises what has ended the feed, once nothing is ready any more."""
+        with self._lock:
+            taken, self._ready = self._ready, []
+            self._ready_bytes = 0
+            self._taken.notify()
+            if not taken and self._end is not None:
+                raise self._end
+        return taken
+
+    async def wait(self) -> None:
+        """Until there is something to take, or the feed ends."""
+        waiter: asyncio.Future[None] = self._hub.loop.create_future()
+        with self._lock:
+            if self._ready or self._end is not None:
+                return
+            self._waiter = waiter
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def end(self, error: TidewalError) -> None:
+        """End with this error, which the iterator raises; from any thread, without waiting."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._end = error
+            self._taken.notify()
+            waiter = self._waiter
+        if waiter is not None:
+            self._hub.settle(waiter, None)
+        self._native.close_async(ignore)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until its thread is gone. Blocks."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._burst()
+        except Exception as error:
+            self.end(call_failure(error, f"reading {self._channel}", channel=self._channel))
+
+    def _burst(self) -> None:
+        """Hand over what is there without waiting; wait for the first message where there is none."""
+        burst: list[Entry] = []
+        size = 0
+        try:
+            while len(burst) < BURST_ENTRIES and size < READY_BYTES:
+                message = self._native.read_next(0) if burst else self._first()
+                if message is None:
+                    return
+                entry = self._entry(message)
+                if entry is not None:
+                    burst.append(entry)
+                    size += len(entry.payload) + ENTRY_OVERHEAD_BYTES
+        except NativeTimeout:
+            pass
+        finally:
+            if burst:
+                self._hand_over(burst, size)
+
+    def _hand_over(self, burst: list[Entry], size: int) -> None:
+        with self._lock:
+            while self._ready_bytes and self._ready_bytes + size > READY_BYTES and not self._closed:
+                self._taken.wait()
+            self._ready += burst
+            self._ready_bytes += size
+            waiter = self._waiter
+        if waiter is not None:
+            self._hub.settle(waiter, None)
+
+    def _entry(self, message: NativeMessage) -> Entry | None:
+        """The message as an entry; None when it was read before."""
+        place = place_of(message.message_id())
+        after = self._after
+        if place <= after:
+            return None
+        if place.ledger != after.ledger and after != BEFORE_ALL:
+            self._check_nothing_between(place)
+        self._after = place
+        return Entry(encode(place), timestamp_of(message), message.data())
+
+    def _check_nothing_between(self, place: Place) -> None:
+        after = max(self._after, self._read_upto)
+        if place.entry == 0 and after.ledger == place.ledger:
+            return
+        survey = self._survey()
+        if place.entry != 0 or survey.has_between(after, place):
+            raise lost(self._channel, encode(after.stored), survey)
+
+    def _survey(self) -> Survey:
+        while True:
+            try:
+                return self._source.survey(self._channel)
+            except Unavailable as error:
+                if self._closed:
+                    raise
+                log.warning("reading %s waits for the broker: %s", self._channel, error)
+
+    def _first(self) -> NativeMessage | None:
+        """The next message; None when the feed was closed meanwhile."""
+        looks = 0
+        patience = FIRST_SILENCE_LOOKS
+        missing = False
+        while not self._closed:
+            try:
+                return self._native.read_next(LOOK_AROUND_MS)
+            except NativeTimeout:
+                looks += 1
+            except Exception:
+                if self._closed:
+                    return None
+                raise
+            if looks < patience and not missing and self._native.is_connected():
+                continue
+            looks = 0
+            patience = min(2 * patience, LONGEST_SILENCE_LOOKS)
+            missed_before, missing = missing, self._missing_something()
+            if missing and missed_before:  # once may be a message that was just on its way
+                missing = False
+                self._reopen()
+        return None
+
+    def _missing_something(self) -> bool:
+        """Whether the broker has entries that this reader has not got. Raises `ChannelNotFound`."""
+        try:
+            survey = self._source.survey(self._channel)
+        except Unavailable:
+            return False  # the library reconnects when the broker is back
+        if survey.last[:2] > self._after[:2]:
+            return True
+        self._read_upto = max(self._read_upto, survey.end)
+        return False
+
+    def _reopen(self) -> None:
+        log.warning("the reader of %s was silent although there is more to read: made anew", self._channel)
+        self._native.close_async(ignore)
+        try:
+            self._native = self._source.open_reader(self._channel, self._after)
+        except Unavailable as error:
+            log.warning("%s", error)
+        if self._closed:
+            self._native.close_async(ignore)
+
+
+def lost(channel: str, requested: bytes, survey: Survey) -> PositionLost:
+    first = survey.first
+    return PositionLost(
+        f"retention has removed what comes next in {channel}, or that never was",
+        requested=requested,
+        first_available=None if first is None else encode(first),
+    )
+
+
+class Reader:
+    """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
+
+    def __init__(self, begin_opening: Callable[[], Future[Feed]], executor: Executor) -> None:
+        """`begin_opening` is called when the iterator is first awaited, which fixes the start."""
+        self._begin_opening = begin_opening
+        self._executor = executor
+        self._feed: Feed | None = None
+        self._opening: asyncio.Future[Feed] | None = None
+        self._closed = False
+
+    def __aiter__(self) -> Reader:
+        return self
+
+    async def __anext__(self) -> Sequence[Entry]:
+        try:
+            while not self._closed:
+                feed = self._feed or await self._open()
+                entries = feed.take()
+                if entries:
+                    return entries
+                await feed.wait()
+        except Closed:
+            self._closed = True
+        except ChannelNotFound:
+            await self.aclose()
+            raise
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the iteration, also for a task that is waiting in it, and wait until nothing is left of the reader."""
+        self._closed = True
+        feed = self._feed
+        if feed is not None:
+            feed.end(Closed("the reader is closed"))
+            await asyncio.get_running_loop().run_in_executor(self._executor, feed.join)
+
+    async def _open(self) -> Feed:
+        if self._opening is None:  # a task that was cancelled while it waited leaves its opening to the next
+            self._opening = asyncio.wrap_future(self._begin_opening())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, opening: asyncio.Future[Feed]) -> None:
+        self._opening = None
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        self._feed = opening.result()
+        if self._closed:
+            self._feed.end(Closed("the reader is closed"))

@@ -1,0 +1,134 @@
+"""Where to begin: positions, times and ends as the place behind which a reader starts. All of it blocks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...runtime.errors import ChannelNotFound
+from ...runtime.wal import From, FromId, FromTime, Start
+from .client import NativeReader, NativeTimeout, ignore, place_of, timestamp_of
+from .failures import call_failure
+from .ids import Place, decode
+from .reading import lost
+from .topics import Survey
+
+ONE_MESSAGE = 1  # prefetched where one is looked at
+
+
+class Source(Protocol):
+    """What looking for a place needs of the log."""
+
+    @property
+    def timeout_ms(self) -> int: ...
+
+    def open_reader(self, channel: str, start: Place, queue_messages: int | None = None) -> NativeReader: ...
+
+    def survey(self, channel: str) -> Survey: ...
+
+    def last(self, channel: str) -> Place: ...
+
+
+def begin(source: Source, channel: str, start: Start) -> Place:
+    """The place just before the first entry to read. Raises `ChannelNotFound`, `PositionLost`."""
+    survey = source.survey(channel)
+    match start:
+        case From.EARLIEST:
+            return before_first(survey)
+        case From.LATEST:
+            return after_last(source, channel, survey)
+        case FromId(id, inclusive):
+            return _behind_id(source, channel, survey, id, inclusive)
+        case FromTime(timestamp):
+            end = after_last(source, channel, survey)
+            found = find_time(source, channel, survey, timestamp)
+            return end if found is None else found.just_before
+
+
+def before_first(survey: Survey) -> Place:
+    first = survey.first
+    return survey.end if first is None else first.just_before
+
+
+def after_last(source: Source, channel: str, survey: Survey) -> Place:
+    """The last message, or where the first one will be."""
+    last = source.last(channel)
+    return survey.end if last.entry < 0 else last
+
+
+def _behind_id(source: Source, channel: str, survey: Survey, id: bytes, inclusive: bool) -> Place:
+    wanted = decode(id)
+    if wanted is None or wanted.entry >= dict(survey.ledgers).get(wanted.ledger, 0):
+        raise lost(channel, id, survey)
+    if wanted[:2] == survey.last[:2] and wanted > source.last(channel):
+        raise lost(channel, id, survey)
+    first = survey.first
+    if first is not None and wanted < first:
+        following = None if inclusive else read_one(source, channel, wanted)
+        if following is None or following[0] < first:
+            raise lost(channel, id, survey)
+    return wanted.just_before if inclusive else wanted
+
+
+def find_time(source: Source, channel: str, survey: Survey, timestamp: int) -> Place | None:
+    """The first message whose timestamp is ≥ `timestamp`, None when there is none. By bisection over the entries:
+    timestamps ascend in a channel, as its owner writes them."""
+    first = survey.first
+    if first is None:
+        return None
+    entries = [
+        (ledger, max(0, first.entry if ledger == first.ledger else 0), count)
+        for ledger, count in survey.ledgers
+        if ledger >= first.ledger and count
+    ]
+    low, high = 0, sum(count - begin for _, begin, count in entries) - 1
+    while low < high:  # the last entry whose first message is below, or the first of all
+        middle = (low + high + 1) // 2
+        found = read_one(source, channel, _entry_at(entries, middle).just_before)
+        if found is not None and found[1] < timestamp:
+            low = middle
+        else:
+            high = middle - 1
+    return _scan(source, channel, max(_entry_at(entries, low), first).just_before, timestamp)
+
+
+def _entry_at(entries: list[tuple[int, int, int]], number: int) -> Place:
+    for ledger, begin, count in entries:
+        if number < count - begin:
+            return Place(ledger, begin + number)
+        number -= count - begin
+    raise IndexError(number)
+
+
+def read_one(source: Source, channel: str, after: Place) -> tuple[Place, int] | None:
+    """The first message behind `after`, with its timestamp."""
+    return _find(source, channel, after, 0)
+
+
+def _scan(source: Source, channel: str, after: Place, timestamp: int) -> Place | None:
+    found = _find(source, channel, after, timestamp)
+    return None if found is None else found[0]
+
+
+def _find(source: Source, channel: str, after: Place, timestamp: int) -> tuple[Place, int] | None:
+    """The first message behind `after` with at least this timestamp, up to what is the last one now."""
+    last = source.last(channel)
+    if last <= after or last.entry < 0:
+        return None
+    reader = source.open_reader(channel, after, ONE_MESSAGE)
+    try:
+        while True:
+            message = reader.read_next(source.timeout_ms)
+            place = place_of(message.message_id())
+            if place > after and (found := timestamp_of(message)) >= timestamp:
+                return place, found
+            if place >= last:
+                return None
+    except NativeTimeout as error:
+        source.survey(channel)
+        raise call_failure(error, f"looking for a place in {channel}", channel=channel) from error
+    except ChannelNotFound:
+        raise
+    except Exception as error:
+        raise call_failure(error, f"looking for a place in {channel}", channel=channel) from error
+    finally:
+        reader.close_async(ignore)

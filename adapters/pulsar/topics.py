@@ -1,0 +1,154 @@
+"""A channel as a Pulsar topic: its name, the properties that hold its policy, and what the broker tells of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import cast
+
+from ...runtime.errors import CorruptLog, InvalidRequest
+from ...runtime.wal import ChannelPolicy, Delivery, Durability
+from .ids import Place, decode, encode
+
+POLICY_PROPERTY = "tidewal.policy"
+TRUNCATED_PROPERTY = "tidewal.truncated"
+HOLD_CURSOR = "tidewal-hold."  # and the name of the holder
+
+MIB = 1024 * 1024
+EPHEMERAL_MINUTES = 1
+
+_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,250}")
+_MEANS_SOMETHING_TO_PULSAR = re.compile(r"__|-partition-\d+\Z")  # system topics, partitions of a topic
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A channel and its policy; the topic is named like the channel, unless Pulsar would take that name for more."""
+
+    channel: str
+    policy: ChannelPolicy = field(default_factory=ChannelPolicy)
+
+    @property
+    def name(self) -> str:
+        return f"{self.channel}~" if _MEANS_SOMETHING_TO_PULSAR.search(self.channel) else self.channel
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What is stored with the topic as it is made."""
+        return {POLICY_PROPERTY: encode_policy(self.policy)}
+
+    @property
+    def retention(self) -> dict[str, object]:
+        """The retention as Pulsar knows it: whole minutes and MiB, rounded up; -1 keeps all."""
+        policy = self.policy
+        if policy.ephemeral:
+            return _retention(EPHEMERAL_MINUTES, math.ceil(policy.ephemeral_bytes / MIB))
+        minutes = -1 if policy.retention_s is None else math.ceil(policy.retention_s / 60)
+        mebibytes = -1 if policy.retention_bytes is None else math.ceil(policy.retention_bytes / MIB)
+        return _retention(minutes, mebibytes)
+
+
+def _retention(minutes: int, mebibytes: int) -> dict[str, object]:
+    # Zero would mean: remove what no cursor keeps, at once, whatever the other number says.
+    return {"retentionTimeInMinutes": minutes or 1, "retentionSizeInMB": mebibytes or 1}
+
+
+def channel_of(topic: str) -> str:
+    """The channel of a topic, by the topic's local name."""
+    return topic.removesuffix("~")
+
+
+def is_name(channel: str) -> bool:
+    return _CHANNEL.fullmatch(channel) is not None
+
+
+def check_name(channel: str) -> None:
+    if not is_name(channel):
+        raise InvalidRequest(f"channel name {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
+
+
+def encode_policy(policy: ChannelPolicy) -> str:
+    return json.dumps({**asdict(policy), "acks": policy.acks.value, "delivery": policy.delivery.value})
+
+
+def decode_policy(text: str, channel: str) -> ChannelPolicy:
+    try:
+        fields = cast("dict[str, object]", json.loads(text))
+        acks, delivery = Durability(fields.pop("acks")), Delivery(fields.pop("delivery"))
+        return ChannelPolicy(acks=acks, delivery=delivery, **fields)  # pyright: ignore[reportArgumentType] -- as written
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptLog(f"the policy of {channel} cannot be read: {text!r}", path=channel, offset=0) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a topic holds. `ledgers` are (number, entries) in order; the last is the one in use."""
+
+    policy: ChannelPolicy | None  # None: a topic that Tidewal did not make
+    ledgers: tuple[tuple[int, int], ...]
+    last: Place  # index unknown; entry -1 where there is none
+    truncated: Place | None
+    holds: Mapping[str, Place]
+
+    @property
+    def stored_from(self) -> Place | None:
+        """The first entry that is stored; None where there is none."""
+        return next((Place(ledger, 0) for ledger, entries in self.ledgers if entries), None)
+
+    @property
+    def first(self) -> Place | None:
+        """Where the channel begins: what is truncated and held by nobody does not count."""
+        stored = self.stored_from
+        if stored is None or self.truncated is None:
+            return stored
+        return max(stored, min([self.truncated, *self.holds.values()]))
+
+    @property
+    def end(self) -> Place:
+        """The last entry, or the place before the first entry to come."""
+        return max(self.last, Place(self.ledgers[-1][0], -1)) if self.ledgers else self.last
+
+    def has_between(self, after: Place, before: Place) -> bool:
+        """Whether there is, or was, any entry between the two; also when nobody knows."""
+        entries = dict(self.ledgers)
+        if after.ledger not in entries:
+            return True
+        if entries[after.ledger] > after.entry + 1 and after.ledger != before.ledger:
+            return True
+        return any(count for ledger, count in self.ledgers if after.ledger < ledger < before.ledger)
+
+
+def survey_of(topic: Topic, stats: Mapping[str, object]) -> Survey:
+    """Read the broker's internal statistics."""
+    properties = cast("dict[str, str]", stats.get("properties") or {})
+    policy = properties.get(POLICY_PROPERTY)
+    listed = cast("list[dict[str, int]]", stats["ledgers"])
+    ledgers = [(ledger["ledgerId"], ledger["entries"]) for ledger in listed]
+    last = _place(str(stats["lastConfirmedEntry"]))
+    if ledgers and ledgers[-1][0] == last.ledger:  # the broker counts those of the ledger in use when it ends
+        ledgers[-1] = (last.ledger, last.entry + 1)
+    cursors = cast("dict[str, dict[str, str]]", stats["cursors"])
+    truncated = properties.get(TRUNCATED_PROPERTY)
+    return Survey(
+        policy=None if policy is None else decode_policy(policy, topic.channel),
+        ledgers=tuple(ledgers),
+        last=last,
+        truncated=None if truncated is None else decode(bytes.fromhex(truncated)),
+        holds={
+            name.removeprefix(HOLD_CURSOR): _place(cursor["readPosition"])
+            for name, cursor in cursors.items()
+            if name.startswith(HOLD_CURSOR)
+        },
+    )
+
+
+def _place(text: str) -> Place:
+    ledger, _, entry = text.partition(":")
+    return Place(int(ledger), int(entry))
+
+
+def truncated_property(place: Place) -> str:
+    return encode(place).hex()

@@ -1,0 +1,399 @@
+"""Tidewal's log on Apache Pulsar: one persistent topic per channel, everything that is kept about it in the broker.
+
+Differs from the embedded log, and says so in `capabilities`: a batch over several channels is not atomic, and consumer
+groups are not there. Ids are Pulsar's own positions. A channel's policy is a property of its topic; retention is
+Pulsar's, in whole minutes and MiB, and frees whole ledgers; what is truncated stops counting at once and is freed by
+retention; a hold is a durable cursor, which the broker never passes. An ephemeral channel is a topic with one minute
+and `ephemeral_bytes` of retention: it forgets later than it might. A position in a ledger that was removed is lost,
+also where it was its last. Times are found by bisection, so they must ascend in a channel, as owners write them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from ...runtime.errors import (
+    ChannelExists,
+    ChannelNotFound,
+    Closed,
+    InvalidRequest,
+    TidewalError,
+    Unavailable,
+    Unsupported,
+)
+from ...runtime.wakeup import Hub, Hubs
+from ...runtime.wal import (
+    Append,
+    Capabilities,
+    ChannelInfo,
+    ChannelPolicy,
+    Entry,
+    From,
+    GroupInfo,
+    GroupMember,
+    OnAppended,
+    Payload,
+    Start,
+)
+from . import seeking
+from .admin import Admin
+from .appending import Appender
+from .client import Client, NativeReader
+from .ids import Place, decode, encode
+from .options import Options
+from .reading import Feed, Reader
+from .sending import Producer
+from .topics import HOLD_CURSOR, TRUNCATED_PROPERTY, Survey, Topic, channel_of, check_name, is_name, truncated_property
+
+T = TypeVar("T")
+
+BLOCKING_CALLS = 16  # at a time, on threads
+
+
+class Pulsar:
+    """An open log in one namespace; see `Wal`."""
+
+    name = "pulsar"
+    capabilities = Capabilities(
+        atomic_batches=False, seek_by_time=True, truncate=True, multi_process_write=True, ephemeral_bounds=False
+    )
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._namespace = options.namespace
+        self._admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
+        self._client = Client(
+            options.service_url,
+            options.request_timeout_s,
+            options.security,
+            listener=options.listener,
+            log_file=options.client_log,
+        )
+        self._executor = ThreadPoolExecutor(BLOCKING_CALLS, "tidewal-pulsar")
+        self._hubs = Hubs()
+        self._closed = False
+        self._close_done: asyncio.Task[None] | None = None
+        self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(uuid.uuid4().hex), itertools.count(1))
+        self._policies: dict[str, ChannelPolicy] = {}
+        self._feeds_lock = threading.Lock()
+        self._feeds: dict[Feed, str] = {}
+        self._openings: dict[Future[Feed], str] = {}  # whose readers still wait for them
+        self._appender = Appender(self._open_producer, self._executor, options.pending_bytes)
+
+    @staticmethod
+    async def open(options: Options) -> Pulsar:
+        """Connect, and make the namespace where there is none. Raises `Unavailable`, `ConfigError`."""
+        wal = Pulsar(options)
+        try:
+            await wal._blocking(wal._admin.prepare_namespace)
+        except BaseException:
+            await wal.close()
+            raise
+        return wal
+
+    # ---- channels -----------------------------------------------------------------------------------------------
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        self._check_open()
+        check_name(channel)
+        await self._blocking(partial(self._create, Topic(channel, policy)))
+
+    def _create(self, topic: Topic) -> None:
+        if not self._admin.create(topic):
+            existing = self._admin.survey(topic).policy
+            if existing is None:
+                raise ChannelExists(
+                    f"there is a topic {topic.name} in {self._namespace} that is no channel", channel=topic.channel
+                )
+            if existing != topic.policy:
+                raise ChannelExists(f"channel {topic.channel} exists with another policy", channel=topic.channel)
+        self._admin.set_policies(topic)  # again where it exists: whoever made it may have died before this
+        self._policies[topic.channel] = topic.policy
+
+    async def channels(self) -> list[str]:
+        self._check_open()
+        names = [channel_of(name) for name in await self._blocking(self._admin.topics)]
+        found = await asyncio.gather(*(self._blocking(partial(self._is_channel, name)) for name in names))
+        return sorted(name for name, is_channel in zip(names, found, strict=True) if is_channel)
+
+    def _is_channel(self, channel: str) -> bool:
+        if channel in self._policies:
+            return True
+        try:
+            return self.survey(channel).policy is not None
+        except ChannelNotFound:  # dropped meanwhile
+            return False
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        self._check_open()
+        return await self._blocking(partial(self._describe, channel))
+
+    def _describe(self, channel: str) -> ChannelInfo:
+        survey = self.survey(channel)
+        first, last = survey.first, self.last(channel)
+        assert survey.policy is not None
+        return ChannelInfo(
+            channel,
+            survey.policy,
+            None if first is None else encode(first),
+            None if last.entry < 0 else encode(last),
+        )
+
+    async def drop_channel(self, channel: str) -> None:
+        self._check_open()
+        await self._blocking(partial(self._drop, channel))
+
+    def _drop(self, channel: str) -> None:
+        with contextlib.suppress(ChannelNotFound):
+            self.survey(channel)
+            self._admin.delete(Topic(channel))
+        self._forget(channel)
+
+    def _forget(self, channel: str) -> None:
+        self._policies.pop(channel, None)
+        self._appender.forget(channel)
+        with self._feeds_lock:
+            feeds = [feed for feed, name in self._feeds.items() if name == channel]
+            openings = [opening for opening, name in self._openings.items() if name == channel]
+            for opening in openings:
+                del self._openings[opening]
+        dropped = ChannelNotFound(f"channel {channel} was dropped", channel=channel)
+        for opening in openings:
+            opening.set_exception(dropped)
+        for feed in feeds:
+            feed.end(dropped)
+
+    # ---- appending ----------------------------------------------------------------------------------------------
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        if entries:
+            self._appender.submit(entries, done)
+        else:
+            self._check_open()
+            done([])
+
+    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+        return (await self.append_many([Append(channel, payload, timestamp)]))[0]
+
+    async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
+        self._check_open()
+        future, done = self._hubs.promise()
+        self.submit(entries, done)
+        return await future
+
+    def _open_producer(self, channel: str) -> Producer:
+        survey = self.survey(channel)
+        assert survey.policy is not None
+        topic = Topic(channel, survey.policy)
+        end = seeking.after_last(self, channel, survey)
+        address = self._address(topic)
+
+        def make() -> Producer:
+            return Producer(self._client, topic, address, next(self._producer_names), end, self._executor)
+
+        return self._retried(channel, make)
+
+    # ---- reading ------------------------------------------------------------------------------------------------
+
+    def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+        return Reader(partial(self._begin_opening, channel, start), self._executor)
+
+    def _begin_opening(self, channel: str, start: Start) -> Future[Feed]:
+        self._check_open()
+        if start is From.LATEST:
+            self._appender.stop(channel)  # what is appended from now on lies behind the end that is looked up
+        opening: Future[Feed] = Future()
+        with self._feeds_lock:
+            self._openings[opening] = channel
+        self._executor.submit(self._open_feed, channel, start, self._hubs.current(), opening)
+        return opening
+
+    def _open_feed(self, channel: str, start: Start, hub: Hub, opening: Future[Feed]) -> None:
+        try:
+            try:
+                after = seeking.begin(self, channel, start)
+            finally:
+                if start is From.LATEST:
+                    self._appender.go_on(channel)
+            feed = Feed(self, channel, after, hub)
+        except TidewalError as error:
+            with self._feeds_lock:
+                if self._openings.pop(opening, None):
+                    opening.set_exception(error)
+            return
+        with self._feeds_lock:
+            self._feeds = {known: name for known, name in self._feeds.items() if known.running}
+            self._feeds[feed] = channel
+            wanted = self._openings.pop(opening, None) is not None
+            if wanted:
+                opening.set_result(feed)
+        if not wanted:
+            feed.end(Closed("nobody wants this reader any more"))
+
+    def open_reader(self, channel: str, start: Place, queue_messages: int | None = None) -> NativeReader:
+        """A reader of the client library; what it prefetches is bounded by `prefetch_bytes`. Blocks."""
+        policy = self._policy(channel)
+        if queue_messages is None:
+            queue_messages = max(1, min(self._options.prefetch_bytes // policy.max_message_bytes, 1000))
+        make = partial(self._client.reader, self._address(Topic(channel)), start, queue_messages)
+        return self._retried(channel, make)
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        self._check_open()
+        last = await self._blocking(partial(self.last, channel))
+        return None if last.entry < 0 else encode(last)
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        self._check_open()
+
+        def find() -> Place | None:
+            return seeking.find_time(self, channel, self.survey(channel), timestamp)
+
+        found = await self._blocking(find)
+        return None if found is None else encode(found)
+
+    # ---- retention ----------------------------------------------------------------------------------------------
+
+    async def truncate(self, channel: str, id: bytes) -> None:
+        self._check_open()
+        await self._blocking(partial(self._truncate, channel, id))
+
+    def _truncate(self, channel: str, id: bytes) -> None:
+        survey = self.survey(channel)
+        place = _place(id)
+        if survey.truncated is None or place > survey.truncated:
+            self._admin.set_property(Topic(channel), TRUNCATED_PROPERTY, truncated_property(place))
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        self._check_open()
+        await self._blocking(partial(self._hold, channel, holder, id))
+
+    def _hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        self.survey(channel)
+        topic, cursor = Topic(channel), HOLD_CURSOR + holder
+        if id is None:
+            self._admin.drop_cursor(topic, cursor)
+        else:
+            self._admin.keep_cursor(topic, cursor, _place(id))
+
+    # ---- consumer groups: missing -------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        raise self._no_groups()
+
+    async def groups(self) -> list[GroupInfo]:
+        raise self._no_groups()
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        raise self._no_groups()
+
+    async def drop_group(self, group: str) -> None:
+        raise self._no_groups()
+
+    def _no_groups(self) -> TidewalError:
+        self._check_open()
+        return Unsupported("there are no consumer groups on pulsar://", capability="groups")
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        if self._close_done is None:
+            self._close_done = asyncio.create_task(self._close())
+        await asyncio.shield(self._close_done)
+
+    async def _close(self) -> None:
+        with self._feeds_lock:
+            self._closed = True
+            feeds = list(self._feeds)
+            openings, self._openings = self._openings, {}
+        for opening in openings:
+            opening.set_exception(Closed("the Pulsar log is closed"))
+        for feed in feeds:
+            feed.end(Closed("the Pulsar log is closed"))
+        await asyncio.to_thread(self._end)
+        self._hubs.close()
+
+    def _end(self) -> None:
+        self._appender.close()
+        self._admin.close()
+        for feed in list(self._feeds):
+            feed.join()
+        self._executor.shutdown(wait=True)  # before the client is closed: what it makes then would never be made
+        self._client.close()
+
+    # ---- what all use -------------------------------------------------------------------------------------------
+
+    @property
+    def timeout_ms(self) -> int:
+        return self._client.timeout_ms
+
+    def survey(self, channel: str) -> Survey:
+        """What the channel's topic holds. Blocks. Raises `ChannelNotFound`, also for a topic that is no channel."""
+        if not is_name(channel):
+            raise ChannelNotFound(f"there can be no channel {channel!r}", channel=channel)
+        try:
+            survey = self._admin.survey(Topic(channel))
+        except ChannelNotFound:
+            self._policies.pop(channel, None)
+            raise
+        if survey.policy is None:
+            raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel)
+        self._policies[channel] = survey.policy
+        return survey
+
+    def last(self, channel: str) -> Place:
+        """The last message of the channel. Blocks. Raises `ChannelNotFound`."""
+        self._policy(channel)
+        return self._admin.last(Topic(channel))
+
+    def _policy(self, channel: str) -> ChannelPolicy:
+        policy = self._policies.get(channel)
+        if policy is None:
+            policy = self.survey(channel).policy
+            assert policy is not None
+        return policy
+
+    def _retried(self, channel: str, make: Callable[[], T]) -> T:
+        """Try again while the broker does not answer and the channel is there, until the request timeout."""
+        deadline = time.monotonic() + self._options.request_timeout_s
+        while True:
+            try:
+                return make()
+            except Unavailable:
+                self.survey(channel)
+                if self._closed or time.monotonic() > deadline:
+                    raise
+
+    def _address(self, topic: Topic) -> str:
+        return f"persistent://{self._namespace}/{topic.name}"
+
+    async def _blocking(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the Pulsar log is closed")
+
+
+def _place(id: bytes) -> Place:
+    place = decode(id)
+    if place is None:
+        raise InvalidRequest(f"{id.hex()} is no position of pulsar://")
+    return place

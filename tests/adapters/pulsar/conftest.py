@@ -1,0 +1,67 @@
+"""Logs in a namespace of the test's own, and the web service of the broker that has them."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tidewal.adapters.pulsar import Pulsar
+from tidewal.adapters.pulsar import open_wal as open_pulsar_wal
+
+Open = Callable[..., Awaitable[Pulsar]]
+
+# The host in the URL is an address, so no proxy of the environment may come between.
+_web = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Web:
+    """Pulsar's administration, asked past the adapter."""
+
+    def __init__(self, broker: Any, namespace: str) -> None:
+        self._root = f"{broker.web_url}/admin/v2/persistent/{namespace}"
+
+    def call(self, method: str, path: str) -> Any:
+        with _web.open(urllib.request.Request(f"{self._root}{path}", method=method), timeout=20) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+    def subscriptions(self, channel: str) -> list[str]:
+        return self.call("GET", f"/{channel}/subscriptions")
+
+    def new_ledger(self, channel: str) -> None:
+        """Let the topic go on in another ledger, as it does when it moves to another broker."""
+        self.call("PUT", f"/{channel}/unload")
+
+    def remove_old_ledgers(self, channel: str) -> None:
+        """What retention does when its time has come."""
+        self.call("DELETE", f"/{channel}/truncate")
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"public/{uuid4().hex}"
+
+
+@pytest.fixture
+def web(pulsar: Any, namespace: str) -> Web:
+    return Web(pulsar, namespace)
+
+
+@pytest.fixture
+async def open_wal(pulsar: Any, namespace: str) -> AsyncIterator[Open]:
+    """Open the log of this test, each time like another process; all are closed at its end."""
+    opened: list[Pulsar] = []
+
+    async def open_one(**options: Any) -> Pulsar:
+        wal = await open_pulsar_wal(f"{pulsar.url}/{namespace}", web_url=pulsar.web_url, **options)
+        opened.append(wal)
+        return wal
+
+    yield open_one
+    for wal in opened:
+        await wal.close()
