@@ -130,7 +130,10 @@ def wal_url(settings: Settings, standalone: bool = True) -> str:
 def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, object]:
     """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
     options of its adapter, and where it counts."""
-    if urlsplit(url or wal_url(settings)).scheme != "rocksmq":
+    scheme = urlsplit(url or wal_url(settings)).scheme
+    if scheme == "kafka":
+        return {"settings": settings.kafka}
+    if scheme != "rocksmq":
         return {}
     return {
         "metrics": metrics,

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import Unavailable
+from ...runtime.errors import TidewalError, Unavailable
 from ...runtime.remote import decode_policy, encode_policy
 from ...runtime.wal import ChannelPolicy
 from . import faults
@@ -109,14 +109,15 @@ class Catalog:
         while True:
             try:
                 fetched = await fetch(self._cluster, self._topic, self._applied_to, self._reading)
-            except faults.Foreign as error:
+                for record in records(fetched.batches, self._applied_to):
+                    self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
+                    self._applied_to = record.offset + 1
+                self._applied_to = fetched.next_offset
+            except (TidewalError, *faults.Foreign) as error:
                 _log.warning("the catalog %s cannot be read: %r", self._topic, error)
                 await asyncio.sleep(PAUSE_S)
                 await self._cluster.refresh()
                 continue
-            for record in records(fetched.batches, self._applied_to):
-                self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
-            self._applied_to = fetched.next_offset
             moved, self._moved = self._moved, asyncio.Event()
             moved.set()
 

@@ -80,13 +80,14 @@ class Cluster:
         return None if node in (None, -1) else node
 
     async def ask(self, node: int | None, request: object, connection: int = CONTROL) -> Any:
-        """The response to one request; None asks any node. Raises the library's errors, `NodeNotReadyError` and
-        `StaleMetadata` only where nothing was sent."""
+        """The response to one request, within `request_timeout_s` for connecting and the same for the answer; None asks
+        any node. Raises the library's errors, `NodeNotReadyError` and `StaleMetadata` only where nothing was sent."""
         if node is None:
             node = self._client.get_random_node()
         if node is None:
             raise kafka_errors.StaleMetadata("no broker is known")
-        return await self._client.send(node, request, group=connection)
+        async with asyncio.timeout(2 * self.options.request_timeout_s):  # connections are made one after the other
+            return await self._client.send(node, request, group=connection)
 
     async def ask_leader(self, topic: str, request: object, connection: int = CONTROL) -> Any:
         """The same of who leads a topic. Raises `StaleMetadata` where nobody does."""

@@ -71,12 +71,14 @@ def sequence_lost(error: BaseException) -> bool:
 def mapped(error: BaseException, what: str, *, outcome_unknown: bool = False) -> TidewalError:
     """The error to raise for one of the client's while doing `what`."""
     reason = str(error) or type(error).__name__
+    if outcome_unknown:
+        return Unavailable(f"whether Kafka could {what} is not known: {reason}", outcome_unknown=True)
     if isinstance(error, _NOT_ALLOWED):
         return ConfigError(f"Kafka does not let us {what}: {reason}", key="kafka")
     if isinstance(error, _TOO_OLD):
         return Unsupported(f"this Kafka is too old to {what}: {reason}", capability="protocol")
-    if outcome_unknown:
-        return Unavailable(f"whether Kafka could {what} is not known: {reason}", outcome_unknown=True)
+    if isinstance(error, kafka_errors.UnsupportedCodecError):
+        return Unsupported(f"to {what} takes a package that is missing: {reason}", capability="compression")
     if isinstance(error, _REFUSED):
         return InvalidRequest(f"Kafka refused to {what}: {reason}")
     return Unavailable(f"Kafka could not {what}: {reason}")

@@ -12,6 +12,7 @@ from aiokafka.record import MemoryRecords
 
 from ...runtime.errors import CorruptLog
 from ...runtime.wal import Entry
+from . import faults
 from .cluster import PARTITION, Cluster
 from .positions import from_native
 
@@ -63,14 +64,18 @@ def records(batches: Sequence[Any], first_offset: int) -> Iterator[Any]:
 
 
 def entries(batches: Sequence[Any], first_offset: int, prefix: bytes) -> list[Entry]:
-    """The same as entries of a channel whose ids begin with `prefix`."""
-    return [
-        make_entry(
-            (
-                prefix + record.offset.to_bytes(8, "big"),
-                from_native(record.timestamp, record.headers),
-                record.value or b"",
+    """The same as entries of a channel whose ids begin with `prefix`. Raises also `Unsupported` for a compression whose
+    package is missing."""
+    try:
+        return [
+            make_entry(
+                (
+                    prefix + record.offset.to_bytes(8, "big"),
+                    from_native(record.timestamp, record.headers),
+                    record.value or b"",
+                )
             )
-        )
-        for record in records(batches, first_offset)
-    ]
+            for record in records(batches, first_offset)
+        ]
+    except kafka_errors.KafkaError as error:
+        raise faults.mapped(error, f"read what is at {first_offset}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -50,7 +51,8 @@ class IoThread:
             running.append(task)
 
         def tell(task: asyncio.Task[T]) -> None:
-            caller.call_soon_threadsafe(settle, task)
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, and with it went who waited
+                caller.call_soon_threadsafe(settle, task)
 
         def settle(task: asyncio.Task[T]) -> None:
             if answer.done():

@@ -6,6 +6,7 @@ There is no linger. While one batch is under way the next one gathers; a lone ap
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -20,6 +21,8 @@ from .positions import Row, to_rows
 from .sender import Sender
 
 ROW_BYTES = 64  # what a record counts beside its payload
+
+_log = logging.getLogger(__name__)
 
 
 class Write:
@@ -51,12 +54,12 @@ class Write:
 
     def answer(self) -> None:
         error = self._error
-        if error is None:
-            self._done(self._ids)
-        elif self._partly and "outcome_unknown" not in error.fields:
-            self._done(type(error)(error.message, **{**error.fields, "outcome_unknown": True}))
-        else:
-            self._done(error)
+        if error is not None and self._partly and "outcome_unknown" not in error.fields:
+            error = type(error)(error.message, **{**error.fields, "outcome_unknown": True})
+        try:
+            self._done(self._ids if error is None else error)
+        except Exception:  # the fault of who submitted; the channel goes on
+            _log.exception("what was to be told of an append failed")
 
 
 class Part:
@@ -185,10 +188,14 @@ class Lane:
             if isinstance(error, (Unavailable, ChannelNotFound)):
                 self._fail_waiting(error)
             return
-        except BaseException:
+        except asyncio.CancelledError:
             self._fail(spans, Unavailable("the log was closed meanwhile", outcome_unknown=True))
             self._fail_waiting(Closed("the log is closed"))
             raise
+        except Exception as error:  # not foreseen: told to who waits, and the channel goes on
+            _log.exception("appending to %s failed", self.channel.name)
+            self._fail(spans, Unavailable(f"appending failed: {error!r}", outcome_unknown=True))
+            return
         prefix = self.channel.prefix
         offset = base
         for part, first, end in spans:

@@ -32,10 +32,16 @@ class Management:
     async def create(self, name: str, policy: ChannelPolicy) -> None:
         async with self._creating:
             await self._catalog.sync()
-            found = self._catalog.find(name) or await self._catalog.write_channel(name, policy)
+            before = self._catalog.find(name)
+            found = before or await self._catalog.write_channel(name, policy)
             if found.policy != policy:
                 raise ChannelExists(f"channel {name} exists with another policy", channel=name)
-            await self._cluster.retrying(f"make channel {name}", lambda: self.ensure(found))
+            try:
+                await self._cluster.retrying(f"make channel {name}", lambda: self.ensure(found))
+            except InvalidRequest:  # nobody else will be granted what this policy asks for
+                if before is None:
+                    await self._catalog.write_dropped(found)
+                raise
 
     async def names(self) -> list[str]:
         await self._catalog.sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from collections.abc import Mapping
@@ -15,13 +16,14 @@ from ...runtime.settings import Kafka
 PREFIX = "tidewal"
 MIB = 1024 * 1024
 
+_log = logging.getLogger(__name__)
+
 _PREFIX = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to reach the brokers, and the limits. Each field without a leading word for the client can be given as a
-    query parameter of the URL."""
+    """How to reach the brokers, and the limits. Those that are numbers can be given as query parameters of the URL."""
 
     bootstrap: str
     prefix: str = PREFIX
@@ -54,6 +56,9 @@ def parse(url: str, settings: Kafka | None = None, **given: object) -> Options:
         raise ConfigError(f"{url!r}: write kafka://host:port,host:port/PREFIX", key="wal")
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"{url!r}: the prefix of the topics is 1-40 characters of A-Z a-z 0-9 -", key="wal")
+    for part in ("consumer", "producer"):
+        if settings is not None and getattr(settings, part):
+            _log.warning("kafka.%s.* has no effect: Tidewal has no such client inside", part)
     options = Options(bootstrap, prefix, client=_security(settings) if settings else {})
     return replace(options, **_checked({**dict(parse_qsl(parts.query)), **given}))
 

@@ -72,7 +72,8 @@ class Sender:
                 unknown |= batch is not None and not lost and not faults.not_written(error)
                 if lost:
                     self._producer = batch = None
-                if faults.final(error) or loop.time() > deadline or (lost and unknown):
+                forgotten = isinstance(error, kafka_errors.DuplicateSequenceNumber)  # in the log, nobody knows where
+                if faults.final(error) or loop.time() > deadline or forgotten or (lost and unknown):
                     if unknown:
                         self._producer = None
                     raise faults.mapped(error, f"append to {self._topic}", outcome_unknown=unknown) from error
@@ -108,7 +109,7 @@ class Sender:
         code, offset = response.topics[0][1][0][1:3]
         if code:
             raise kafka_errors.for_code(code)
-        if offset < 0:  # written by an earlier attempt, so long ago that the broker has forgotten where
+        if offset < 0:
             raise kafka_errors.DuplicateSequenceNumber
         return offset
 

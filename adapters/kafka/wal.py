@@ -153,7 +153,11 @@ class KafkaWal:
             self._queue(found, names, payloads, timestamps, done)
         except TidewalError as error:
             done(error)
-        self._hubs.flush()
+        except asyncio.CancelledError:
+            done(Closed("the log is closed"))
+            raise
+        finally:
+            self._hubs.flush()
 
     def _queue(
         self,
@@ -232,14 +236,16 @@ class KafkaWal:
         """For `Reader`."""
         try:
             found = self._catalog.find(channel) or await self._call(lambda: self._management.find(channel))
+            return self._begin_feed(found, start)
         except Closed:
             return None
-        feed = Feed(found, start, self._wake)
+
+    def _begin_feed(self, channel: Channel, start: Start) -> Feed:
+        feed = Feed(channel, start, self._wake)
         with self._backlog.lock:
-            if self._backlog.closed:
-                return None
+            self._check_open()
             self._feeds.add(feed)
-            lane = self._lane(found) if start is From.LATEST else None
+            lane = self._lane(channel) if start is From.LATEST else None
             if lane is not None:  # what is submitted from now on comes behind the start
                 lane.stop()
         self._io.post(lambda: _forget(self._io.spawn(self._feed_io(feed, lane))))

@@ -280,3 +280,8 @@ async def test_rocksmq_is_opened_as_configured(tmp_path):
     assert (tmp_path / "a log").is_dir()
     await wal.close()
     assert wal_options(load_settings(environment={}, arguments={"wal": "memory://"})) == {}
+
+
+def test_kafka_is_opened_by_who_may_log_in():
+    settings = load_settings(environment={}, arguments={"wal": "kafka://a:1", "kafka.saslUsername": "me"})
+    assert wal_options(settings) == {"settings": settings.kafka}
