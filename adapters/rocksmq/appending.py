@@ -80,7 +80,8 @@ class Appender:
             if size or recorded:
                 self._gate.check_room(size + recorded)
             rows = _rows(channels, timestamps, payloads)
-            if kinds == ephemeral and not recorded and not any(channel.queued for channel in ephemeral):
+            at_once = kinds == ephemeral and not recorded and not any(channel.queued for channel in ephemeral)
+            if at_once:
                 _publish(channels, rows)
                 published = _ids(rows)
             elif not ephemeral and not recorded and all(channel.synced for channel in kinds):
@@ -88,7 +89,8 @@ class Appender:
                 published = None
             else:
                 published = self._queue(channels, rows, done, records, stamp)
-        self._journal.wake()
+        if not at_once:
+            self._journal.wake()
         if published is not None:
             done(published)
 
