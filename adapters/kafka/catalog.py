@@ -17,10 +17,9 @@ from uuid import uuid4
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import TidewalError, Unavailable
+from ...runtime.errors import Unavailable
 from ...runtime.remote import decode_policy, encode_policy
 from ...runtime.wal import ChannelPolicy
-from . import faults
 from .cluster import LATEST, PAUSE_S, Cluster
 from .fetching import fetch, records
 from .positions import Row, prefix
@@ -106,6 +105,7 @@ class Catalog:
 
     async def follow(self) -> None:
         """Learn what is written, for ever. One task does this."""
+        silent = False
         while True:
             try:
                 fetched = await fetch(self._cluster, self._topic, self._applied_to, self._reading)
@@ -113,11 +113,16 @@ class Catalog:
                     self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
                     self._applied_to = record.offset + 1
                 self._applied_to = fetched.next_offset
-            except (TidewalError, *faults.Foreign) as error:
-                _log.warning("the catalog %s cannot be read: %r", self._topic, error)
+            except Exception as error:  # whatever it is, all that is asked of the catalog waits for this task
+                if not silent:
+                    silent = True
+                    _log.warning("the catalog %s cannot be read: %r", self._topic, error)
                 await asyncio.sleep(PAUSE_S)
                 await self._cluster.refresh()
                 continue
+            if silent:
+                silent = False
+                _log.warning("the catalog %s is read again", self._topic)
             moved, self._moved = self._moved, asyncio.Event()
             moved.set()
 

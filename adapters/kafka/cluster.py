@@ -72,7 +72,7 @@ class Cluster:
             async with asyncio.timeout(self.options.request_timeout_s):
                 await self._client.force_metadata_update()
         except faults.Foreign as error:
-            _log.warning("the brokers do not say who leads what: %r", error)
+            _log.debug("the brokers do not say who leads what: %r", error)
 
     def leader(self, topic: str) -> int | None:
         """The node that leads it; None when the topic or its leader is not known."""

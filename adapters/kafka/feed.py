@@ -17,7 +17,7 @@ from typing import Any
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import ChannelNotFound, TidewalError
+from ...runtime.errors import ChannelNotFound, TidewalError, Unavailable
 from ...runtime.wakeup import Hub
 from ...runtime.wal import Start
 from . import faults, lookup
@@ -111,6 +111,9 @@ class Feed:
             await self._fetch(cluster, connection, offset)
         except TidewalError as error:
             self.fail(error)
+        except Exception as error:  # not foreseen: told to who reads, who would wait for ever
+            _log.exception("reading %s failed", self.channel.topic)
+            self.fail(Unavailable(f"reading {self.channel.name} failed: {error!r}"))
 
     async def _begin(self, cluster: Cluster, connection: int) -> int:
         async def find() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 from ...runtime.errors import Closed
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class IoThread:
@@ -36,7 +39,7 @@ class IoThread:
         """Run it beside the rest until `stop`; on the loop."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
 
     async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -73,6 +76,11 @@ class IoThread:
             if not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in running])
             raise
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("what ran beside a log has failed", exc_info=error)
 
     async def quit(self) -> None:
         """End what runs beside; on the loop."""

@@ -30,12 +30,16 @@ class Write:
 
     __slots__ = ("_done", "_error", "_ids", "_missing", "_partly", "size")
 
-    def __init__(self, done: OnAppended, count: int, parts: int, size: int) -> None:
+    def __init__(self, done: OnAppended, count: int, size: int) -> None:
         self._done, self.size = done, size
         self._ids: list[bytes] = [b""] * count
-        self._missing = parts
+        self._missing = 1
         self._error: TidewalError | None = None
         self._partly = False  # whether something of it is in the log
+
+    def split(self, parts: int) -> None:
+        """It goes to so many channels."""
+        self._missing = parts
 
     def appended(self, places: Sequence[int], ids: Sequence[bytes]) -> None:
         """Entries at these places of the submit have got these ids."""

@@ -8,14 +8,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from ...runtime.errors import Closed, MessageTooLarge, TidewalError, Unsupported
+from ...runtime.errors import Closed, Unsupported
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
     Capabilities,
     ChannelInfo,
     ChannelPolicy,
-    Durability,
     Entry,
     From,
     GroupInfo,
@@ -24,16 +23,16 @@ from ...runtime.wal import (
     Payload,
     Start,
 )
+from .appending import Appender
 from .catalog import Catalog, Channel
 from .cluster import CONTROL, Cluster
 from .feed import Feed
 from .io_thread import IoThread
-from .lane import ROW_BYTES, Backlog, Lane, Part, Write
+from .lane import Backlog, Lane
 from .management import Management
 from .options import Options
 from .positions import check_name
 from .reader import Reader
-from .sender import ACKS_ALL, ACKS_LEADER, Sender
 
 T = TypeVar("T")
 
@@ -71,8 +70,6 @@ class KafkaWal:
         self._io = IoThread("tidewal-kafka")
         self._hubs = Hubs()
         self._backlog = Backlog(options.pending_bytes)
-        self._lanes: dict[Channel, Lane] = {}
-        self._starting: list[Lane] = []
         self._feeds: set[Feed] = set()
         self._reading_connections: list[int] = []  # those that no feed uses
         self._new_connections = itertools.count(CONTROL + 1)
@@ -82,6 +79,7 @@ class KafkaWal:
         self._reads: Cluster
         self._catalog: Catalog
         self._management: Management
+        self._appender: Appender
         self._clusters: list[Cluster] = []
         self._io.start()
 
@@ -93,8 +91,17 @@ class KafkaWal:
         self._clusters = [self._writes, self._reads]
         await self._writes.open()
         await self._reads.open()
-        self._catalog = Catalog(self._writes, CATALOG_CONNECTIONS, self._forget_lanes)
-        self._management = Management(self._writes, self._catalog, self._acknowledged_to)
+        self._catalog = Catalog(self._writes, CATALOG_CONNECTIONS, lambda: self._appender.forget_dropped())
+        self._management = Management(self._writes, self._catalog, lambda of: self._appender.acknowledged_to(of))
+        self._appender = Appender(
+            self._writes,
+            self._catalog,
+            self._management,
+            self._backlog,
+            self._io,
+            LANE_CONNECTIONS,
+            self._hubs.flush,
+        )
         await self._catalog.open()
         self._io.spawn(self._catalog.follow())
         await self._catalog.sync()
@@ -135,85 +142,7 @@ class KafkaWal:
         if not entries:
             done([])
             return
-        names, payloads, timestamps = zip(*entries, strict=True)
-        payloads = payloads if set(map(type, payloads)) == {bytes} else tuple(map(bytes, payloads))
-        found = {name: self._catalog.find(name) for name in set(names)}
-        known = {name: channel for name, channel in found.items() if channel is not None}
-        if len(known) == len(found):
-            self._queue(known, names, payloads, timestamps, done)
-        else:
-            self._io.post(lambda: _forget(self._io.spawn(self._look_io(names, payloads, timestamps, done))))
-
-    async def _look_io(
-        self, names: Sequence[str], payloads: Sequence[bytes], timestamps: Sequence[int], done: OnAppended
-    ) -> None:
-        """Look for the channels, and go on or say that there is one too few."""
-        try:
-            found = {name: await self._management.find(name) for name in set(names)}
-            self._queue(found, names, payloads, timestamps, done)
-        except TidewalError as error:
-            done(error)
-        except asyncio.CancelledError:
-            done(Closed("the log is closed"))
-            raise
-        finally:
-            self._hubs.flush()
-
-    def _queue(
-        self,
-        channels: dict[str, Channel],
-        names: Sequence[str],
-        payloads: Sequence[bytes],
-        timestamps: Sequence[int],
-        done: OnAppended,
-    ) -> None:
-        size = _checked(channels, names, payloads)
-        write = Write(done, len(names), len(channels), size)
-        parts: list[tuple[Channel, Part]] = []
-        if len(channels) == 1:
-            parts.append((channels[names[0]], Part(write, range(len(names)), timestamps, payloads)))
-        else:
-            for name, channel in channels.items():
-                places = [place for place, other in enumerate(names) if other == name]
-                picked = [timestamps[at] for at in places], [payloads[at] for at in places]
-                parts.append((channel, Part(write, places, *picked)))
-        with self._backlog.lock:
-            self._backlog.admit(size)
-            idle = not self._starting
-            self._starting += [lane for channel, part in parts if (lane := self._lane(channel)).add(part)]
-            ring = idle and bool(self._starting)
-        if ring:
-            self._io.post(self._start_lanes_io)
-
-    def _lane(self, channel: Channel) -> Lane:
-        """Under the backlog's lock."""
-        lane = self._lanes.get(channel)
-        if lane is None:
-            connection = LANE_CONNECTIONS[channel.incarnation % len(LANE_CONNECTIONS)]
-            all_copies = channel.policy.acks is Durability.ALL and not channel.policy.ephemeral
-            sender = Sender(
-                self._writes,
-                channel.topic,
-                connection,
-                lambda: self._management.ensure(channel),
-                ACKS_ALL if all_copies else ACKS_LEADER,
-            )
-            lane = self._lanes[channel] = Lane(channel, sender, self._backlog, self._options.batch_bytes)
-        return lane
-
-    def _start_lanes_io(self) -> None:
-        with self._backlog.lock:
-            lanes, self._starting = self._starting, []
-        for lane in lanes:
-            self._io.spawn(lane.run(self._hubs.flush))
-
-    def _forget_lanes(self) -> None:
-        with self._backlog.lock:
-            self._lanes = {channel: lane for channel, lane in self._lanes.items() if not channel.dropped}
-
-    def _acknowledged_to(self, channel: Channel) -> int:
-        lane = self._lanes.get(channel)
-        return -1 if lane is None else lane.last_offset
+        self._appender.submit(entries, done)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
         future, done = self._hubs.promise()
@@ -245,7 +174,7 @@ class KafkaWal:
         with self._backlog.lock:
             self._check_open()
             self._feeds.add(feed)
-            lane = self._lane(channel) if start is From.LATEST else None
+            lane = self._appender.lane(channel) if start is From.LATEST else None
             if lane is not None:  # what is submitted from now on comes behind the start
                 lane.stop()
         self._io.post(lambda: _forget(self._io.spawn(self._feed_io(feed, lane))))
@@ -346,19 +275,6 @@ class KafkaWal:
     def _check_open(self) -> None:
         if self._backlog.closed:
             raise Closed("the log is closed")
-
-
-def _checked(channels: dict[str, Channel], names: Sequence[str], payloads: Sequence[bytes]) -> int:
-    """What the payloads count for. Raises `MessageTooLarge`."""
-    sizes = list(map(len, payloads))
-    if max(sizes) > min(channel.policy.max_message_bytes for channel in channels.values()):
-        for name, size in zip(names, sizes, strict=True):
-            limit = channels[name].policy.max_message_bytes
-            if size > limit:
-                raise MessageTooLarge(
-                    f"a message of {size} bytes for {name} is over its limit of {limit}", size=size, limit=limit
-                )
-    return sum(sizes) + ROW_BYTES * len(sizes)
 
 
 def _forget(task: asyncio.Task[None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 import time
 
 import pytest
@@ -51,6 +53,26 @@ async def test_what_one_process_makes_another_one_has(kafka, opening, helpers):
     assert await one.append("a", b"y") > ids[-1]
     with pytest.raises(PositionLost):
         await anext(one.read("a", FromId(ids[-1])))
+
+
+async def test_what_is_submitted_before_its_channel_is_known_keeps_its_order(kafka, opening, helpers, monkeypatch):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    find, here, looks = wal._catalog.find, threading.get_ident(), itertools.count()
+    monkeypatch.setattr(
+        wal._catalog,
+        "find",
+        lambda name: None if threading.get_ident() == here and next(looks) < 50 else find(name),
+    )
+    appends = [asyncio.ensure_future(wal.append("a", b"%d" % number)) for number in range(50)]
+    await appends[0]
+    appends += [asyncio.ensure_future(wal.append("a", b"%d" % number)) for number in range(50, 100)]
+    ids = await asyncio.gather(*appends)
+    assert next(looks) > 50
+    assert ids == sorted(ids)
+    assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, 100)) == [
+        b"%d" % number for number in range(100)
+    ]
 
 
 async def test_of_those_who_make_a_channel_at_once_one_policy_wins_for_all(kafka, opening):

@@ -147,7 +147,7 @@ class Rig:
 
     def submit(self, name, *payloads, write=None, places=None):
         size = sum(map(len, payloads)) + 1
-        write = write or Write(lambda result: self.answers.__setitem__(name, result), len(payloads), 1, size)
+        write = write or Write(lambda result: self.answers.__setitem__(name, result), len(payloads), size)
         part = Part(write, places or range(len(payloads)), [0] * len(payloads), payloads)
         with self.backlog.lock:
             self.backlog.admit(size)
