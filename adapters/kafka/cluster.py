@@ -24,6 +24,7 @@ from aiokafka.protocol.admin import (
 )
 from aiokafka.protocol.offset import OffsetRequest
 
+from ...runtime.errors import ConfigError
 from . import faults
 from .options import Options
 
@@ -47,14 +48,18 @@ class Cluster:
     so what waits long has its own."""
 
     def __init__(self, options: Options) -> None:
+        """Raises `ConfigError`."""
         self.options = options
-        self._client: Any = AIOKafkaClient(
-            bootstrap_servers=options.bootstrap,
-            client_id="tidewal",
-            request_timeout_ms=int(options.request_timeout_s * 1000),
-            metadata_max_age_ms=int(METADATA_AGE_S * 1000),
-            **options.client,
-        )
+        try:
+            self._client: Any = AIOKafkaClient(
+                bootstrap_servers=options.bootstrap,
+                client_id="tidewal",
+                request_timeout_ms=int(options.request_timeout_s * 1000),
+                metadata_max_age_ms=int(METADATA_AGE_S * 1000),
+                **options.client,
+            )
+        except ValueError as error:
+            raise ConfigError(f"kafka.securityProtocol and kafka.sasl*: {error}", key="kafka") from error
 
     async def open(self) -> None:
         """Find the brokers. Raises `Unavailable`, `ConfigError`."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiokafka import errors as kafka_errors
@@ -100,12 +100,14 @@ class Feed:
             self._batches.clear()
         self.fail(ChannelNotFound(f"channel {self.channel.name} was dropped", channel=self.channel.name))
 
-    async def run(self, cluster: Cluster, connection: int, started: Callable[[], None]) -> None:
-        """Find the start, tell so, and fetch until closed."""
+    async def run(
+        self, cluster: Cluster, connection: int, ready: Callable[[], Awaitable[None]], started: Callable[[], None]
+    ) -> None:
+        """Find the start, once the topic is `ready`, tell that it has `started`, and fetch until closed."""
         self._loop = asyncio.get_running_loop()
         try:
             try:
-                offset = await self._begin(cluster, connection)
+                offset = await self._begin(cluster, connection, ready)
             finally:
                 started()
             await self._fetch(cluster, connection, offset)
@@ -115,10 +117,11 @@ class Feed:
             _log.exception("reading %s failed", self.channel.topic)
             self.fail(Unavailable(f"reading {self.channel.name} failed: {error!r}"))
 
-    async def _begin(self, cluster: Cluster, connection: int) -> int:
+    async def _begin(self, cluster: Cluster, connection: int, ready: Callable[[], Awaitable[None]]) -> int:
         async def find() -> int:
             if self.ended:  # the channel was dropped, or nobody reads any more
                 return 0
+            await ready()
             return await lookup.first_offset(cluster, self.channel, self._start, connection)
 
         return await cluster.retrying(f"find where to read {self.channel.name}", find)

@@ -18,6 +18,7 @@ MIB = 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
+_SERVER = re.compile(r"([^:\[\]]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?")
 _PREFIX = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
@@ -52,7 +53,7 @@ def parse(url: str, settings: Kafka | None = None, **given: object) -> Options:
     parts = urlsplit(url)
     bootstrap = parts.netloc or (settings.broker_list if settings else "")
     prefix = parts.path.strip("/") or PREFIX
-    if not bootstrap:
+    if not bootstrap or not all(map(_SERVER.fullmatch, bootstrap.split(","))):
         raise ConfigError(f"{url!r}: write kafka://host:port,host:port/PREFIX", key="wal")
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"{url!r}: the prefix of the topics is 1-40 characters of A-Z a-z 0-9 -", key="wal")

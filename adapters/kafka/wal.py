@@ -192,7 +192,7 @@ class KafkaWal:
         try:
             if feed.channel.dropped:
                 feed.dropped()
-            await feed.run(self._reads, connection, started)
+            await feed.run(self._reads, connection, lambda: self._management.ensure(feed.channel), started)
         finally:
             listeners.discard(feed)
             self._reading_connections.append(connection)

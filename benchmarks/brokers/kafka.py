@@ -42,14 +42,14 @@ class Bench:
     def run(self, rounds: int) -> None:
         produced = interleaved(
             {
-                "send": lambda: self._measure("send", self._bare_send),
+                "send_and_wait": lambda: self._measure("send_and_wait", self._bare_send),
                 "append": lambda: self._measure("append", self._append),
                 "send_batch": lambda: self._measure("send_batch", self._bare_batches),
                 "append_many": lambda: self._measure("append_many", self._append_many),
             },
             rounds,
         )
-        self._tell("kafka.append", produced["append"], "send", produced["send"], "append")
+        self._tell("kafka.append", produced["append"], "send_and_wait", produced["send_and_wait"], "append")
         self._tell("kafka.produce", produced["append_many"], "send_batch", produced["send_batch"], "append_many")
         topic = asyncio.run(self._filled())
         consumed = interleaved(

@@ -99,6 +99,8 @@ async def test_a_channel_whose_maker_died_before_its_topic_is_made_by_who_needs_
     assert await wal.latest_id("asked") is None
     reader = wal.read("read", From.EARLIEST)
     waiting = asyncio.ensure_future(anext(reader))
+    channel = wal._catalog.find("read")
+    await helpers.until(lambda: wal._reads.leader(channel.topic) is not None)
     id = await wal.append("read", b"x")
     assert [entry.id for entry in await asyncio.wait_for(waiting, WITHIN_S)] == [id]
 

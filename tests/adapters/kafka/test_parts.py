@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.kafka import faults
+from tidewal.adapters.kafka import faults, open_wal
 from tidewal.adapters.kafka.catalog import Channel
 from tidewal.adapters.kafka.lane import Backlog, Lane, Part, Write
 from tidewal.adapters.kafka.options import parse
@@ -83,11 +83,33 @@ def test_a_url_with_options_over_settings():
 
 @pytest.mark.parametrize(
     "url",
-    ["kafka://", "kafka://one:1/a/b", "kafka://one:1/a.b", "kafka://one:1?nonsense=1", "kafka://one:1?batch_bytes=x"],
+    [
+        "kafka://",
+        "kafka://one:1/a/b",
+        "kafka://one:1/a.b",
+        "kafka://one:1?nonsense=1",
+        "kafka://one:1?batch_bytes=x",
+        "kafka://one:port",
+        "kafka://one:1,,two:2",
+    ],
 )
 def test_a_url_that_says_nothing_is_refused(url):
     with pytest.raises(ConfigError):
         parse(url)
+
+
+@pytest.mark.parametrize(
+    "given", [{"securityProtocol": "NONSENSE"}, {"securityProtocol": "SASL_PLAINTEXT", "saslMechanisms": "NONSENSE"}]
+)
+async def test_a_login_that_the_client_does_not_know_is_refused(given):
+    with pytest.raises(ConfigError):
+        await open_wal("kafka://127.0.0.1:9", settings=Kafka.model_validate(given))
+
+
+def test_a_certificate_that_is_not_there_is_said():
+    settings = Kafka.model_validate({"ssl": {"enabled": True, "tlsCaCert": "/nowhere/ca.pem"}})
+    with pytest.raises(ConfigError, match="certificates"):
+        parse("kafka://one:1", settings)
 
 
 def test_a_held_channel_is_not_left_to_the_brokers():
