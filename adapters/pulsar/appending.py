@@ -6,6 +6,7 @@ waits for a linger time.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import Counter, deque
@@ -29,7 +30,7 @@ OpenProducer = Callable[[str], Producer]
 class _Submission:
     """Entries of one `submit`, until all are answered."""
 
-    __slots__ = ("_answers", "_done", "_lock", "_release", "_waiting", "channels", "entries", "size")
+    __slots__ = ("_answered", "_answers", "_done", "_last", "_release", "channels", "entries", "size")
 
     def __init__(self, entries: Sequence[Append], done: OnAppended, release: Callable[[int], None]) -> None:
         self.entries = entries
@@ -38,23 +39,20 @@ class _Submission:
         self._done = done
         self._release = release
         self._answers: list[bytes | TidewalError] = [b""] * len(entries)
-        self._waiting = len(entries)
-        self._lock = threading.Lock()
+        self._last = len(entries)
+        self._answered = itertools.count(1)  # counts on several threads without a lock
 
     def answered(self, index: int, result: bytes | TidewalError) -> None:
         self._answers[index] = result
-        with self._lock:
-            self._waiting -= 1
-            if self._waiting:
-                return
-        self._settle()
+        if next(self._answered) == self._last:
+            self._settle()
 
     def refuse(self, error: TidewalError) -> None:
         """Answer all, none of which was sent."""
         self._finish(error)
 
     def _settle(self) -> None:
-        ids = [answer for answer in self._answers if isinstance(answer, bytes)]
+        ids = [answer for answer in self._answers if type(answer) is bytes]
         if len(ids) == len(self._answers):
             self._finish(ids)
             return
@@ -88,16 +86,34 @@ class Appender:
         self._stopped: Counter[str] = Counter()
         self._arrived: deque[_Submission] = deque()
         self._waiting: list[_Submission] = []  # for producers that are being made
+        self._to_flush: deque[Producer] = deque()
         self._producers: dict[str, Producer] = {}
         self._opening: dict[str, Future[Producer]] = {}
         self._failed: dict[str, TidewalError] = {}  # just now: who waited for the same producer gets the same answer
         self._bell = Bell()
+        self._rung = False
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="tidewal-pulsar-append", daemon=True)
         self._thread.start()
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         """See `Wal.submit`."""
+        self.queue(entries, done)
+        self.wake()
+
+    def wake(self) -> None:
+        """Send what is queued."""
+        if not self._rung:
+            self._rung = True
+            self._bell.ring()
+
+    def flush_later(self, producer: Producer) -> None:
+        """Flush the producer, from the thread that sends."""
+        self._to_flush.append(producer)
+        self.wake()
+
+    def queue(self, entries: Sequence[Append], done: OnAppended) -> None:
+        """`submit` without its last step, which `wake` is."""
         own = [
             entry if isinstance(entry.payload, bytes) else entry._replace(payload=bytes(entry.payload))
             for entry in entries
@@ -115,7 +131,6 @@ class Appender:
             self._size += submission.size
             self._count += 1
             self._arrived.append(submission)
-        self._bell.ring()
 
     def stop(self, channel: str) -> None:
         """Send nothing to the channel that is submitted from now on, until as many `go_on`s."""
@@ -127,7 +142,7 @@ class Appender:
             self._stopped[channel] -= 1
             if not self._stopped[channel]:
                 del self._stopped[channel]
-        self._bell.ring()
+        self.wake()
 
     def forget(self, channel: str) -> None:
         """The channel was dropped: the next append looks whether there is one again."""
@@ -143,7 +158,7 @@ class Appender:
             while self._count:
                 self._emptied.wait()
         self._ended = True
-        self._bell.ring()
+        self.wake()
         self._thread.join()
         self._bell.close()
         for producer in self._producers.values():
@@ -159,6 +174,7 @@ class Appender:
     def _run(self) -> None:
         while not self._ended:
             self._bell.wait()
+            self._rung = False  # before looking: whoever comes from now on rings again
             touched: dict[Producer, None] = {}
             self._failed.clear()
             try:
@@ -166,6 +182,8 @@ class Appender:
                 while self._arrived:
                     self._take(self._arrived.popleft(), touched)
             finally:
+                while self._to_flush:
+                    touched[self._to_flush.popleft()] = None
                 for producer in touched:
                     producer.flush()
 
@@ -210,7 +228,7 @@ class Appender:
             if producer is not None:
                 self.forget(channel)
             self._opening[channel] = future = self._executor.submit(self._open_producer, channel)
-            future.add_done_callback(lambda _: self._bell.ring())
+            future.add_done_callback(lambda _: self.wake())
             return False
         if not opening.done():
             return False

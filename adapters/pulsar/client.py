@@ -25,12 +25,14 @@ ONE_TRY_S = 5.0  # for making a producer or reader
 TIMESTAMP_PROPERTY = "tidewal.timestamp"  # hybrid, decimal; the event time of the message is its physical part
 LOGICAL_BITS = 18
 
+OK = 0  # as a result
 NativeTimeout = cast("type[Exception]", pulsar.Timeout)
 
 
 class NativeResult(Protocol):
     @property
     def name(self) -> str: ...
+    def __int__(self) -> int: ...
 
 
 class NativeId(Protocol):

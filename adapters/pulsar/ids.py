@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 _LAYOUT = struct.Struct(">QQI")
 ID_BYTES = _LAYOUT.size
+pack, unpack = _LAYOUT.pack, _LAYOUT.unpack
 
 
 class Place(NamedTuple):

@@ -12,14 +12,15 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Protocol
+from functools import partial
+from typing import Protocol, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, PositionLost, TidewalError, Unavailable
 from ...runtime.wakeup import Hub
 from ...runtime.wal import Entry
-from .client import NativeMessage, NativeReader, NativeTimeout, ignore, place_of, timestamp_of
+from .client import NativeMessage, NativeReader, NativeTimeout, ignore, timestamp_of
 from .failures import call_failure
-from .ids import BEFORE_ALL, Place, encode
+from .ids import BEFORE_ALL, Place, encode, pack
 from .topics import Survey
 
 log = logging.getLogger("tidewal.pulsar")
@@ -30,6 +31,9 @@ BURST_ENTRIES = 512  # handed over at once while more is coming
 LOOK_AROUND_MS = 1000  # how often a waiting reader looks whether it should end or is connected
 FIRST_SILENCE_LOOKS = 3  # so many such looks without a message, and it asks the broker whether there is one
 LONGEST_SILENCE_LOOKS = 30  # each time that there is none it waits twice as long before it asks again
+
+
+make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple.__new__, Entry))
 
 
 class Source(Protocol):
@@ -48,7 +52,7 @@ class Feed:
         self._source = source
         self._channel = channel
         self._hub = hub
-        self._after = after
+        self._after: tuple[int, int, int] = after  # as a `Place`, which costs more to make
         self._read_upto = after  # as `after`, or the place before the ledger in use once all before it was read
         self._native = source.open_reader(channel, after)
         self._closed = False
@@ -142,17 +146,18 @@ class Feed:
 
     def _entry(self, message: NativeMessage) -> Entry | None:
         """The message as an entry; None when it was read before."""
-        place = place_of(message.message_id())
+        id = message.message_id()
+        place = (id.ledger_id(), id.entry_id(), max(id.batch_index(), 0))
         after = self._after
         if place <= after:
             return None
-        if place.ledger != after.ledger and after != BEFORE_ALL:
-            self._check_nothing_between(place)
+        if place[0] != after[0] and after != BEFORE_ALL:
+            self._check_nothing_between(Place(*place))
         self._after = place
-        return Entry(encode(place), timestamp_of(message), message.data())
+        return make_entry((pack(*place), timestamp_of(message), message.data()))
 
     def _check_nothing_between(self, place: Place) -> None:
-        after = max(self._after, self._read_upto)
+        after = max(Place(*self._after), self._read_upto)
         if place.entry == 0 and after.ledger == place.ledger:
             return
         survey = self._survey()
@@ -207,7 +212,7 @@ class Feed:
         log.warning("the reader of %s was silent although there is more to read: made anew", self._channel)
         self._native.close_async(ignore)
         try:
-            self._native = self._source.open_reader(self._channel, self._after)
+            self._native = self._source.open_reader(self._channel, Place(*self._after))
         except Unavailable as error:
             log.warning("%s", error)
         if self._closed:

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ...runtime.errors import TidewalError
 from ...runtime.wal import Append
-from .client import Client, NativeId, NativeProducer, NativeResult, ignore, message, place_of
+from .client import OK, Client, NativeId, NativeProducer, NativeResult, ignore, message, place_of
 from .failures import call_failure, send_failure, unknown_outcome
-from .ids import Place, encode
+from .ids import Place, encode, pack, unpack
 from .topics import Topic
 
 log = logging.getLogger("tidewal.pulsar")
@@ -31,12 +32,11 @@ class Answered(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
-    """One message on its way."""
+class _Unplaced:
+    """A message that is stored, nobody knows where."""
 
     number: int  # among those of this producer
     index: int
-    size: int
     answered: Answered
 
 
@@ -44,8 +44,18 @@ class Producer:
     """Sends from one thread, answers on the client library's. Once an answer is an unknown outcome, `broken` is set:
     a new producer has to take over, under another name, so that what this one's messages are is settled."""
 
-    def __init__(self, client: Client, topic: Topic, address: str, name: str, end: Place, executor: Executor) -> None:
+    def __init__(
+        self,
+        client: Client,
+        topic: Topic,
+        address: str,
+        name: str,
+        end: Place,
+        executor: Executor,
+        flush_later: Callable[[Producer], None],
+    ) -> None:
         """`end` is the end of the topic before this producer's first message. Blocks."""
+        self._flush_later = flush_later
         self.topic = topic
         self.broken = False
         self._client = client
@@ -55,84 +65,98 @@ class Producer:
         self._native: NativeProducer = client.producer(address, name)
         self._sent = 0
         self._refused: list[int] = []  # the numbers of messages that are not stored
-        self._known = 0  # the number of the last message whose place is known
-        self._known_place = end
+        self._known: tuple[int, bytes | Place] = (0, end)  # the last message whose place is known
         self._lock = threading.Lock()
-        self._unplaced: list[_Sent] = []
+        self._unplaced: list[_Unplaced] = []
+        self._flushing = False  # a flush is not answered yet
+        self._flush_again = False
 
     def send(self, entry: Append, index: int, answered: Answered) -> None:
         """Queue the entry; `answered` is called once. The payload must not change any more."""
         payload = entry.payload
         assert isinstance(payload, bytes)
         self._sent += 1
-        sent = _Sent(self._sent, index, len(payload), answered)
-        self._native.send_async(message(payload, entry.timestamp), self._answer_of(sent))
+        answer = partial(self._answer, self._sent, index, len(payload), answered)
+        self._native.send_async(message(payload, entry.timestamp), answer)
 
     def flush(self) -> None:
-        """Let go what waits for its batch to fill; does not wait for answers."""
-        self._native.flush_async(ignore)
+        """Let go what waits for its batch to fill, or as soon as what was let go before is answered: so batches grow
+        with the load. Does not wait."""
+        with self._lock:
+            if self._flushing:
+                self._flush_again = True
+                return
+            self._flushing = True
+        self._native.flush_async(self._flushed)
+
+    def _flushed(self, _: object) -> None:
+        with self._lock:
+            again = self._flush_again
+            self._flush_again = self._flushing = False
+        if again:  # by the thread that sends: the library locks up when it is called from its own
+            self._flush_later(self)
 
     def close(self) -> None:
         """Give the producer back; what is still on its way is answered as unknown."""
         self._native.close_async(ignore)
 
-    def _answer_of(self, sent: _Sent) -> Callable[[NativeResult, NativeId], None]:
-        def answer(result: NativeResult, id: NativeId) -> None:
-            try:  # an exception would end the process: nothing above this in the library's thread expects one
-                self._answer(sent, result.name, place_of(id))
-            except Exception:
-                log.exception("the answer to an append to %s was lost", self.topic.channel)
-
-        return answer
-
-    def _answer(self, sent: _Sent, result: str, place: Place) -> None:
-        if result != "Ok":
-            error = send_failure(result, self.topic.channel, sent.size)
-            if error.fields.get("outcome_unknown"):
-                self.broken = True
-            else:
-                self._refused.append(sent.number)
-            sent.answered(sent.index, error)
-        elif place.ledger >= 0:
-            with self._lock:
+    def _answer(
+        self, number: int, index: int, size: int, answered: Answered, result: NativeResult, id: NativeId
+    ) -> None:
+        try:  # an exception would end the process: nothing above this in the library's thread expects one
+            ledger = id.ledger_id()
+            if int(result) != OK:
+                answered(index, self._failed(number, size, result.name))
+            elif ledger >= 0:
+                place = pack(ledger, id.entry_id(), max(id.batch_index(), 0))
                 if not self._unplaced:
-                    self._known, self._known_place = sent.number, place
-            sent.answered(sent.index, encode(place))
+                    self._known = number, place
+                answered(index, place)
+            else:
+                self._look_up(_Unplaced(number, index, answered))
+        except Exception:
+            log.exception("the answer to an append to %s was lost", self.topic.channel)
+
+    def _failed(self, number: int, size: int, result: str) -> TidewalError:
+        error = send_failure(result, self.topic.channel, size)
+        if error.fields.get("outcome_unknown"):
+            self.broken = True
         else:
-            with self._lock:
-                self._unplaced.append(sent)
-                first = len(self._unplaced) == 1
-            if first:
-                self._executor.submit(self._place)
+            self._refused.append(number)
+        return error
+
+    def _look_up(self, unplaced: _Unplaced) -> None:
+        with self._lock:
+            self._unplaced.append(unplaced)
+            first = len(self._unplaced) == 1
+        if first:
+            self._executor.submit(self._place)
 
     def _place(self) -> None:
         """Look up where the messages are that Pulsar has stored without telling."""
-        error: TidewalError | None = None
         while True:
             with self._lock:
                 unplaced = list(self._unplaced)
-            places: dict[int, Place] = {}
+            places: dict[int, bytes] = {}
             try:
-                places = self._find({sent.number for sent in unplaced})
-            except TidewalError as caught:
-                error = caught
-                log.warning("no ids for appends to %s: %s", self.topic.channel, caught)
-            for sent in unplaced:
-                place = places.get(sent.number)
-                sent.answered(sent.index, self._lost() if place is None else encode(place))
+                places = self._find({each.number for each in unplaced})
+            except TidewalError as error:
+                log.warning("no ids for appends to %s: %s", self.topic.channel, error)
+            for each in unplaced:
+                each.answered(each.index, places.get(each.number) or self._lost())
             with self._lock:
-                if places and not error:
-                    self._known = max(places)
-                    self._known_place = places[self._known]
+                if places:
+                    self._known = max(places.items())
                 del self._unplaced[: len(unplaced)]
                 if not self._unplaced:
                     return
 
-    def _find(self, numbers: set[int]) -> dict[int, Place]:
+    def _find(self, numbers: set[int]) -> dict[int, bytes]:
         """The places of the messages with these numbers: behind the last that is known, one after the other."""
-        places: dict[int, Place] = {}
+        places: dict[int, bytes] = {}
         refused = set(self._refused)
-        number, after = self._known, self._known_place
+        number, known = self._known
+        after = known if isinstance(known, Place) else Place(*unpack(known))
         reader = self._client.reader(self._address, after, LOOK_UP_QUEUE_MESSAGES)
         try:
             while len(places) < len(numbers):
@@ -144,7 +168,7 @@ class Producer:
                 while number in refused:
                     number += 1
                 if number in numbers:
-                    places[number] = place
+                    places[number] = encode(place)
         except Exception as error:
             raise call_failure(error, f"looking for what was stored in {self.topic.channel}") from error
         finally:

@@ -186,8 +186,13 @@ class Pulsar:
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         self._check_open()
+        if not entries:
+            return []
+        hub = self._hubs.current()
         future, done = self._hubs.promise()
-        self.submit(entries, done)
+        self._appender.queue(entries, done)
+        if not hub.deferring:  # what other tasks append in this turn of the loop goes out together
+            hub.defer(self._appender.wake)
         return await future
 
     def _open_producer(self, channel: str) -> Producer:
@@ -198,7 +203,8 @@ class Pulsar:
         address = self._address(topic)
 
         def make() -> Producer:
-            return Producer(self._client, topic, address, next(self._producer_names), end, self._executor)
+            name = next(self._producer_names)
+            return Producer(self._client, topic, address, name, end, self._executor, self._appender.flush_later)
 
         return self._retried(channel, make)
 

@@ -90,7 +90,7 @@ async def test_what_is_stored_already_is_acknowledged_with_the_id_it_has(open_wa
     first.close()
     wal._producer_names = iter([first._name])
     again = wal._open_producer("a")  # under the same name, so the broker has seen these numbers
-    again._known_place = before(ids[0])
+    again._known = 0, before(ids[0])
     send(again, range(3))  # one batch, as it was
     send(again, [3])
     async with asyncio.timeout(BOUND_S):
