@@ -133,6 +133,8 @@ def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = Non
     scheme = urlsplit(url or wal_url(settings)).scheme
     if scheme == "kafka":
         return {"settings": settings.kafka}
+    if scheme in ("pulsar", "pulsar+ssl"):
+        return {"settings": settings.pulsar}
     if scheme != "rocksmq":
         return {}
     return {

@@ -93,16 +93,16 @@ class Pulsar(Section):
 
     address: str = Field(default="localhost", description="broker's host, or a pulsar:// URL; empty disables Pulsar")
     port: int = Field(default=6650, ge=1, le=65535, description="broker's port")
-    webport: int = Field(default=80, ge=1, le=65535, description="for the Pulsar adapter: port of the admin API")
-    webaddress: str = Field(default="", description="for the Pulsar adapter: URL of the admin API")
-    max_message_size: PositiveInt = Field(default=2 * MIB, description="for the Pulsar adapter: bytes of a message")
-    tenant: str = Field(default="public", description="for the Pulsar adapter: tenant of the topics")
-    namespace: str = Field(default="default", description="for the Pulsar adapter: namespace of the topics")
-    auth_plugin: str = Field(default="", description="for the Pulsar adapter: how the client authenticates")
-    auth_params: SecretStr = Field(default=SecretStr(""), description="for the Pulsar adapter: and with what")
-    request_timeout: PositiveFloat = Field(
-        default=60.0, description="for the Pulsar adapter: s that the client waits for the broker"
+    webport: int = Field(
+        default=80, ge=1, le=65535, description="port of the admin API where it is set, else 8080, or 8443 with TLS"
     )
+    webaddress: str = Field(default="", description="URL of the admin API, over webport")
+    max_message_size: PositiveInt = Field(default=2 * MIB, description="no effect: each channel has its own limit")
+    tenant: str = Field(default="public", description="tenant of the topics, unless a URL names it")
+    namespace: str = Field(default="default", description="namespace of the topics, unless a URL names it")
+    auth_plugin: str = Field(default="", description="how the client authenticates: empty, or token")
+    auth_params: SecretStr = Field(default=SecretStr(""), description="and with what: the token")
+    request_timeout: PositiveFloat = Field(default=60.0, description="s that an append or a call waits for the broker")
 
 
 class WoodpeckerMeta(Section):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from ...runtime.settings import Pulsar as PulsarSettings
 from .options import parse
 from .wal import Pulsar
 
 __all__ = ["Pulsar", "open_wal"]
 
 
-async def open_wal(url: str, **options: object) -> Pulsar:
-    """Open the log at `url`; options are those of `Options`, in the URL's query or here. Raises `ConfigError` for what
-    is wrong in them, `Unavailable` when the broker or its web service does not answer."""
-    return await Pulsar.open(parse(url, options))
+async def open_wal(
+    url: str, *, own: bool | None = None, settings: PulsarSettings | None = None, **options: object
+) -> Pulsar:
+    """Open `pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?option=value]`, with the options of `options.Options`.
+
+    `settings` are the keys `pulsar.*`. `own` means nothing here: any number of processes open one log.
+    Raises `Unavailable` when Pulsar's web service does not answer in time, `ConfigError`.
+    """
+    return await Pulsar.open(parse(url, settings, **options))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import pulsar
@@ -108,7 +108,7 @@ def ignore(_: object) -> None:
 class Security:
     """How the client shows who it is and whom it trusts."""
 
-    token: str = ""
+    token: str = field(default="", repr=False)
     trusted_certificates: str = ""  # a file
     certificate: str = ""  # a file, with `key` another way of showing who it is
     key: str = ""

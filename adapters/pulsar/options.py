@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ...runtime.errors import ConfigError
+from ...runtime.settings import Pulsar
 from .appending import PENDING_BYTES
 from .client import Security
 
@@ -14,6 +17,9 @@ SERVICE_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 WEB_PORTS = {"pulsar": 8080, "pulsar+ssl": 8443}
 PREFETCH_BYTES = 64 * 1024 * 1024
 REQUEST_TIMEOUT_S = 60.0
+NAMESPACE = "public/default"
+
+_NAMESPACE = re.compile(r"[^/]+/[^/]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,7 @@ class Options:
 
     service_url: str
     web_url: str
-    namespace: str = "public/default"
+    namespace: str = NAMESPACE
     request_timeout_s: float = REQUEST_TIMEOUT_S  # an append or call that has no answer then has failed
     pending_bytes: int = PENDING_BYTES  # appended and not answered; more is refused (`Overloaded`)
     prefetch_bytes: int = PREFETCH_BYTES  # that the client library holds for one reader
@@ -31,42 +37,55 @@ class Options:
     security: Security = field(default_factory=Security)
 
 
-def parse(url: str, given: Mapping[str, object]) -> Options:
-    """`pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?web_url=…&token=…]`; any option may also be given beside the
-    URL, and wins. The web service is looked for at the first host, port 8080 (8443 with pulsar+ssl)."""
+def parse(url: str, settings: Pulsar | None = None, **given: object) -> Options:
+    """Read `pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?option=value]`. `given` options win over the URL's, which
+    win over the settings. Raises `ConfigError`."""
     parts = urlsplit(url)
-    if parts.scheme not in SERVICE_PORTS or not parts.netloc:
-        raise ConfigError(f"{url!r} is no pulsar://HOST:PORT/TENANT/NAMESPACE", key="wal")
-    options = {**dict(parse_qsl(parts.query)), **{name: str(value) for name, value in given.items()}}
-    namespace = parts.path.strip("/") or f"{options.pop('tenant', 'public')}/{options.pop('namespace', 'default')}"
-    if namespace.count("/") != 1 or namespace.startswith("/") or namespace.endswith("/"):
-        raise ConfigError(f"{url!r} must name tenant and namespace, or neither", key="wal")
+    if parts.scheme not in SERVICE_PORTS or not parts.hostname:
+        raise ConfigError(f"{url!r}: write pulsar://HOST:PORT/TENANT/NAMESPACE", key="wal")
+    secure = parts.scheme == "pulsar+ssl"
+    namespace = parts.path.strip("/") or (f"{settings.tenant}/{settings.namespace}" if settings else NAMESPACE)
+    if not _NAMESPACE.fullmatch(namespace):
+        raise ConfigError(f"{url!r}: name tenant and namespace, or neither", key="wal")
     host = parts.netloc.split(",")[0].rpartition("@")[2]
-    bare_host = host if host.endswith("]") else host.rpartition(":")[0] or host
-    web_scheme = "https" if parts.scheme == "pulsar+ssl" else "http"
-    defaults = Options("", "")
-    try:
-        found = Options(
-            service_url=f"{parts.scheme}://{parts.netloc}",
-            web_url=options.pop("web_url", f"{web_scheme}://{bare_host}:{WEB_PORTS[parts.scheme]}"),
-            namespace=namespace,
-            request_timeout_s=float(options.pop("request_timeout_s", defaults.request_timeout_s)),
-            pending_bytes=int(options.pop("pending_bytes", defaults.pending_bytes)),
-            prefetch_bytes=int(options.pop("prefetch_bytes", defaults.prefetch_bytes)),
-            listener=options.pop("listener", ""),
-            client_log=options.pop("client_log", ""),
-            security=Security(
-                token=options.pop("token", ""),
-                trusted_certificates=options.pop("trusted_certificates", ""),
-                certificate=options.pop("certificate", ""),
-                key=options.pop("key", ""),
-                validate_hostname=options.pop("validate_hostname", "true").lower() != "false",
-            ),
-        )
-    except ValueError as error:
-        raise ConfigError(f"an option of {parts.scheme}:// is no number: {error}", key="wal") from error
-    if options:
-        raise ConfigError(f"pulsar:// knows no option {', '.join(sorted(options))}", key="wal")
-    if min(found.request_timeout_s, found.pending_bytes, found.prefetch_bytes) <= 0:
-        raise ConfigError("request_timeout_s, pending_bytes and prefetch_bytes must be above 0", key="wal")
+    host = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
+    web_url = f"{'https' if secure else 'http'}://{host}:{WEB_PORTS[parts.scheme]}"
+    defaults: dict[str, object] = {"web_url": web_url}
+    if settings is not None:
+        defaults |= _from_settings(settings, "https" if secure else "http", host)
+    values = _checked({**defaults, **dict(parse_qsl(parts.query)), **given})
+    security = Security(**{each.name: values.pop(each.name) for each in fields(Security) if each.name in values})
+    return Options(service_url=f"{parts.scheme}://{parts.netloc}", namespace=namespace, security=security, **values)
+
+
+def _from_settings(settings: Pulsar, web_scheme: str, host: str) -> dict[str, object]:
+    found: dict[str, object] = {"request_timeout_s": settings.request_timeout}
+    if settings.webaddress:
+        address = settings.webaddress
+        found["web_url"] = address if "://" in address else f"{web_scheme}://{address}"
+    elif "webport" in settings.model_fields_set:
+        found["web_url"] = f"{web_scheme}://{host}:{settings.webport}"
+    if settings.auth_plugin:
+        if not settings.auth_plugin.lower().endswith("token"):
+            raise ConfigError(
+                f"pulsar.authPlugin={settings.auth_plugin!r}: there is only token", key="pulsar.authPlugin"
+            )
+        found["token"] = settings.auth_params.get_secret_value().removeprefix("token:")
+    return found
+
+
+def _checked(given: Mapping[str, object]) -> dict[str, Any]:
+    kinds: dict[str, type] = {each.name: type(each.default) for each in (*fields(Options), *fields(Security))}
+    kinds["web_url"] = str
+    del kinds["service_url"], kinds["namespace"], kinds["security"]
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in kinds:
+            raise ConfigError(f"pulsar:// has no option {name!r}; there are {', '.join(sorted(kinds))}", key="wal")
+        try:
+            found[name] = str(value).lower() == "true" if kinds[name] is bool else kinds[name](str(value))
+        except ValueError:
+            raise ConfigError(f"pulsar:// option {name}={value!r} is no number", key="wal") from None
+        if kinds[name] in (int, float) and found[name] <= 0:
+            raise ConfigError(f"pulsar:// option {name}={value!r} must be above 0", key="wal")
     return found

@@ -1,0 +1,31 @@
+"""A whole node with Pulsar as its log: nothing above the log knows the difference."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidewal.actors.standalone import Standalone
+from tidewal.runtime.schema import CollectionSchema, Field
+
+pytestmark = pytest.mark.broker
+
+SCHEMA = CollectionSchema("c", (Field("id", "int64"), Field("x", "int64")), "id")
+ROWS = 200
+
+
+async def test_a_node_writes_reads_and_comes_back(open_wal, tmp_path):
+    for life in range(2):
+        wal = await open_wal()
+        async with asyncio.timeout(60), Standalone(wal, tmp_path) as node, node.client("test") as client:
+            if life == 0:
+                await client.create_collection(SCHEMA)
+            first = life * ROWS
+            await client.apply("c", [{"id": first + place, "x": life, "_op": "insert"} for place in range(ROWS)])
+            await client.apply("c", [{"id": 0, "x": 10 + life, "_op": "upsert"}])
+            keys = list(range(first + ROWS))
+            found = (await client.get("c", keys, consistency="strong")).table
+            assert sorted(found["id"].to_pylist()) == keys
+            assert dict(zip(found["id"].to_pylist(), found["x"].to_pylist(), strict=True))[0] == 10 + life
+        await wal.close()
