@@ -8,9 +8,10 @@ waiting is there in the library, but not in its public classes; hence the privat
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import pulsar
 
@@ -21,6 +22,7 @@ from .ids import BEFORE_ALL, Place
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 128 * 1024
 BATCH_DELAY_MS = 10  # never reached: each burst is flushed
+MOST_RENEWALS = 8  # connections are not given back before the end
 ONE_TRY_S = 5.0  # for making a producer or reader
 TIMESTAMP_PROPERTY = "tidewal.timestamp"  # hybrid, decimal; the event time of the message is its physical part
 LOGICAL_BITS = 18
@@ -58,6 +60,10 @@ class NativeReader(Protocol):
     def read_next(self, timeout_ms: int) -> NativeMessage: ...
     def is_connected(self) -> bool: ...
     def close_async(self, answered: Callable[[NativeResult], None]) -> None: ...
+
+
+class _PublicClient(Protocol):
+    _consumers: list[object]
 
 
 class _PublicProducer(Protocol):
@@ -122,27 +128,44 @@ class Client:
         """`listener` is the broker's name for the addresses to connect to, where it has several. The library's own
         log goes to `log_file`: it would print, and Python's logging would need the interpreter on its threads."""
         self.timeout_ms = max(1, round(timeout_s * 1000))
+        self._url = url
+        self._arguments: dict[str, Any] = {
+            "operation_timeout_seconds": max(1, round(min(timeout_s, ONE_TRY_S))),
+            "connection_timeout_ms": self.timeout_ms,
+            "tls_trust_certs_file_path": security.trusted_certificates or None,
+            "tls_certificate_file_path": security.certificate or None,
+            "tls_private_key_file_path": security.key or None,
+            "tls_validate_hostname": security.validate_hostname,
+            "stats_interval_in_seconds": 0,
+            "listener_name": listener or None,
+            "logger": pulsar.FileLogger(cast("object", pulsar.LoggerLevel.Warn), log_file or os.devnull),
+        }
+        self._security = security
+        self._lock = threading.Lock()
+        self._clients = [self._connect()]
+
+    def _connect(self) -> pulsar.Client:
         try:
-            self._client = pulsar.Client(
-                url,
-                authentication=_authentication(security),
-                operation_timeout_seconds=max(1, round(min(timeout_s, ONE_TRY_S))),
-                connection_timeout_ms=self.timeout_ms,
-                tls_trust_certs_file_path=security.trusted_certificates or None,
-                tls_certificate_file_path=security.certificate or None,
-                tls_private_key_file_path=security.key or None,
-                tls_validate_hostname=security.validate_hostname,
-                stats_interval_in_seconds=0,
-                listener_name=listener or None,
-                logger=pulsar.FileLogger(cast("object", pulsar.LoggerLevel.Warn), log_file or os.devnull),
-            )
+            return pulsar.Client(self._url, authentication=_authentication(self._security), **self._arguments)
         except Exception as error:
-            raise ConfigError(f"no client for {url}: {error}", key="pulsar.address") from error
+            raise ConfigError(f"no client for {self._url}: {error}", key="pulsar.address") from error
+
+    @property
+    def connection(self) -> int:
+        """Changes with `renew`."""
+        return len(self._clients)
+
+    def renew(self, connection: int) -> None:
+        """Make what comes now over another connection than this one, which is silent: the library itself would notice
+        in a minute. What was made over it stays there, for it may come back."""
+        with self._lock:
+            if connection == len(self._clients) <= MOST_RENEWALS:
+                self._clients.append(self._connect())
 
     def producer(self, topic: str, name: str) -> NativeProducer:
         """A producer whose messages the broker stores once, however often they are sent again."""
         try:
-            made = self._client.create_producer(
+            made = self._clients[-1].create_producer(
                 topic,
                 producer_name=name,
                 initial_sequence_id=1,  # 0 would be taken for none
@@ -164,8 +187,9 @@ class Client:
             native_start = cast("object", pulsar.MessageId.earliest)
         else:
             native_start = cast("object", pulsar.MessageId(-1, start.ledger, start.entry, -1))
+        client = self._clients[-1]
         try:
-            made = self._client.create_reader(
+            made = client.create_reader(
                 topic,
                 native_start,
                 receiver_queue_size=queue_messages,
@@ -175,14 +199,16 @@ class Client:
             )
         except Exception as error:
             raise call_failure(error, f"no reader of {topic}") from error
+        cast(_PublicClient, client)._consumers.remove(made)  # pyright: ignore[reportPrivateUsage] -- kept there for ever
         return cast(_PublicReader, made)._reader  # pyright: ignore[reportPrivateUsage] -- see above
 
     def close(self) -> None:
         """Let everything go; waits for the broker no longer than the timeout."""
-        try:
-            self._client.close()
-        except Exception:  # the broker does not answer: what it has of us ends with the connection
-            self._client.shutdown()
+        for client in self._clients:
+            try:
+                client.close()
+            except Exception:  # the broker does not answer: what it has of us ends with the connection
+                client.shutdown()
 
 
 def _authentication(security: Security) -> pulsar.Authentication | None:

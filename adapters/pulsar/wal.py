@@ -380,10 +380,12 @@ class Pulsar:
         """Try again while the broker does not answer and the channel is there, until the request timeout."""
         deadline = time.monotonic() + self._options.request_timeout_s
         while True:
+            connection = self._client.connection
             try:
                 return make()
             except Unavailable:
-                self.survey(channel)
+                self.survey(channel)  # answered: so it may be the connection that is dead
+                self._client.renew(connection)
                 if self._closed or time.monotonic() > deadline:
                     raise
 

@@ -186,3 +186,32 @@ async def test_closing_does_not_wait_for_a_broker_for_ever(open_wal, pulsar):
     assert isinstance((await asyncio.gather(append, return_exceptions=True))[0], Unavailable)
     assert waiting.done()
     pulsar.resume()
+
+
+async def test_an_append_that_lands_after_its_time_out_is_harmless(proxied):
+    wal, proxy = proxied
+    await wal.create_channel("a", PLAIN)
+    before = await wal.append("a", b"before")
+    reader = wal.read("a", From.EARLIEST)
+    entries = list(await anext(reader))
+    proxy.hold()
+    with pytest.raises(Unavailable) as caught:
+        await asyncio.wait_for(wal.append("a", b"late"), 15)
+    assert caught.value.outcome_unknown
+    proxy.pass_new()
+    after: list[bytes] = []
+    async with asyncio.timeout(BOUND_S):
+        while len(after) < 3:
+            with suppress(Unavailable):  # until the silent connection is given up
+                after.append(await wal.append("a", b"after"))
+        while entries[-1].id != after[-1]:  # the reader's connection is silent for ever, the reader is not
+            entries += await anext(reader)
+        proxy.release()
+        while not any(entry.payload == b"late" for entry in entries):
+            entries += await anext(reader)
+        after.append(await wal.append("a", b"after"))
+        while entries[-1].id != after[-1]:
+            entries += await anext(reader)
+    await reader.aclose()
+    assert [entry.id for entry in entries if entry.payload != b"late"] == [before, *after]
+    assert [entry.payload for entry in entries].count(b"late") == 1
