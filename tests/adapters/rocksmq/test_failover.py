@@ -206,10 +206,9 @@ async def test_where_nobody_answers_everything_says_so_in_time_and_later_calls_t
     owner = await opening()
     wal = await opening(own=False, failover_s=0.05)
     await wal.create_channel("a", PLAIN)
-    reader = wal.read("a", From.LATEST)
-    waiting = asyncio.ensure_future(anext(reader))
+    reader = wal.read("a", From.EARLIEST)
     await wal.append("a", b"1")
-    assert (await waiting)[0].payload == b"1"
+    assert (await anext(reader))[0].payload == b"1"
     await owner.close()
     for call in (
         lambda: wal.append("a", b"2"),

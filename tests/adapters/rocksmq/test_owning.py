@@ -20,7 +20,7 @@ PLAIN = ChannelPolicy()
 async def test_a_second_owner_is_told_who_the_first_is(open_rocksmq, tmp_path):
     store = await open_rocksmq()
     with pytest.raises(DirectoryInUse) as caught:
-        await open_wal(f"rocksmq://{tmp_path}/log", own=True)
+        await open_wal(f"rocksmq://{tmp_path}/log", own=True, failover_s=0)
     assert caught.value.pid == os.getpid()
     await store.close()
     await open_rocksmq()
