@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Protocol
 
-from ...runtime.errors import ChannelNotFound
+from ...runtime.errors import TidewalError
 from ...runtime.wal import From, FromId, FromTime, Start
 from .client import NativeReader, NativeTimeout, ignore, place_of, timestamp_of
 from .failures import call_failure
@@ -13,6 +15,7 @@ from .reading import lost
 from .topics import Survey
 
 ONE_MESSAGE = 1  # prefetched where one is looked at
+WINDOW_ENTRIES = 16
 
 
 class Source(Protocol):
@@ -70,8 +73,11 @@ def _behind_id(source: Source, channel: str, survey: Survey, id: bytes, inclusiv
 
 
 def find_time(source: Source, channel: str, survey: Survey, timestamp: int) -> Place | None:
-    """The first message whose timestamp is ≥ `timestamp`, None when there is none. By bisection over the entries:
-    timestamps ascend in a channel, as its owner writes them."""
+    """The first message whose timestamp is ≥ `timestamp`, None when there is none.
+
+    By bisection over the entries: timestamps ascend in a channel, as its owner writes them. Late ones of an earlier
+    owner do no harm, since each step looks at `WINDOW_ENTRIES` together.
+    """
     first = survey.first
     if first is None:
         return None
@@ -81,10 +87,10 @@ def find_time(source: Source, channel: str, survey: Survey, timestamp: int) -> P
         if ledger >= first.ledger and count
     ]
     low, high = 0, sum(count - begin for _, begin, count in entries) - 1
-    while low < high:  # the last entry whose first message is below, or the first of all
+    while low < high:  # the last entry up to which all are below, or the first of all
         middle = (low + high + 1) // 2
-        found = read_one(source, channel, _entry_at(entries, middle).just_before)
-        if found is not None and found[1] < timestamp:
+        window = max(middle - WINDOW_ENTRIES + 1, 0)
+        if _all_below(source, channel, _entry_at(entries, window).just_before, _entry_at(entries, middle), timestamp):
             low = middle
         else:
             high = middle - 1
@@ -101,32 +107,46 @@ def _entry_at(entries: list[tuple[int, int, int]], number: int) -> Place:
 
 def read_one(source: Source, channel: str, after: Place) -> tuple[Place, int] | None:
     """The first message behind `after`, with its timestamp."""
-    return _find(source, channel, after, 0)
+    with contextlib.closing(_messages(source, channel, after, ONE_MESSAGE)) as messages:
+        return next(messages, None)
+
+
+def _all_below(source: Source, channel: str, after: Place, entry: Place, timestamp: int) -> bool:
+    """Whether all messages behind `after`, to the end of the entry, have lower timestamps."""
+    with contextlib.closing(_messages(source, channel, after)) as messages:
+        for place, found in messages:
+            if place[:2] > entry[:2]:
+                return True
+            if found >= timestamp:
+                return False
+    return True
 
 
 def _scan(source: Source, channel: str, after: Place, timestamp: int) -> Place | None:
-    found = _find(source, channel, after, timestamp)
-    return None if found is None else found[0]
+    with contextlib.closing(_messages(source, channel, after)) as messages:
+        return next((place for place, found in messages if found >= timestamp), None)
 
 
-def _find(source: Source, channel: str, after: Place, timestamp: int) -> tuple[Place, int] | None:
-    """The first message behind `after` with at least this timestamp, up to what is the last one now."""
+def _messages(
+    source: Source, channel: str, after: Place, queue_messages: int | None = None
+) -> Generator[tuple[Place, int]]:
+    """The messages behind `after`, up to what is the last one now, with their timestamps."""
     last = source.last(channel)
     if last <= after or last.entry < 0:
-        return None
-    reader = source.open_reader(channel, after, ONE_MESSAGE)
+        return
+    reader = source.open_reader(channel, after, queue_messages)
     try:
         while True:
             message = reader.read_next(source.timeout_ms)
             place = place_of(message.message_id())
-            if place > after and (found := timestamp_of(message)) >= timestamp:
-                return place, found
+            if place > after:
+                yield place, timestamp_of(message)
             if place >= last:
-                return None
+                return
     except NativeTimeout as error:
-        source.survey(channel)
+        source.survey(channel)  # raises where the channel was dropped meanwhile
         raise call_failure(error, f"looking for a place in {channel}", channel=channel) from error
-    except ChannelNotFound:
+    except TidewalError:
         raise
     except Exception as error:
         raise call_failure(error, f"looking for a place in {channel}", channel=channel) from error

@@ -90,6 +90,18 @@ async def test_positions_and_times_go_across_ledgers(open_wal, web, helpers):
     reader.cancel()
 
 
+async def test_late_entries_of_an_earlier_owner_hide_no_time(open_wal, helpers):
+    wal = await open_wal()
+    await wal.create_channel("a", PLAIN)
+    times = [*range(0, 400, 10), 5, 6, *range(400, 500, 10), 7]
+    ids = [await wal.append("a", b"x", time) for time in times]
+    for time in (0, 10, 195, 200, 395, 400, 490):
+        expected = next(id for id, found in zip(ids, times, strict=True) if found >= time)
+        assert await wal.id_at("a", time) == expected
+        assert (await helpers.take(wal, "a", FromTime(time), 1))[0].id == expected
+    assert await wal.id_at("a", 491) is None
+
+
 async def test_what_retention_removed_is_lost_and_a_slow_reader_is_told(open_wal, web, helpers):
     wal = await open_wal()
     await wal.create_channel("a", ChannelPolicy(max_message_bytes=1024 * 1024))
