@@ -30,6 +30,7 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 	@$(BIN)/python -m uv --version 2>/dev/null | grep -qF "uv $(UV_VERSION)" \
 		|| $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@rm -rf tidewal.egg-info # of an earlier build: its entry points would be found first
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
