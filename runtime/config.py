@@ -94,7 +94,7 @@ def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name
         scheme = urlsplit(settings.wal).scheme
         if not scheme:
             raise ConfigError(f"wal={settings.wal!r} is no URL; write it like rocksmq:///var/lib/tidewal", key="wal")
-        return scheme
+        return scheme.partition("+")[0]  # pulsar+ssl is pulsar
     if settings.mq.type != "default":
         return _permitted(settings, settings.mq.type, standalone)
     enabled = {
@@ -133,7 +133,7 @@ def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = Non
     scheme = urlsplit(url or wal_url(settings)).scheme
     if scheme == "kafka":
         return {"settings": settings.kafka}
-    if scheme in ("pulsar", "pulsar+ssl"):
+    if scheme.startswith("pulsar"):
         return {"settings": settings.pulsar}
     if scheme != "rocksmq":
         return {}
