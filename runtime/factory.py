@@ -23,8 +23,8 @@ OpenWal = Callable[..., Awaitable[Wal]]
 
 async def open_wal(url: str, **options: object) -> Wal:
     """Open the log at `url` ("rocksmq:///path"). The adapter is the entry point of the group `tidewal.wal` named like
-    the URL's scheme, up to a `+`; `options` are the adapter's. Raises `ConfigError` for a scheme that no installed adapter has and
-    for an adapter whose packages are missing, and what the adapter raises."""
+    the URL's scheme, up to a `+`; `options` are the adapter's. Raises `ConfigError` for a scheme that no installed
+    adapter has and for an adapter whose packages are missing, and what the adapter raises."""
     scheme = urlsplit(url).scheme.partition("+")[0]  # pulsar+ssl is pulsar
     known = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme not in known:

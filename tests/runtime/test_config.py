@@ -291,3 +291,4 @@ def test_kafka_is_opened_by_who_may_log_in():
 def test_pulsar_is_opened_with_its_settings(scheme):
     settings = load_settings(environment={}, arguments={"wal": f"{scheme}://a:1", "pulsar.tenant": "mine"})
     assert wal_options(settings) == {"settings": settings.pulsar}
+    assert resolve_mq_type(settings, standalone=False) == "pulsar"

@@ -145,10 +145,11 @@ async def test_a_url_that_makes_no_sense_is_refused(url):
         await open_wal(url)
 
 
-async def test_nobody_at_the_address_is_an_error_in_time():
+@pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
+async def test_nobody_at_the_address_is_an_error_in_time(scheme):
     with pytest.raises(Unavailable):
         async with asyncio.timeout(20):
-            await open_wal("pulsar://127.0.0.1:1", web_url="http://127.0.0.1:1", request_timeout_s=0.3)
+            await open_wal(f"{scheme}://127.0.0.1:1", web_url="http://127.0.0.1:1", request_timeout_s=0.3)
 
 
 @pytest.mark.parametrize("result", sorted(set(pulsar.Result.__members__) - {"Ok"}))
