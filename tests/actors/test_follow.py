@@ -49,6 +49,7 @@ async def test_nodes_can_stop_and_start_many_times(home) -> None:
             assert await client.count("people", consistency="strong") == life + 1
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_many_collections_share_the_channels(home) -> None:
     async with home.client() as client:

@@ -28,6 +28,8 @@ from tidewal.runtime.settings import Settings
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 
+pytestmark = pytest.mark.slow
+
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 
 
@@ -265,7 +267,6 @@ async def test_appends_of_unknown_outcome_are_decided(home, seed, rates) -> None
     assert home.faults.trace
 
 
-@pytest.mark.slow
 @MEMORY_ONLY
 @pytest.mark.parametrize("role", ["mixcoord", "proxy", "datanode", "querynode"])
 async def test_crashes_at_any_moment_lose_and_double_nothing(home, rng, role) -> None:

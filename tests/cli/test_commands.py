@@ -18,6 +18,8 @@ from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.adapters.rocksmq.link import Link
 from tidewal.runtime.schema import CollectionSchema, Field
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
 
 

@@ -63,6 +63,7 @@ def current(tmp_path: Path) -> CurrentTable:
     return CurrentTable.open(tmp_path / "current", SCHEMA, KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [[10], [3, 10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [5, 4, 7]])
 @pytest.mark.parametrize("rows_per_step", [1, 3, 100])
 def test_compaction_leaves_the_newest_row_of_each_key(

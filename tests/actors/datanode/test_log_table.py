@@ -341,6 +341,7 @@ except DiskFull:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit_bytes", [0, 1000])
 def test_a_full_disk_leaves_the_table_as_it_was(log: LogTable, path: Path, limit_bytes: int) -> None:
     flush(log, versions([1]), 0, 1)
@@ -369,6 +370,7 @@ flush(log, versions([2, 3]), 1, 3)
 """
 
 
+@pytest.mark.slow
 def test_a_crash_between_the_rows_and_their_commit_leaves_no_rows(log: LogTable, path: Path) -> None:
     flush(log, versions([1]), 0, 1)
     died = subprocess.run([sys.executable, "-c", CRASH, str(path)], cwd=Path(__file__).parent, check=False)

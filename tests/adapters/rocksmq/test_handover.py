@@ -1,4 +1,6 @@
 """A process that insists on owning a directory gets it from one that only stands in: what is under way there ends once,
+
+pytestmark = pytest.mark.slow
 readers and members go on, and nobody else can make it let go."""
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from tidewal.adapters.rocksmq import recovery
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
+pytestmark = pytest.mark.slow
+
 SEGMENT = 256 * 1024
 CHANNELS = ["dense", "now-and-then", "rare"]
 

@@ -1,4 +1,6 @@
 """Repair: a journal that damage keeps closed opens again, with every entry that can be read, and no reader passes in
+
+pytestmark = pytest.mark.slow
 silence what cannot."""
 
 from __future__ import annotations
@@ -156,7 +158,6 @@ async def check(open_rocksmq, written: Content, frames: Frames, hit: set[int]) -
     await store.close()
 
 
-@pytest.mark.slow
 async def test_whatever_single_frame_is_damaged_the_rest_is_saved(
     open_rocksmq, log, written, tmp_path, rng: random.Random
 ):
@@ -516,7 +517,6 @@ class StoppedAt(RealDisk):
         super().sync_directory(directory)
 
 
-@pytest.mark.slow
 async def test_a_repair_stopped_at_any_step_can_be_done_again(open_rocksmq, log, written, segments, tmp_path):
     frames = Frames(log)
     inner = [place for place in frames.of(segments[3]) if place > 60]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tidewal.cli.demo.checksum import checksum, row_hashes
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = pa.schema(
     [("id", pa.string()), ("n", pa.int64()), ("x", pa.float64()), ("at", pa.timestamp("us", "UTC")), ("on", pa.bool_())]
 )

@@ -32,6 +32,7 @@ def demo(command: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 def test_everything_agrees_and_the_story_is_plain_text(demo: Callable[..., Any], tmp_path: Path):
     ended = demo(3000)
     assert ended.status == 0, ended.out + ended.err
@@ -76,6 +77,7 @@ def test_rows_of_somebody_else_are_noticed(demo: Callable[..., Any], tmp_path: P
     assert "something else wrote into it" in ended.err
 
 
+@pytest.mark.slow
 def test_a_disagreement_is_named_and_fails(demo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     truth = expectation.expect
     monkeypatch.setattr(expectation, "expect", lambda limit: replace(truth(limit), checksum=1, current_rows=17))

@@ -21,6 +21,8 @@ from tidewal.cli.demo import flights
 from tidewal.cli.demo.checksum import checksum
 from tidewal.cli.demo.expectation import Expectation, expect
 
+pytestmark = pytest.mark.slow
+
 SLOWLY = 20_000
 MINUTE = timedelta(minutes=1)
 Row = dict[str, object]

@@ -14,6 +14,8 @@ from tidewal.cli.demo import picture
 from tidewal.cli.demo.expectation import expect
 from tidewal.runtime.errors import InvalidRequest
 
+pytestmark = pytest.mark.slow
+
 
 def size_of(path: Path) -> tuple[int, int]:
     content = path.read_bytes()
