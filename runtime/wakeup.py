@@ -65,7 +65,7 @@ class Hub:
         """Give the future its result or error; at once when called on the loop's own thread."""
         thread = threading.get_ident()
         if thread == self._thread:
-            _set(future, result)
+            conclude(future, result)
             return
         self._queue.append((future, result))
         self._ring(thread)
@@ -110,7 +110,7 @@ class Hub:
         queue = self._queue
         while queue:
             future, result = queue.popleft()
-            _set(future, result)
+            conclude(future, result)
 
     def close(self) -> None:
         """Give the bell back; on the loop's own thread, unless the loop is closed. What is settled later takes the
@@ -121,7 +121,8 @@ class Hub:
         self._take()
 
 
-def _set(future: asyncio.Future[T], result: T | TidewalError) -> None:
+def conclude(future: asyncio.Future[T], result: T | TidewalError) -> None:
+    """Give a future of the running loop its result or error, unless nobody waits any more."""
     if future.done():
         return
     if isinstance(result, TidewalError):

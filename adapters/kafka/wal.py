@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from ...runtime.errors import Closed, Unsupported
+from ...runtime.errors import Closed
+from ...runtime.groups.missing import WithoutGroups
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
@@ -17,8 +18,6 @@ from ...runtime.wal import (
     ChannelPolicy,
     Entry,
     From,
-    GroupInfo,
-    GroupMember,
     OnAppended,
     Payload,
     Start,
@@ -47,7 +46,7 @@ CATALOG_CONNECTIONS = (1, 2)  # for following, for writing
 LANE_CONNECTIONS = range(3, 7)  # shared by all lanes; a broker answers the requests of one connection in turn
 
 
-class KafkaWal:
+class KafkaWal(WithoutGroups):
     """Open with `KafkaWal.connect`. Coroutines may be called from any loop, `submit` from any thread."""
 
     name = "kafka"
@@ -211,34 +210,6 @@ class KafkaWal:
         hub.settle(waiter, None)
         if threading.get_ident() == self._io_thread:
             self._hubs.flush()
-
-    # ---- groups: not yet ---------------------------------------------------------------------------------------------
-
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupMember:
-        self._no_groups()
-
-    async def groups(self) -> list[GroupInfo]:
-        self._no_groups()
-
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        self._no_groups()
-
-    async def drop_group(self, group: str) -> None:
-        self._no_groups()
-
-    def _no_groups(self) -> NoReturn:
-        self._check_open()
-        raise Unsupported(
-            "kafka:// has no consumer groups; read channels with positions of your own", capability="groups"
-        )
 
     # ---- closing -----------------------------------------------------------------------------------------------------
 

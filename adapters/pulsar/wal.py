@@ -28,8 +28,8 @@ from ...runtime.errors import (
     InvalidRequest,
     TidewalError,
     Unavailable,
-    Unsupported,
 )
+from ...runtime.groups.missing import WithoutGroups
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
@@ -38,8 +38,6 @@ from ...runtime.wal import (
     ChannelPolicy,
     Entry,
     From,
-    GroupInfo,
-    GroupMember,
     OnAppended,
     Payload,
     Start,
@@ -59,7 +57,7 @@ T = TypeVar("T")
 BLOCKING_CALLS = 16  # at a time, on threads
 
 
-class Pulsar:
+class Pulsar(WithoutGroups):
     """An open log in one namespace; see `Wal`."""
 
     name = "pulsar"
@@ -290,32 +288,6 @@ class Pulsar:
             self._admin.drop_cursor(topic, cursor)
         else:
             self._admin.keep_cursor(topic, cursor, _place(id))
-
-    # ---- consumer groups: missing -------------------------------------------------------------------------------
-
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupMember:
-        raise self._no_groups()
-
-    async def groups(self) -> list[GroupInfo]:
-        raise self._no_groups()
-
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        raise self._no_groups()
-
-    async def drop_group(self, group: str) -> None:
-        raise self._no_groups()
-
-    def _no_groups(self) -> TidewalError:
-        self._check_open()
-        return Unsupported("there are no consumer groups on pulsar://", capability="groups")
 
     # ---- the end ------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ...runtime.remote import (
     encode_request,
     result_in,
 )
+from ...runtime.wakeup import conclude
 from ...runtime.wal import Append, OnAppended, Payload
 from .channels import ID_BYTES
 from .wire import Inbox, Outbox, SecondLook
@@ -247,12 +248,7 @@ class Link:
             return
         answer = self._asking.get(seq)
         if answer is not None:
-            if answer.done():
-                return
-            if isinstance(result, TidewalError):
-                answer.set_exception(result)
-            else:
-                answer.set_result(result)
+            conclude(answer, result)
         elif seq == 0 and isinstance(result, TidewalError):  # the owner refuses to go on
             self._lose(result)
 

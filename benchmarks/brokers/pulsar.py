@@ -9,86 +9,51 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from uuid import uuid4
 
 import pulsar
 from pulsar.asyncio import Client as AsyncClient
 
-from benchmarks.report import Rounds, figure, interleaved
+from benchmarks.brokers.candidates import IN_FLIGHT, PAYLOAD, Candidates
+from benchmarks.report import interleaved
 from tests.brokers.pulsar import PulsarStandalone
-from tidewal.adapters.pulsar import Pulsar, open_wal
-from tidewal.runtime.clock import HybridClock
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.adapters.pulsar import open_wal
 
-PAYLOAD = bytes(range(256)) * 4
-IN_FLIGHT = 1000  # single appends under way
-PACK, PACKS_IN_FLIGHT = 100, 20
 BATCHING = {"batching_enabled": True, "max_pending_messages": 0}
 
-Work = Callable[[str, int], Awaitable[float]]
 
-
-class Bench:
-    """Candidates that share a broker; each produces into a topic of its own or reads the one that was filled."""
-
+class Bench(Candidates):
     def __init__(self, broker: PulsarStandalone, count: int) -> None:
-        self._broker, self._count = broker, count
-        self._clock = HybridClock()
-        self.cpu: dict[str, list[float]] = {}
+        super().__init__(lambda: open_wal(broker.url, web_url=broker.web_url), count)
+        self._broker = broker
 
     def run(self, rounds: int) -> None:
         produced = interleaved(
             {
-                "asyncio.send": lambda: self._measure("asyncio.send", self._bare_asyncio),
-                "append": lambda: self._measure("append", self._append),
-                "send_async": lambda: self._measure("send_async", self._bare_callbacks),
-                "append_many": lambda: self._measure("append_many", self._append_many),
+                "asyncio.send": lambda: self.measure("asyncio.send", self._bare_asyncio),
+                "append": lambda: self.measure("append", self.append),
+                "send_async": lambda: self.measure("send_async", self._bare_callbacks),
+                "append_many": lambda: self.measure("append_many", self.append_many),
             },
             rounds,
         )
-        self._tell("pulsar.append", produced, "append", "asyncio.send")
-        self._tell("pulsar.produce", produced, "append_many", "send_async")
-        asyncio.run(self._append_many("filled", self._count))
+        self.tell("pulsar.append", produced, "append", "asyncio.send", "pulsar")
+        self.tell("pulsar.produce", produced, "append_many", "send_async", "pulsar")
+        self.fill("filled")
         consumed = interleaved(
             {
-                "asyncio.read_next": lambda: self._measure("asyncio.read_next", self._bare_asyncio_reader, "filled"),
-                "read_next": lambda: self._measure("read_next", self._bare_reader, "filled"),
-                "batch_receive": lambda: self._measure("batch_receive", self._bare_batches, "filled"),
-                "read": lambda: self._measure("read", self._read, "filled"),
+                "asyncio.read_next": lambda: self.measure("asyncio.read_next", self._bare_asyncio_reader, "filled"),
+                "read_next": lambda: self.measure("read_next", self._bare_reader, "filled"),
+                "batch_receive": lambda: self.measure("batch_receive", self._bare_batches, "filled"),
+                "read": lambda: self.measure("read", self.read, "filled"),
             },
             rounds,
         )
         for bare in ("asyncio.read_next", "read_next", "batch_receive"):
-            self._tell("pulsar.consume", consumed, "read", bare)
-
-    def _tell(self, name: str, rounds: dict[str, Rounds], ours: str, bare: str) -> None:
-        figure(
-            name,
-            rounds[ours].median,
-            "messages/s",
-            rounds[ours].spread,
-            {
-                f"pulsar.{bare}": rounds[bare].median,
-                "ratio": rounds[ours].median / rounds[bare].median,
-                "cpu_us": min(self.cpu[ours]),
-                "bare_cpu_us": min(self.cpu[bare]),
-            },
-        )
-
-    def _measure(self, name: str, work: Work, topic: str = "") -> float:
-        """Messages per second; connecting is not measured."""
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        elapsed_s = asyncio.run(work(topic or uuid4().hex, self._count))
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        self.cpu.setdefault(name, []).append(spent_s / self._count * 1e6)
-        return self._count / elapsed_s
+            self.tell("pulsar.consume", consumed, "read", bare, "pulsar")
 
     async def _bare_asyncio(self, topic: str, count: int) -> float:
         client = AsyncClient(self._broker.url, logger=_quiet())
@@ -127,45 +92,6 @@ class Bench:
         client.close()
         return elapsed_s
 
-    async def _append(self, channel: str, count: int) -> float:
-        wal = await self._open(channel)
-        left = count
-
-        async def one_after_another() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
-                await wal.append(channel, PAYLOAD, self._clock.now())
-
-        began_s = time.perf_counter()
-        await asyncio.gather(*(one_after_another() for _ in range(IN_FLIGHT)))
-        elapsed_s = time.perf_counter() - began_s
-        await wal.close()
-        return elapsed_s
-
-    async def _append_many(self, channel: str, count: int) -> float:
-        wal = await self._open(channel)
-        left = count
-
-        async def one_after_another() -> None:
-            nonlocal left
-            while left > 0:
-                left -= PACK
-                stamp = self._clock.now()
-                await wal.append_many([Append(channel, PAYLOAD, stamp + place) for place in range(PACK)])
-
-        began_s = time.perf_counter()
-        await asyncio.gather(*(one_after_another() for _ in range(PACKS_IN_FLIGHT)))
-        elapsed_s = time.perf_counter() - began_s
-        await wal.close()
-        return elapsed_s
-
-    async def _open(self, channel: str) -> Pulsar:
-        wal = await open_wal(self._broker.url, web_url=self._broker.web_url)
-        await wal.create_channel(channel, ChannelPolicy())
-        await wal.append(channel, PAYLOAD)
-        return wal
-
     async def _bare_asyncio_reader(self, topic: str, count: int) -> float:
         client = AsyncClient(self._broker.url, logger=_quiet())
         reader = await client.create_reader(_address(topic), pulsar.MessageId.wrap(pulsar.MessageId.earliest))
@@ -201,17 +127,6 @@ class Bench:
         elapsed_s = time.perf_counter() - began_s
         consumer.unsubscribe()
         client.close()
-        return elapsed_s
-
-    async def _read(self, channel: str, count: int) -> float:
-        wal = await open_wal(self._broker.url, web_url=self._broker.web_url)
-        reader = wal.read(channel, From.EARLIEST)
-        began_s = time.perf_counter()
-        got = 0
-        while got < count:
-            got += len(await anext(reader))
-        elapsed_s = time.perf_counter() - began_s
-        await wal.close()
         return elapsed_s
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from ..errors import TidewalError
+from ..wakeup import conclude
 from ..wal import Append, From
 from .coordinator import Coordinator
 from .link import Ack, Shares
@@ -64,15 +65,7 @@ async def settled(start: Callable[[Callable[[list[bytes] | TidewalError | None],
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[bytes] | None] = loop.create_future()
 
-    def settle(result: list[bytes] | TidewalError | None) -> None:
-        if future.done():
-            return
-        if isinstance(result, TidewalError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    start(lambda result: _on(loop, partial(settle, result)))
+    start(lambda result: _on(loop, partial(conclude, future, result)))
     return await future
 
 

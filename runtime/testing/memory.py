@@ -9,6 +9,7 @@ import asyncio
 import re
 import threading
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from ..errors import (
     ChannelExists,
@@ -16,13 +17,13 @@ from ..errors import (
     Closed,
     InvalidRequest,
     MessageTooLarge,
-    TidewalError,
     Unavailable,
 )
 from ..groups.local_link import LocalLink, settled
 from ..groups.member import Member, start_member
 from ..groups.positions import resolve
 from ..groups.progress import Change
+from ..wakeup import conclude
 from ..wal import (
     Append,
     Capabilities,
@@ -191,16 +192,7 @@ class MemoryWal:
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-
-        def done(result: list[bytes] | TidewalError) -> None:
-            if future.done():
-                return
-            if isinstance(result, TidewalError):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        self.submit(entries, done)
+        self.submit(entries, partial(conclude, future))
         return await future
 
     async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
