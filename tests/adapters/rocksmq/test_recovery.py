@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq import channels as records
 from tidewal.adapters.rocksmq.channels import ChannelState, ChannelTable
 from tidewal.adapters.rocksmq.frame import CONTROL, Scanner, encode, pack_row
@@ -74,14 +75,6 @@ class Journal:
             return self.recover()
         except CorruptLog as error:
             return error
-
-
-def flip(path: Path, position: int, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 def payload(commit: int) -> bytes:

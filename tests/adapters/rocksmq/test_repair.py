@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq.rebuild import apply
 from tidewal.adapters.rocksmq.repair import plan
 from tidewal.adapters.rocksmq.repair_plan import Plan
@@ -66,14 +67,6 @@ def repair(log: Path, disk=None, wall_ms: int = WALL_MS, **options) -> Plan:
         return found
     finally:
         survey.close()
-
-
-def flip(path: Path, position: int, bit: int = 3) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 def zero(path: Path, start: int, end: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq.findings import SegmentReport
 from tidewal.adapters.rocksmq.index import Index, Place
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES
@@ -29,14 +30,6 @@ def scrub(directory: Path, **options) -> list[SegmentReport]:
 
 def fingerprint(directory: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in (directory / "journal").iterdir()}
-
-
-def flip(path: Path, position: int, bit: int = 3) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 @pytest.fixture

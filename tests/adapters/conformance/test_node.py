@@ -1,24 +1,20 @@
-"""A whole node with Pulsar as its log: nothing above the log knows the difference."""
+"""A whole node on each log: nothing above the log knows the difference."""
 
 from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.schema import CollectionSchema, Field
-
-pytestmark = pytest.mark.broker
 
 SCHEMA = CollectionSchema("c", (Field("id", "int64"), Field("x", "int64")), "id")
 ROWS = 200
 
 
-async def test_a_node_writes_reads_and_comes_back(open_wal, tmp_path):
+async def test_a_node_writes_reads_and_comes_back(backend, tmp_path):
     for life in range(2):
-        wal = await open_wal()
-        async with asyncio.timeout(60), Standalone(wal, tmp_path) as node, node.client("test") as client:
+        wal = await backend.wal()
+        async with asyncio.timeout(60), Standalone(wal, tmp_path / "tables") as node, node.client("test") as client:
             if life == 0:
                 await client.create_collection(SCHEMA)
             first = life * ROWS
