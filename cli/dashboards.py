@@ -24,6 +24,7 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 ROWS: Mapping[str, Sequence[str]] = {
     "Log": ("wal_",),
     "Streams": ("wal_scan_", "wal_scanner_", "wal_dead_letter_"),
+    "Brokers": ("wal_backend_",),
     "Groups": ("wal_group_", "rocksmq_groups_"),
     "Proxy": ("proxy_", "overloaded_"),
     "DataNode": ("datanode_",),
@@ -97,6 +98,14 @@ ALERTS = (
         "0s",
         "critical",
         f"{_NODE}: a write or sync of the journal failed, nothing is accepted until it is reopened",
+    ),
+    Alert(
+        "BrokersStall",
+        "wal_backend_stalled",
+        f"sum by ({CHANNEL}, operation) ({{metric}}) > 0",
+        "30s",
+        "critical",
+        f"the brokers leave {{{{ $labels.operation }}}}s of {{{{ $labels.{CHANNEL} }}}} waiting",
     ),
     _lag_alert("Proxy", "proxy_tt_lag_ms"),
     _lag_alert("DataNode", "datanode_consume_tt_lag_ms"),

@@ -132,9 +132,9 @@ def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = Non
     options of its adapter, and where it counts."""
     scheme = urlsplit(url or wal_url(settings)).scheme
     if scheme == "kafka":
-        return {"settings": settings.kafka}
+        return {"settings": settings.kafka, "metrics": metrics}
     if scheme.startswith("pulsar"):
-        return {"settings": settings.pulsar}
+        return {"settings": settings.pulsar, "metrics": metrics}
     if scheme != "rocksmq":
         return {}
     return {

@@ -113,6 +113,24 @@ _WAL = (
     _counter("wal_dead_letter_message_total", "Bad records kept aside, by reason", CHANNEL, "reason"),
 )
 
+_BACKEND = (
+    _counter("wal_backend_stall_total", "Appends and readers that the brokers let wait", CHANNEL, "operation"),
+    _gauge(
+        "wal_backend_stalled", "count", "Appends and readers that the brokers leave waiting now", CHANNEL, "operation"
+    ),
+    _counter(
+        "wal_backend_retry_total",
+        "Attempts that failed and were made again: requests to Kafka, readers and producers of Pulsar",
+        CHANNEL,
+        "operation",
+    ),
+    _counter(
+        "wal_backend_outcome_unknown_total",
+        "Entries that are in the log or not: their append ended without an answer",
+        CHANNEL,
+    ),
+)
+
 _ROCKSMQ = (
     _seconds(
         "rocksmq_journal_commit_duration_seconds",
@@ -195,7 +213,7 @@ _ACTORS = (
     _gauge("event_loop_lag_seconds", "seconds", "How late the event loop runs what is due"),
 )
 
-METRICS: tuple[Metric, ...] = (*_WAL, *_ROCKSMQ, *_PROXY, *_DATANODE, *_QUERYNODE, *_MIXCOORD, *_ACTORS)
+METRICS: tuple[Metric, ...] = (*_WAL, *_BACKEND, *_ROCKSMQ, *_PROXY, *_DATANODE, *_QUERYNODE, *_MIXCOORD, *_ACTORS)
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
 _Family = TypeVar("_Family", Counter, Gauge, Histogram)

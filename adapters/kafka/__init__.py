@@ -12,20 +12,29 @@ Beside what every log does (`runtime/wal.py`):
 
 from __future__ import annotations
 
+from ...runtime.metrics import Metrics
 from ...runtime.settings import Kafka
 from ...runtime.wal import Wal
 from .options import parse
 from .wal import KafkaWal
 
 
-async def open_wal(url: str, *, own: bool | None = None, settings: Kafka | None = None, **options: object) -> Wal:
+async def open_wal(
+    url: str,
+    *,
+    own: bool | None = None,
+    settings: Kafka | None = None,
+    metrics: Metrics | None = None,
+    **options: object,
+) -> Wal:
     """Open `kafka://host:port[,host:port…][/PREFIX][?option=value]`, with the options of `options.Options`.
 
     `PREFIX` ("tidewal") is what the names of the log's topics begin with: one cluster holds many logs. `settings` are
-    the keys `kafka.*`, for who may log in. `own` means nothing here: any number of processes open one log.
+    the keys `kafka.*`, for who may log in; stalls are counted in `metrics`. `own` means nothing here: any number of
+    processes open one log.
     Raises `Unavailable` when no broker answers in time, `ConfigError`.
     """
-    return await KafkaWal.connect(parse(url, settings, **options))
+    return await KafkaWal.connect(parse(url, settings, **options), metrics)
 
 
 __all__ = ["KafkaWal", "open_wal"]

@@ -81,6 +81,7 @@ class Appender:
                 self._connections[channel.incarnation % len(self._connections)],
                 lambda: self._management.ensure(channel),
                 ACKS_ALL if all_copies else ACKS_LEADER,
+                channel.name,
             )
             lane = self._lanes[channel] = Lane(channel, sender, self._backlog, self._cluster.options.batch_bytes)
         return lane

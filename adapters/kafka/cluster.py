@@ -25,6 +25,7 @@ from aiokafka.protocol.admin import (
 from aiokafka.protocol.offset import OffsetRequest
 
 from ...runtime.errors import ConfigError
+from ...runtime.stalls import StallWatch
 from . import faults
 from .options import Options
 
@@ -47,13 +48,13 @@ class Cluster:
     """The brokers. Belongs to one loop. Numbers of connections are the caller's: requests on one are answered in turn,
     so what waits long has its own."""
 
-    def __init__(self, options: Options) -> None:
-        """Raises `ConfigError`."""
-        self.options = options
+    def __init__(self, options: Options, stalls: StallWatch) -> None:
+        """What has no answer for too long is told to `stalls`. Raises `ConfigError`."""
+        self.options, self.stalls = options, stalls
         try:
             self._client: Any = AIOKafkaClient(
                 bootstrap_servers=options.bootstrap,
-                client_id="tidewal",
+                client_id=options.client_id,
                 request_timeout_ms=int(options.request_timeout_s * 1000),
                 metadata_max_age_ms=int(METADATA_AGE_S * 1000),
                 **options.client,

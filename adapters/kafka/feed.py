@@ -1,8 +1,8 @@
 """The I/O side of a reader: fetches ahead of it, up to a bound in bytes, and survives what happens to the brokers.
 
 Every fetch is a request of our own with an answer or a time limit, and after each failure the topic's leader is looked
-up anew; so there is no consumer that could fall silent. When fetching has not succeeded for a while that is reported,
-and again when it goes on.
+up anew; so there is no consumer that could fall silent. When fetching has not succeeded for a while that is reported
+(`runtime/stalls.py`), and again when it goes on.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from ...runtime.wal import Start
 from . import faults, lookup
 from .catalog import Channel
 from .cluster import PAUSE_S, Cluster
-from .fetching import fetch
-
-SILENT_S = 5.0  # without an answer of the brokers: reported
+from .fetching import Fetched, fetch
 
 _log = logging.getLogger(__name__)
 
@@ -124,38 +122,44 @@ class Feed:
             await ready()
             return await lookup.first_offset(cluster, self.channel, self._start, connection)
 
-        return await cluster.retrying(f"find where to read {self.channel.name}", find)
+        waiting = cluster.stalls.begin("read", self.channel.name)
+        try:
+            return await cluster.retrying(f"find where to read {self.channel.name}", find)
+        finally:
+            cluster.stalls.end(waiting)
 
     async def _fetch(self, cluster: Cluster, connection: int, offset: int) -> None:
-        loop = asyncio.get_running_loop()
-        heard_at, silent = loop.time(), False
         while not self.ended:
-            try:
-                fetched = await fetch(cluster, self.channel.topic, offset, connection)
-            except kafka_errors.OffsetOutOfRangeError:
-                offset = await cluster.retrying(
-                    f"find the first entry of {self.channel.name}",
-                    lambda offset=offset: lookup.after_loss(cluster, self.channel, offset),
-                )
-                continue
-            except faults.Foreign as error:
-                if faults.final(error):
-                    raise faults.mapped(error, f"read {self.channel.name}") from error
-                if not silent and loop.time() - heard_at > SILENT_S:
-                    silent = True
-                    _log.warning("reading %s stalls: %r", self.channel.topic, error)
-                await asyncio.sleep(PAUSE_S)
-                await cluster.refresh()
-                continue
-            if silent:
-                _log.warning("reading %s goes on after %.1f s", self.channel.topic, loop.time() - heard_at)
-            heard_at, silent = loop.time(), False
+            fetched = await self._fetch_next(cluster, connection, offset)
+            if fetched is None:
+                return
             if fetched.batches:
-                room = self._put(fetched.batches, fetched.size, offset, cluster.options.prefetch_bytes)
+                room = self._put(fetched.batches, fetched.size, fetched.offset, cluster.options.prefetch_bytes)
                 offset = fetched.next_offset
                 if not room:
                     await self._room.wait()
-                    heard_at = loop.time()
+
+    async def _fetch_next(self, cluster: Cluster, connection: int, offset: int) -> Fetched | None:
+        """What the brokers answer, after as many attempts as it takes; None when closed meanwhile."""
+        waiting = cluster.stalls.begin("read", self.channel.name)
+        try:
+            while not self.ended:
+                try:
+                    return await fetch(cluster, self.channel.topic, offset, connection)
+                except kafka_errors.OffsetOutOfRangeError:
+                    offset = await cluster.retrying(
+                        f"find the first entry of {self.channel.name}",
+                        lambda offset=offset: lookup.after_loss(cluster, self.channel, offset),
+                    )
+                except faults.Foreign as error:
+                    if faults.final(error):
+                        raise faults.mapped(error, f"read {self.channel.name}") from error
+                    cluster.stalls.retry(waiting, error)
+                    await asyncio.sleep(PAUSE_S)
+                    await cluster.refresh()
+        finally:
+            cluster.stalls.end(waiting)
+        return None
 
     def _put(self, batches: Sequence[Any], size: int, offset: int, limit: int) -> bool:
         """Hand over; whether there is room for more."""

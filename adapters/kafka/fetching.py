@@ -22,9 +22,11 @@ make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple._
 
 
 class Fetched(NamedTuple):
-    """Batches as they came, unchecked; the offset behind them, their size, and where the topic ends."""
+    """Batches as they came, unchecked; the offset that was asked for and the one behind them, their size, and where
+    the topic ends."""
 
     batches: Sequence[Any]
+    offset: int
     next_offset: int
     size: int
     end: int
@@ -43,12 +45,13 @@ async def fetch(cluster: Cluster, topic: str, offset: int, connection: int, wait
     data: bytes = details[-1] or b""
     records = MemoryRecords(data)
     batches: list[Any] = []
+    behind = offset
     while records.has_next():
         batch = records.next_batch()
         assert batch is not None
-        offset = max(offset, batch.next_offset)
+        behind = max(behind, batch.next_offset)
         batches.append(batch)
-    return Fetched(batches, offset, len(data), end)
+    return Fetched(batches, offset, behind, len(data), end)
 
 
 def records(batches: Sequence[Any], first_offset: int) -> Iterator[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -15,8 +14,10 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from ...runtime.errors import Unavailable
+from ...runtime.stalls import Waiting
 from . import faults
 from .cluster import PARTITION, PAUSE_S, Cluster
+from .options import CODECS
 from .positions import Row
 
 ACKS_ALL, ACKS_LEADER = -1, 1
@@ -25,9 +26,6 @@ NOT_TRANSACTIONAL: Any = None
 LONGEST_MS = 2**31 - 1
 SEQUENCES = 2**31  # they begin again at 0
 NEVER_FULL = 2**31 - 1  # what goes into a batch was chosen before
-SLOW_S = 1.0  # an append that takes longer is reported
-
-_log = logging.getLogger(__name__)
 
 
 class Sender:
@@ -45,21 +43,30 @@ class Sender:
         connection: int,
         missing: Callable[[], Awaitable[None]],
         acks: int = ACKS_ALL,
+        channel: str = "",
     ) -> None:
-        """`missing` is called where nobody leads the topic: it makes it, or raises that it is gone for good."""
+        """`missing` is called where nobody leads the topic: it makes it, or raises that it is gone for good. Stalls
+        are reported under the name of the channel, or the topic's."""
         self._cluster, self._topic, self._connection = cluster, topic, connection
         self._missing, self._acks = missing, acks
+        self._channel = channel or topic
         self._producer: tuple[int, int] | None = None  # id and epoch
         self._sequence = 0
 
     async def send(self, rows: Sequence[Row]) -> int:
         """Append rows as one batch and return the offset of the first. Raises `Unavailable`, with `outcome_unknown`
         where they may be in the log all the same, and what `missing` and `faults.mapped` have."""
+        waiting = self._cluster.stalls.begin("append", self._channel)
+        try:
+            return await self._send(rows, waiting)
+        finally:
+            self._cluster.stalls.end(waiting)
+
+    async def _send(self, rows: Sequence[Row], waiting: Waiting) -> int:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        deadline = began + self._cluster.options.delivery_timeout_s
+        deadline = loop.time() + self._cluster.options.delivery_timeout_s
         batch: Any = None
-        unknown = reported = False  # whether an attempt before may have been written
+        unknown = False  # whether an attempt before may have been written
         while True:
             try:
                 if batch is None:
@@ -76,10 +83,9 @@ class Sender:
                 if faults.final(error) or loop.time() > deadline or forgotten or (lost and unknown):
                     if unknown:
                         self._producer = None
+                        self._cluster.stalls.outcome_unknown(self._channel, len(rows))
                     raise faults.mapped(error, f"append to {self._topic}", outcome_unknown=unknown) from error
-                if not reported and loop.time() - began > SLOW_S:
-                    reported = True
-                    _log.warning("appending to %s stalls: %r", self._topic, error)
+                self._cluster.stalls.retry(waiting, error)
             except asyncio.CancelledError:
                 self._producer = None
                 raise
@@ -95,7 +101,8 @@ class Sender:
         return self._producer
 
     def _encode(self, rows: Sequence[Row], producer: tuple[int, int]) -> Any:
-        builder = DefaultRecordBatchBuilder(MAGIC, 0, 0, *producer, self._sequence, NEVER_FULL)
+        codec = CODECS[self._cluster.options.compression]
+        builder = DefaultRecordBatchBuilder(MAGIC, codec, 0, *producer, self._sequence, NEVER_FULL)
         now_ms = int(time.time() * 1000)
         append = builder.append
         for number, (timestamp_ms, key, value, headers) in enumerate(rows):

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from ...runtime.errors import Closed
 from ...runtime.groups.missing import WithoutGroups
+from ...runtime.metrics import Metrics
+from ...runtime.stalls import StallWatch
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
@@ -53,9 +55,9 @@ class KafkaWal(WithoutGroups):
     capabilities = CAPABILITIES
 
     @classmethod
-    async def connect(cls, options: Options) -> KafkaWal:
+    async def connect(cls, options: Options, metrics: Metrics | None = None) -> KafkaWal:
         """Raises `Unavailable` when no broker answers within `delivery_timeout_s`, `ConfigError`."""
-        wal = cls(options)
+        wal = cls(options, metrics)
         try:
             await wal._io.call(wal._open)
         except BaseException:
@@ -63,9 +65,10 @@ class KafkaWal(WithoutGroups):
             raise
         return wal
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, metrics: Metrics | None = None) -> None:
         """Use `connect`."""
         self._options = options
+        self._stalls = StallWatch(metrics)
         self._io = IoThread("tidewal-kafka")
         self._hubs = Hubs()
         self._backlog = Backlog(options.pending_bytes)
@@ -80,13 +83,14 @@ class KafkaWal(WithoutGroups):
         self._management: Management
         self._appender: Appender
         self._clusters: list[Cluster] = []
+        self._stalls.start()
         self._io.start()
 
     async def _open(self) -> None:
         """On the I/O loop, as all whose names end with `_io`."""
         self._hubs.gather()
         self._io_thread = threading.get_ident()
-        self._writes, self._reads = Cluster(self._options), Cluster(self._options)
+        self._writes, self._reads = (Cluster(self._options, self._stalls) for _ in range(2))
         self._clusters = [self._writes, self._reads]
         await self._writes.open()
         await self._reads.open()
@@ -232,6 +236,7 @@ class KafkaWal(WithoutGroups):
             await future
         await self._io.call(self._close_io)
         await self._io.stop()
+        await asyncio.to_thread(self._stalls.close)
         self._hubs.close()
 
     async def _close_io(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...runtime.metrics import Metrics
 from ...runtime.settings import Pulsar as PulsarSettings
 from .options import parse
 from .wal import Pulsar
@@ -10,11 +11,17 @@ __all__ = ["Pulsar", "open_wal"]
 
 
 async def open_wal(
-    url: str, *, own: bool | None = None, settings: PulsarSettings | None = None, **options: object
+    url: str,
+    *,
+    own: bool | None = None,
+    settings: PulsarSettings | None = None,
+    metrics: Metrics | None = None,
+    **options: object,
 ) -> Pulsar:
     """Open `pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?option=value]`, with the options of `options.Options`.
 
-    `settings` are the keys `pulsar.*`. `own` means nothing here: any number of processes open one log.
+    `settings` are the keys `pulsar.*`; stalls are counted in `metrics`. `own` means nothing here: any number of
+    processes open one log.
     Raises `Unavailable` when Pulsar's web service does not answer in time, `ConfigError`.
     """
-    return await Pulsar.open(parse(url, settings, **options))
+    return await Pulsar.open(parse(url, settings, **options), metrics)

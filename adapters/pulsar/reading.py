@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, PositionLost, TidewalError, Unavailable
+from ...runtime.stalls import StallWatch, Waiting
 from ...runtime.wakeup import Hub
 from ...runtime.wal import Entry
 from .client import NativeMessage, NativeReader, NativeTimeout, ignore, timestamp_of
@@ -37,7 +38,10 @@ make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple._
 
 
 class Source(Protocol):
-    """What a feed needs of the log; both block."""
+    """What a feed needs of the log; its methods block."""
+
+    @property
+    def stalls(self) -> StallWatch: ...
 
     def open_reader(self, channel: str, start: Place) -> NativeReader: ...
 
@@ -175,34 +179,48 @@ class Feed:
 
     def _first(self) -> NativeMessage | None:
         """The next message; None when the feed was closed meanwhile."""
+        stalls = self._source.stalls
+        waiting: Waiting | None = None  # for the broker to answer, or for what it says to be there
         looks = 0
         patience = FIRST_SILENCE_LOOKS
         missing = False
-        while not self._closed:
-            try:
-                return self._native.read_next(LOOK_AROUND_MS)
-            except NativeTimeout:
-                looks += 1
-            except Exception:
-                if self._closed:
-                    return None
-                raise
-            if looks < patience and not missing and self._native.is_connected():
-                continue
-            looks = 0
-            patience = min(2 * patience, LONGEST_SILENCE_LOOKS)
-            missed_before, missing = missing, self._missing_something()
-            if missing and missed_before:  # once may be a message that was just on its way
-                missing = False
-                self._reopen()
-        return None
+        try:
+            while not self._closed:
+                try:
+                    return self._native.read_next(LOOK_AROUND_MS)
+                except NativeTimeout:
+                    looks += 1
+                except Exception:
+                    if self._closed:
+                        return None
+                    raise
+                connected = self._native.is_connected()
+                if looks < patience and not missing and connected:
+                    continue
+                looks = 0
+                patience = min(2 * patience, LONGEST_SILENCE_LOOKS)
+                waiting = waiting or stalls.begin("read", self._channel)
+                missed_before, answer = missing, self._missing_something()
+                missing = bool(answer)
+                if missing and missed_before:  # once may be a message that was just on its way
+                    missing = False
+                    stalls.retry(waiting, "silent although there is more to read")
+                    self._reopen()
+                elif answer is False and connected:
+                    stalls.end(waiting)
+                    waiting = None
+            return None
+        finally:
+            if waiting is not None:
+                stalls.end(waiting)
 
-    def _missing_something(self) -> bool:
-        """Whether the broker has entries that this reader has not got. Raises `ChannelNotFound`."""
+    def _missing_something(self) -> bool | None:
+        """Whether the broker has entries that this reader has not got; None when it does not answer. Raises
+        `ChannelNotFound`."""
         try:
             survey = self._source.survey(self._channel)
         except Unavailable:
-            return False  # the library reconnects when the broker is back
+            return None  # the library reconnects when the broker is back
         if survey.last[:2] > self._after[:2]:
             return True
         self._read_upto = max(self._read_upto, survey.end)

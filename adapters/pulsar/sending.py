@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from ...runtime.errors import TidewalError
+from ...runtime.stalls import StallWatch, Waiting
 from ...runtime.wal import Append
 from .client import OK, Client, NativeId, NativeProducer, NativeResult, ignore, message, place_of
 from .failures import call_failure, send_failure, unknown_outcome
@@ -53,9 +54,12 @@ class Producer:
         end: Place,
         executor: Executor,
         flush_later: Callable[[Producer], None],
+        stalls: StallWatch,
     ) -> None:
         """`end` is the end of the topic before this producer's first message. Blocks."""
         self._flush_later = flush_later
+        self._stalls = stalls
+        self._waiting: Waiting | None = None  # for the flush
         self.topic = topic
         self.broken = False
         self._client = client
@@ -87,17 +91,25 @@ class Producer:
                 self._flush_again = True
                 return
             self._flushing = True
+            self._waiting = self._stalls.begin("append", self.topic.channel, lambda: self._known[0])
         self._native.flush_async(self._flushed)
 
     def _flushed(self, _: object) -> None:
         with self._lock:
             again = self._flush_again
             self._flush_again = self._flushing = False
+            waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._stalls.end(waiting)
         if again:  # by the thread that sends: the library locks up when it is called from its own
             self._flush_later(self)
 
     def close(self) -> None:
         """Give the producer back; what is still on its way is answered as unknown."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._stalls.end(waiting)
         self._native.close_async(ignore)
 
     def _answer(
@@ -121,6 +133,7 @@ class Producer:
         error = send_failure(result, self.topic.channel, size)
         if error.fields.get("outcome_unknown"):
             self.broken = True
+            self._stalls.outcome_unknown(self.topic.channel)
         else:
             self._refused.append(number)
         return error
@@ -176,6 +189,7 @@ class Producer:
         return places
 
     def _lost(self) -> TidewalError:
+        self._stalls.outcome_unknown(self.topic.channel)
         return unknown_outcome(
             f"an append to {self.topic.channel} is stored, but Pulsar did not tell where", self.topic.channel
         )

@@ -30,6 +30,8 @@ from ...runtime.errors import (
     Unavailable,
 )
 from ...runtime.groups.missing import WithoutGroups
+from ...runtime.metrics import Metrics
+from ...runtime.stalls import Operation, StallWatch
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
@@ -65,8 +67,9 @@ class Pulsar(WithoutGroups):
         atomic_batches=False, seek_by_time=True, truncate=True, multi_process_write=True, ephemeral_bounds=False
     )
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, metrics: Metrics | None = None) -> None:
         self._options = options
+        self.stalls = StallWatch(metrics)
         self._namespace = options.namespace
         self._admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
         self._client = Client(
@@ -86,11 +89,12 @@ class Pulsar(WithoutGroups):
         self._feeds: dict[Feed, str] = {}
         self._openings: dict[Future[Feed], str] = {}  # whose readers still wait for them
         self._appender = Appender(self._open_producer, self._executor, options.pending_bytes)
+        self.stalls.start()
 
     @staticmethod
-    async def open(options: Options) -> Pulsar:
+    async def open(options: Options, metrics: Metrics | None = None) -> Pulsar:
         """Connect, and make the namespace where there is none. Raises `Unavailable`, `ConfigError`."""
-        wal = Pulsar(options)
+        wal = Pulsar(options, metrics)
         try:
             await wal._blocking(wal._admin.prepare_namespace)
         except BaseException:
@@ -202,9 +206,11 @@ class Pulsar(WithoutGroups):
 
         def make() -> Producer:
             name = next(self._producer_names)
-            return Producer(self._client, topic, address, name, end, self._executor, self._appender.flush_later)
+            return Producer(
+                self._client, topic, address, name, end, self._executor, self._appender.flush_later, self.stalls
+            )
 
-        return self._retried(channel, make)
+        return self._retried("append", channel, make)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
@@ -249,7 +255,7 @@ class Pulsar(WithoutGroups):
         if queue_messages is None:
             queue_messages = max(1, min(self._options.prefetch_bytes // policy.max_message_bytes, 1000))
         make = partial(self._client.reader, self._address(Topic(channel)), start, queue_messages)
-        return self._retried(channel, make)
+        return self._retried("read", channel, make)
 
     async def latest_id(self, channel: str) -> bytes | None:
         self._check_open()
@@ -315,6 +321,7 @@ class Pulsar(WithoutGroups):
             feed.join()
         self._executor.shutdown(wait=True)  # before the client is closed: what it makes then would never be made
         self._client.close()
+        self.stalls.close()
 
     # ---- what all use -------------------------------------------------------------------------------------------
 
@@ -348,18 +355,23 @@ class Pulsar(WithoutGroups):
             assert policy is not None
         return policy
 
-    def _retried(self, channel: str, make: Callable[[], T]) -> T:
+    def _retried(self, operation: Operation, channel: str, make: Callable[[], T]) -> T:
         """Try again while the broker does not answer and the channel is there, until the request timeout."""
         deadline = time.monotonic() + self._options.request_timeout_s
-        while True:
-            connection = self._client.connection
-            try:
-                return make()
-            except Unavailable:
-                self.survey(channel)  # answered: so it may be the connection that is dead
-                self._client.renew(connection)
-                if self._closed or time.monotonic() > deadline:
-                    raise
+        waiting = self.stalls.begin(operation, channel)
+        try:
+            while True:
+                connection = self._client.connection
+                try:
+                    return make()
+                except Unavailable as error:
+                    self.stalls.retry(waiting, error)
+                    self.survey(channel)  # answered: so it may be the connection that is dead
+                    self._client.renew(connection)
+                    if self._closed or time.monotonic() > deadline:
+                        raise
+        finally:
+            self.stalls.end(waiting)
 
     def _address(self, topic: Topic) -> str:
         return f"persistent://{self._namespace}/{topic.name}"

@@ -284,11 +284,11 @@ async def test_rocksmq_is_opened_as_configured(tmp_path):
 
 def test_kafka_is_opened_by_who_may_log_in():
     settings = load_settings(environment={}, arguments={"wal": "kafka://a:1", "kafka.saslUsername": "me"})
-    assert wal_options(settings) == {"settings": settings.kafka}
+    assert wal_options(settings) == {"settings": settings.kafka, "metrics": None}
 
 
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
 def test_pulsar_is_opened_with_its_settings(scheme):
     settings = load_settings(environment={}, arguments={"wal": f"{scheme}://a:1", "pulsar.tenant": "mine"})
-    assert wal_options(settings) == {"settings": settings.pulsar}
+    assert wal_options(settings) == {"settings": settings.pulsar, "metrics": None}
     assert resolve_mq_type(settings, standalone=False) == "pulsar"

@@ -15,6 +15,8 @@ from tidewal.adapters.kafka import sender as sender_module
 from tidewal.adapters.kafka.options import Options
 from tidewal.adapters.kafka.sender import Sender
 from tidewal.runtime.errors import ChannelNotFound, ConfigError, InvalidRequest, Unavailable
+from tidewal.runtime.metrics import Metrics
+from tidewal.runtime.stalls import StallWatch
 
 OUT_OF_TIME = 0.0  # as the time for an append: the first failure is the last
 
@@ -33,6 +35,8 @@ class FakeCluster:
 
     def __init__(self, *answers, delivery_timeout_s=30.0):
         self.options = Options("nowhere", delivery_timeout_s=delivery_timeout_s)
+        self.metrics = Metrics("test")
+        self.stalls = StallWatch(self.metrics)
         self.answers = list(answers)
         self.sent: list[Sent] = []
         self.led = True
@@ -106,6 +110,7 @@ async def test_what_may_pass_is_sent_again_under_the_same_number(trouble):
     assert await send(b"1") == 7
     assert await send(b"2") == 8
     assert cluster.sent == [Sent(1, 0, (b"1",))] * 3 + [Sent(1, 1, (b"2",))]
+    assert cluster.metrics.value("wal_backend_retry_total", channel_name="topic", operation="append") == 2
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,7 @@ async def test_out_of_time_the_error_says_whether_the_batch_may_be_there(trouble
     with pytest.raises(Unavailable) as caught:
         await send(b"1")
     assert caught.value.fields.get("outcome_unknown", False) is unknown
+    assert cluster.metrics.value("wal_backend_outcome_unknown_total", channel_name="topic") == unknown
     assert await send(b"2") == 5
     # A batch that may be there keeps its number for itself; what comes next has another producer.
     assert cluster.sent[1] == (Sent(2, 0, (b"2",)) if unknown else Sent(1, 0, (b"2",)))
