@@ -1,4 +1,4 @@
-"""Kafka killed, paused, cut off, short of copies: nothing acknowledged is lost, nothing is doubled, nothing hangs."""
+"""One broker of Kafka killed, paused, cut off: nothing acknowledged is lost, nothing is doubled, nothing hangs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from tidewal.runtime.errors import InvalidRequest, Overloaded, TidewalError, Unavailable
+from tests.brokers.producers import Producers
+from tidewal.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 pytestmark = pytest.mark.broker
@@ -18,61 +19,7 @@ WITHIN_S = 60.0
 SOON = {"request_timeout_s": 0.5, "delivery_timeout_s": 1.0}  # for tests that wait for a time-out
 
 
-class Producers:
-    """Tasks that append one after another, and what each was told."""
-
-    def __init__(self, wal, channel, count):
-        self._wal, self._channel = wal, channel
-        self.acked: dict[bytes, bytes] = {}  # id by payload
-        self.failed: dict[bytes, TidewalError] = {}
-        self.slowest_s = 0.0
-        self._stopping = False
-        self._tasks = [asyncio.create_task(self._produce(number)) for number in range(count)]
-
-    async def _produce(self, producer):
-        number = 0
-        while not self._stopping:
-            payload = b"%d:%d" % (producer, number)
-            began_s = time.monotonic()
-            try:
-                self.acked[payload] = await self._wal.append(self._channel, payload)
-            except TidewalError as error:
-                self.failed[payload] = error
-            self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
-            number += 1
-
-    async def more(self, count):
-        """Wait until so many more are acknowledged."""
-        goal = len(self.acked) + count
-        async with asyncio.timeout(WITHIN_S):
-            while len(self.acked) < goal:  # noqa: ASYNC110 -- the tasks of this class tell no event
-                await asyncio.sleep(0)
-
-    async def stop(self):
-        self._stopping = True
-        async with asyncio.timeout(WITHIN_S):
-            await asyncio.gather(*self._tasks)
-
-    async def check(self, wal, helpers):
-        """All that was acknowledged is there once, under its id and in the order of its producer."""
-        last = await wal.latest_id(self._channel)
-        entries = []
-        reader = wal.read(self._channel, From.EARLIEST)
-        async with asyncio.timeout(WITHIN_S):
-            while not entries or entries[-1].id < last:
-                entries += await anext(reader)
-        await reader.aclose()
-        payloads = helpers.payloads(entries)
-        assert len(set(payloads)) == len(payloads), "something is doubled"
-        ids = {payload: entry.id for payload, entry in zip(payloads, entries, strict=True)}
-        assert {payload: ids.get(payload) for payload in self.acked} == self.acked
-        assert set(payloads) <= self.acked.keys() | self.failed.keys()
-        for producer in range(len(self._tasks)):
-            numbers = [int(each.partition(b":")[2]) for each in payloads if each.startswith(b"%d:" % producer)]
-            assert numbers == sorted(numbers)
-
-
-async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, opening, helpers):
+async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, opening):
     wal = await opening(kafka)
     await wal.create_channel("a", PLAIN)
     producers = Producers(wal, "a", 4)
@@ -83,67 +30,7 @@ async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, o
     await producers.more(300)
     await producers.stop()
     assert producers.failed == {}
-    await producers.check(await opening(kafka), helpers)
-
-
-async def test_a_leader_killed_among_three_loses_and_doubles_nothing(kafka3, opening, helpers, caplog):
-    wal = await opening(kafka3)
-    await wal.create_channel("a", PLAIN)
-    topic = wal._catalog.find("a").topic
-    producers = Producers(wal, "a", 4)
-    await producers.more(500)
-    killed = kafka3.partition(topic).leader
-    await asyncio.to_thread(kafka3.kill, killed)
-    await producers.more(500)
-    await producers.stop()
-    assert producers.failed == {}
-    assert "stalls" in caplog.text or producers.slowest_s < 1.5
-    await producers.check(await opening(kafka3), helpers)
-
-
-async def test_a_leader_paused_among_three_is_passed_over_and_harmless_when_it_is_back(kafka3, opening, helpers):
-    wal = await opening(kafka3)
-    for channel in ("a", "b"):
-        await wal.create_channel(channel, PLAIN)
-    producers = Producers(wal, "a", 4)
-    reader = wal.read("a", From.EARLIEST)
-    read = []
-    reading = asyncio.create_task(helpers.drain(reader, read))
-    await producers.more(200)
-    paused = kafka3.partition(wal._catalog.find("a").topic).leader
-    kafka3.pause(paused)
-    await producers.more(500)
-    await wal.append("b", b"others go on as well")
-    kafka3.resume(paused)
-    await producers.more(500)
-    await producers.stop()
-    assert producers.failed == {}
-    await producers.check(await opening(kafka3), helpers)
-    last = max(producers.acked.values())
-    async with asyncio.timeout(WITHIN_S):
-        await helpers.until(lambda: read[-1].id == last)
-    assert {bytes(entry.payload): entry.id for entry in read} == producers.acked
-    assert len(read) == len(producers.acked)
-    await reader.aclose()
-    await reading
-
-
-async def test_too_few_copies_is_told_in_time_and_leaves_nothing(kafka3, opening, helpers):
-    wal = await opening(kafka3, min_insync_replicas=3, delivery_timeout_s=2)
-    await wal.create_channel("a", PLAIN)
-    before = await wal.append("a", b"before")
-    follower = kafka3.partition(wal._catalog.find("a").topic).leader % 3 + 1
-    await asyncio.to_thread(kafka3.terminate, follower)
-    with pytest.raises(Unavailable) as caught:
-        await asyncio.wait_for(wal.append("a", b"refused"), 15)
-    assert caught.value.fields == {}
-    await asyncio.to_thread(kafka3.restart, follower)
-    after = None
-    async with asyncio.timeout(WITHIN_S):
-        while after is None:
-            with suppress(Unavailable):
-                after = await wal.append("a", b"after")
-    assert [entry.id for entry in await helpers.take(wal, "a", From.EARLIEST, 2)] == [before, after]
+    await producers.check(await opening(kafka))
 
 
 async def test_a_paused_broker_is_an_unknown_outcome_in_time_and_all_goes_on(kafka, opening, helpers):
