@@ -11,14 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
 
 import anyio.to_thread
 
 from ..runtime.actor import ActorState, ActorSystem
 from ..runtime.actor.measures import ActorMeasures
 from ..runtime.clock import Clock, HybridClock
-from ..runtime.config import wal_options
+from ..runtime.config import wal_options, wal_url
 from ..runtime.errors import Closed, DirectoryUnwritable
 from ..runtime.factory import open_wal
 from ..runtime.metrics import Metrics
@@ -27,6 +26,7 @@ from ..runtime.settings import Settings
 from ..runtime.wal import Wal
 from .client import Client
 from .datanode import DataNode
+from .datanode.origin import wal_of
 from .mixcoord import MixCoord
 from .node import Node, RunBlocking
 from .proxy import Proxy
@@ -158,21 +158,35 @@ class Standalone:
 async def standalone(
     directory: str | Path, *, wal: str = "", settings: Settings | None = None
 ) -> AsyncGenerator[Standalone]:
-    """Run a node that keeps everything in `directory`: the log in `log/` (unless `wal` or `settings.wal` is the URL of
-    another) and the tables in `tables/`. Leaving the block drains it; entering it again goes on where it was.
+    """Run a node that keeps everything in `directory`: the tables in `tables/`, and the log in `log/` unless `wal` or
+    the settings name another one (see `log_url`). Leaving the block drains it; entering it again goes on where it was.
 
-    Raises `DirectoryInUse` when another node runs on it, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`.
+    Raises `DirectoryInUse` when another node runs on it, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, and what
+    `log_url` raises.
     """
     settings = settings or Settings()
     home = _absolute(directory)
     metrics = Metrics(node_name())
-    url = wal or settings.wal or f"rocksmq://{quote(str(home / 'log'))}"
+    url = await log_url(home, settings, wal=wal)
     log = await open_wal(url, own=True, **wal_options(settings, url, metrics))
     try:
         async with Standalone(log, home / "tables", settings=settings, metrics=metrics) as node:
             yield node
     finally:
         await log.close()
+
+
+async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", embedded: str | Path = "log") -> str:
+    """The URL of the log of a node in `directory`: `wal`, or what the settings choose; an embedded one lies at
+    `embedded` there. Tables that are there already name the log that they came from, which beats `mq.type`.
+
+    Raises `PositionMismatch` where the settings lead to another log only, and `ConfigError`.
+    """
+    home = _absolute(directory)
+    rocksmq = settings.rocksmq.model_copy(update={"path": str(home / embedded) if settings.rocksmq.path else ""})
+    chosen = settings.model_copy(update={"wal": wal or settings.wal, "rocksmq": rocksmq})
+    stored = await anyio.to_thread.run_sync(partial(wal_of, home / "tables"))
+    return wal_url(chosen, checkpoint_wal_name=stored)
 
 
 def node_name() -> str:

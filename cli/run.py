@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
@@ -17,30 +16,32 @@ def run(
         Path | None, typer.Option(help=f"Directory of log/ and tables/; {DEFAULT_DATA} by default.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings, keys as in milvus.yaml.")] = None,
-    wal: Annotated[str, typer.Option(help="URL of the log, when it is not in the directory.")] = "",
+    wal: Annotated[
+        str, typer.Option(help="URL of the log: kafka://…, pulsar://…; rocksmq:// in the directory by default.")
+    ] = "",
     metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as one line of JSON.")] = False,
 ) -> None:
     """Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
 
-    Settings come from the options, then the environment (TIDEWAL__ROCKSMQ__PATH), then the file. Without --data,
-    --wal or such a setting everything is kept in ./tidewal-data.
+    Settings come from the options, then the environment (TIDEWAL__ROCKSMQ__PATH), then the file; without --wal they
+    choose the log, by mq.type. Without --data or rocksmq.path everything is kept in ./tidewal-data.
     """
     import uvloop
 
-    from ..runtime.config import load_settings, wal_url
+    from ..runtime.config import load_settings
     from .stopping import Interrupted, until_stopped
 
     settings = load_settings(config, arguments={"wal": wal or None, "metrics.port": metrics_port})
-    url = wal or ("" if data else wal_url(settings))
-    home = data or (DEFAULT_DATA if settings.wal else Path(settings.rocksmq.path).parent)
+    configured = Path(settings.rocksmq.path) if settings.rocksmq.path and not settings.wal else DEFAULT_DATA / "log"
+    home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
     async def serve() -> None:
-        from ..actors.standalone import standalone
+        from ..actors.standalone import log_url, standalone
 
+        url = await log_url(home, settings, embedded=embedded)
         async with standalone(home, wal=url, settings=settings) as node:
-            where = {"wal": url or settings.wal or f"rocksmq://{quote(str(home.absolute() / 'log'))}"}
-            where["tables"] = str(home.absolute() / "tables")
+            where = {"wal": url, "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
             _tell(where, as_json)

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from .errors import ConfigError
+from .errors import ConfigError, PositionMismatch
 from .metrics import Metrics
 from .milvus_keys import IGNORED_MILVUS_KEYS
 from .settings import MIB, Settings
@@ -37,6 +37,12 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "TIDEWAL__"
 MQ_TYPES = ("rocksmq", "pulsar", "kafka", "woodpecker")  # in the order that `mq.type=default` tries them
+_SWITCHES = {
+    "rocksmq": "rocksmq.path",
+    "pulsar": "pulsar.address",
+    "kafka": "kafka.brokerList",
+    "woodpecker": "woodpecker.meta.type",
+}  # the keys that enable them
 
 _log = logging.getLogger("tidewal.config")
 
@@ -97,34 +103,50 @@ def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name
         return scheme.partition("+")[0]  # pulsar+ssl is pulsar
     if settings.mq.type != "default":
         return _permitted(settings, settings.mq.type, standalone)
-    enabled = {
-        "rocksmq": standalone and bool(settings.rocksmq.path),
-        "pulsar": bool(settings.pulsar.address),
-        "kafka": bool(settings.kafka.broker_list),
-        "woodpecker": bool(settings.woodpecker.meta.type),
-    }
     for name in MQ_TYPES:
-        if enabled[name]:
+        if _url(settings, name) and (standalone or name != "rocksmq"):
             return _permitted(settings, name, standalone)
     keys = "rocksmq.path (standalone only), pulsar.address, kafka.brokerList or woodpecker.meta.type"
     raise ConfigError(f"no log is enabled: set wal, or one of {keys}", key="mq.type")
 
 
-def wal_url(settings: Settings, standalone: bool = True) -> str:
-    """The URL of the log that `settings` choose, for `open_wal`. Raises what `resolve_mq_type` raises."""
-    name = resolve_mq_type(settings, standalone)
-    if settings.wal:
-        return settings.wal
-    if name == "rocksmq":
-        if not settings.rocksmq.path:
-            raise ConfigError("mq.type=rocksmq needs a directory: set rocksmq.path", key="rocksmq.path")
-        return f"rocksmq://{quote(os.path.abspath(settings.rocksmq.path))}"
-    if name == "kafka":
-        return f"kafka://{settings.kafka.broker_list}"
-    if name == "pulsar":
-        address = settings.pulsar.address
-        return address if "://" in address else f"pulsar://{address}:{settings.pulsar.port}"
-    return f"{name}://"
+def wal_url(settings: Settings, standalone: bool = True, *, checkpoint_wal_name: str | None = None) -> str:
+    """The URL of the log that `settings` choose, for `open_wal`. Who goes on from a checkpoint names its backend: it
+    beats `mq.type` where it is enabled. Raises `PositionMismatch` (`expected`, `found`) where the settings lead to
+    another log only, and what `resolve_mq_type` raises."""
+    configured = resolve_mq_type(settings, standalone)
+    name = resolve_mq_type(settings, standalone, checkpoint_wal_name=checkpoint_wal_name)
+    url = settings.wal if settings.wal and name == configured else _url(settings, name)
+    if name == configured:
+        if url:
+            return url
+        raise ConfigError(f"mq.type={name} does not say where: set {_SWITCHES[name]}", key=_SWITCHES[name])
+    if settings.wal or not url:
+        how = f"set {_SWITCHES[name]}, or wal to its URL" if name in _SWITCHES else "set wal to its URL"
+        raise PositionMismatch(
+            f"what is stored so far came from {name}, and the settings choose {configured}: positions of one mean "
+            f"nothing in the other. To go on with {name} {how}; to begin anew in {configured} take another directory",
+            expected=configured,
+            found=name,
+        )
+    _log.warning("the log is %s, where what is stored came from; mq.type alone would choose %s", name, configured)
+    return url
+
+
+def _url(settings: Settings, name: str) -> str:
+    """The URL of a backend, "" where the settings do not tell."""
+    match name:
+        case "rocksmq" if settings.rocksmq.path:
+            return f"rocksmq://{quote(os.path.abspath(settings.rocksmq.path))}"
+        case "kafka" if settings.kafka.broker_list:
+            return f"kafka://{settings.kafka.broker_list}"
+        case "pulsar" if settings.pulsar.address:
+            address = settings.pulsar.address
+            return address if "://" in address else f"pulsar://{address}:{settings.pulsar.port}"
+        case "woodpecker" if settings.woodpecker.meta.type:
+            return "woodpecker://"
+        case _:
+            return ""
 
 
 def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, object]:
@@ -210,7 +232,7 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, bool]
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield from _walk(annotation, f"{key}.")
         elif isinstance(field.default, dict):
-            yield f"{key}.*", "handed to the client as it is", True
+            yield f"{key}.*", field.description or "", True
         else:
             yield key, field.description or "", False
 

@@ -28,9 +28,9 @@ async def open_wal(url: str, **options: object) -> Wal:
     scheme = urlsplit(url).scheme.partition("+")[0]  # pulsar+ssl is pulsar
     known = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme not in known:
-        raise ConfigError(
-            f"no adapter for {url!r}; known are {', '.join(f'{name}://' for name in sorted(known))}", key="wal"
-        )
+        names = ", ".join(f"{name}://" for name in sorted(known))
+        missing = f"{scheme}:// is not there yet" if scheme == "woodpecker" else f"no adapter for {url!r}"
+        raise ConfigError(f"{missing}; known are {names}: set wal to one of these, or mq.type", key="wal")
     return await _load(known[scheme])(url, **options)
 
 

@@ -67,25 +67,25 @@ class RocksMq(Section):
 class KafkaSsl(Section):
     """TLS towards Kafka."""
 
-    enabled: bool = Field(default=False, description="for the Kafka adapter: whether to use TLS")
-    tls_cert: str = Field(default="", description="for the Kafka adapter: the client's certificate, a file")
-    tls_key: str = Field(default="", description="for the Kafka adapter: the client's key, a file")
-    tls_ca_cert: str = Field(default="", description="for the Kafka adapter: whom to trust, a file")
-    tls_key_password: SecretStr = Field(default=SecretStr(""), description="for the Kafka adapter: opens the key")
+    enabled: bool = Field(default=False, description="whether to use TLS")
+    tls_cert: str = Field(default="", description="the client's certificate, a file")
+    tls_key: str = Field(default="", description="the client's key, a file")
+    tls_ca_cert: str = Field(default="", description="whom to trust, a file")
+    tls_key_password: SecretStr = Field(default=SecretStr(""), description="opens the key")
 
 
 class Kafka(Section):
-    """Kafka. `consumer.*` and `producer.*` are handed to the client as they are."""
+    """Kafka. `consumer.*` and `producer.*` are keys of Kafka's own clients; see `adapters/kafka/client_keys.py`."""
 
     broker_list: str = Field(default="", description="host:port, comma separated; empty disables Kafka")
-    sasl_username: str = Field(default="", description="for the Kafka adapter: who logs in")
-    sasl_password: SecretStr = Field(default=SecretStr(""), description="for the Kafka adapter: and with what")
-    sasl_mechanisms: str = Field(default="", description="for the Kafka adapter: PLAIN, SCRAM-SHA-256, …")
-    security_protocol: str = Field(default="", description="for the Kafka adapter: SASL_SSL, SASL_PLAINTEXT, SSL, …")
+    sasl_username: str = Field(default="", description="who logs in")
+    sasl_password: SecretStr = Field(default=SecretStr(""), description="and with what")
+    sasl_mechanisms: str = Field(default="", description="PLAIN, SCRAM-SHA-256, …")
+    security_protocol: str = Field(default="", description="SASL_SSL, SASL_PLAINTEXT, SSL, …")
     ssl: KafkaSsl = KafkaSsl()
-    read_timeout: PositiveFloat = Field(default=10.0, description="for the Kafka adapter: s that a read waits")
-    consumer: dict[str, str] = {}
-    producer: dict[str, str] = {}
+    read_timeout: PositiveFloat = Field(default=10.0, description="no effect: a read waits for as long as it takes")
+    consumer: dict[str, str] = Field(default={}, description="keys of Kafka's consumer, see backends.md")
+    producer: dict[str, str] = Field(default={}, description="keys of Kafka's producer, see backends.md")
 
 
 class Pulsar(Section):
@@ -97,7 +97,9 @@ class Pulsar(Section):
         default=80, ge=1, le=65535, description="port of the admin API where it is set, else 8080, or 8443 with TLS"
     )
     webaddress: str = Field(default="", description="URL of the admin API, over webport")
-    max_message_size: PositiveInt = Field(default=2 * MIB, description="no effect: each channel has its own limit")
+    max_message_size: PositiveInt = Field(
+        default=2 * MIB, description="bytes of a message where it is set, else what the broker says"
+    )
     tenant: str = Field(default="public", description="tenant of the topics, unless a URL names it")
     namespace: str = Field(default="default", description="namespace of the topics, unless a URL names it")
     auth_plugin: str = Field(default="", description="how the client authenticates: empty, or token")

@@ -26,6 +26,7 @@ from ..following import Follower, open_stream, pchannels_of, rows_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
 from .measures import FlushMeasures
+from .origin import check_origin
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -81,6 +82,7 @@ class FlushPipeline:
         """Open the table, hold the log from its T on, and read."""
         schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
         self.log = await self._node.blocking(partial(LogTable.open, self._directory / "log", schema, key))
+        await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
         self._stored = min([await self._node.blocking(partial(self.log.flushed, v)) for v in self.collection.vchannels])
         self._stream = open_stream(self._role, self.collection, self._stored)
         self._measures = FlushMeasures(

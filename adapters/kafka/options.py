@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import ssl
 from collections.abc import Mapping
@@ -10,13 +9,18 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from aiokafka import codec as codecs
+
 from ...runtime.errors import ConfigError
 from ...runtime.settings import Kafka
+from .client_keys import keys_of
 
 PREFIX = "tidewal"
 MIB = 1024 * 1024
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}  # as batches name them
 
-_log = logging.getLogger(__name__)
+_NO_OPTIONS = ("bootstrap", "prefix", "client")
+_ANY_NUMBER = ("replication_factor", "min_insync_replicas", "max_message_bytes")
 
 _SERVER = re.compile(r"([^:\[\]]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?")
 _PREFIX = re.compile(r"[A-Za-z0-9-]{1,40}")
@@ -24,7 +28,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to reach the brokers, and the limits. Those that are numbers can be given as query parameters of the URL."""
+    """How to reach the brokers, and the limits. All but the first two can be query parameters of the URL."""
 
     bootstrap: str
     prefix: str = PREFIX
@@ -36,12 +40,19 @@ class Options:
     batch_bytes: int = MIB  # of one request to append
     fetch_bytes: int = 2 * MIB  # of one request to read
     prefetch_bytes: int = 4 * MIB  # that a reader holds before it stops fetching
+    max_message_bytes: int = 0  # of one message, where the brokers take less than a channel's policy; 0: the policy's
+    compression: str = "none"  # of batches: none, gzip, snappy, lz4 or zstd
+    client_id: str = "tidewal"  # as brokers log it, and count it for quotas
     client: Mapping[str, Any] = field(default_factory=dict[str, Any])  # security, handed to the client
 
     @property
     def largest_batch_bytes(self) -> int:
         """What a batch may take that holds one message, whatever the channel's limit is beside that."""
         return self.batch_bytes + OVERHEAD_BYTES
+
+    def largest_message(self, of_policy: int) -> int:
+        """The largest message of a channel whose policy says so."""
+        return min(of_policy, self.max_message_bytes or of_policy)
 
 
 OVERHEAD_BYTES = 64 * 1024  # what Kafka counts beside the payloads of a batch, at most
@@ -57,15 +68,28 @@ def parse(url: str, settings: Kafka | None = None, **given: object) -> Options:
         raise ConfigError(f"{url!r}: write kafka://host:port,host:port/PREFIX", key="wal")
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"{url!r}: the prefix of the topics is 1-40 characters of A-Z a-z 0-9 -", key="wal")
-    for part in ("consumer", "producer"):
-        if settings is not None and getattr(settings, part):
-            _log.warning("kafka.%s.* has no effect: Tidewal has no such client inside", part)
-    options = Options(bootstrap, prefix, client=_security(settings) if settings else {})
-    return replace(options, **_checked({**dict(parse_qsl(parts.query)), **given}))
+    keys = keys_of(settings or Kafka())
+    login = _with(settings or Kafka(), keys.login)
+    options = Options(bootstrap, prefix, client=_security(login) if settings else {})
+    return replace(options, **_checked({**keys.options, **dict(parse_qsl(parts.query)), **given}))
+
+
+def _with(settings: Kafka, login: Mapping[str, str]) -> Kafka:
+    """The settings, with these keys in place of their own."""
+    if not login:
+        return settings
+    picture = settings.model_dump(by_alias=True)
+    for key, value in login.items():
+        branch: dict[str, Any] = picture
+        *sections, last = key.split(".")
+        for section in sections:
+            branch = branch[section]
+        branch[last] = value
+    return Kafka.model_validate(picture)
 
 
 def _checked(given: Mapping[str, object]) -> dict[str, Any]:
-    kinds = {each.name: type(each.default) for each in fields(Options) if isinstance(each.default, (int, float))}
+    kinds: dict[str, type] = {each.name: type(each.default) for each in fields(Options) if each.name not in _NO_OPTIONS}
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in kinds:
@@ -74,7 +98,18 @@ def _checked(given: Mapping[str, object]) -> dict[str, Any]:
             found[name] = kinds[name](str(value))
         except ValueError:
             raise ConfigError(f"kafka:// option {name}={value!r} is no number", key="wal") from None
+        if kinds[name] is not str and name not in _ANY_NUMBER and found[name] <= 0:
+            raise ConfigError(f"kafka:// option {name}={value!r} must be above 0", key="wal")
+    codec = str(found.get("compression", "none"))
+    if codec not in CODECS:
+        raise ConfigError(f"kafka:// option compression={codec!r}; there are {', '.join(CODECS)}", key="wal")
+    if not _available(codec):
+        raise ConfigError(f"compression={codec} needs the package cramjam: pip install 'aiokafka[{codec}]'", key="wal")
     return found
+
+
+def _available(codec: str) -> bool:
+    return codec == "none" or bool(getattr(codecs, f"has_{codec}")())
 
 
 def _security(settings: Kafka) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
 from tidewal.runtime.config import known_keys, load_settings, resolve_mq_type, wal_options, wal_url
-from tidewal.runtime.errors import ConfigError
+from tidewal.runtime.errors import ConfigError, PositionMismatch
 from tidewal.runtime.factory import open_wal
 
 SWITCHES = {
@@ -266,9 +267,51 @@ def test_the_url_of_the_log(given: dict[str, object], expected: str):
     assert wal_url(load_settings(environment={}, arguments=given)) == expected
 
 
-def test_rocksmq_without_a_directory_is_an_error():
-    with pytest.raises(ConfigError, match=r"set rocksmq\.path"):
-        wal_url(load_settings(environment={}, arguments={"mq.type": "rocksmq", "rocksmq.path": ""}))
+@pytest.mark.parametrize("name", ["rocksmq", "kafka", "pulsar", "woodpecker"])
+def test_a_type_without_a_place_is_an_error(name: str):
+    (key,) = [key for key in SWITCHES if key.startswith(name)]
+    with pytest.raises(ConfigError, match=f"set {re.escape(key)}"):
+        wal_url(settings_with((0, 0, 0, 0), **{"mq.type": name}))
+
+
+async def test_woodpecker_has_no_adapter_yet_and_says_so():
+    with pytest.raises(ConfigError, match=r"woodpecker:// is not there yet.*kafka://"):
+        await open_wal(wal_url(settings_with((0, 0, 0, 1))))
+
+
+@pytest.mark.parametrize(
+    ("enabled", "other", "checkpoint", "expected"),
+    [
+        ((1, 1, 1, 0), {}, "rocksmq", "rocksmq:///log"),
+        ((1, 1, 1, 0), {}, "pulsar", "pulsar://localhost:6650"),
+        ((1, 1, 1, 0), {"mq.type": "pulsar"}, "kafka", "kafka://localhost:9092"),
+        ((1, 1, 1, 0), {"wal": "kafka://a:1/mine"}, "kafka", "kafka://a:1/mine"),
+        ((1, 1, 1, 0), {"wal": "pulsar+ssl://a:1"}, "pulsar", "pulsar+ssl://a:1"),
+    ],
+)
+def test_a_log_goes_on_where_its_checkpoint_is(enabled, other: dict[str, object], checkpoint: str, expected: str):
+    settings = settings_with(enabled, **other)
+    before = settings.model_dump()
+    assert wal_url(settings, checkpoint_wal_name=checkpoint) == expected
+    assert settings.model_dump() == before
+
+
+@pytest.mark.parametrize(
+    ("enabled", "other", "checkpoint", "configured"),
+    [
+        ((1, 0, 0, 0), {}, "kafka", "rocksmq"),
+        ((1, 1, 1, 1), {"wal": "kafka://a:1"}, "rocksmq", "kafka"),
+        ((0, 0, 1, 0), {}, "memory", "kafka"),
+    ],
+)
+def test_a_checkpoint_of_a_log_that_the_settings_do_not_lead_to_is_refused(
+    enabled, other: dict[str, object], checkpoint: str, configured: str
+):
+    with pytest.raises(PositionMismatch) as caught:
+        wal_url(settings_with(enabled, **other), checkpoint_wal_name=checkpoint)
+    assert (caught.value.expected, caught.value.found) == (configured, checkpoint)
+    assert checkpoint in caught.value.message
+    assert configured in caught.value.message
 
 
 async def test_rocksmq_is_opened_as_configured(tmp_path):

@@ -1,0 +1,83 @@
+"""A directory's tables name the log that they came from, and no other log fills them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tidewal.actors.datanode.origin import wal_of
+from tidewal.actors.standalone import Standalone, log_url, standalone
+from tidewal.adapters.memory import MemoryWal
+from tidewal.runtime.config import load_settings
+from tidewal.runtime.errors import ConfigError, PositionMismatch
+from tidewal.runtime.schema import CollectionSchema, Field
+
+SCHEMA = CollectionSchema("things", (Field("id", "int64"),), "id")
+
+
+@pytest.fixture
+async def filled(tmp_path: Path) -> Path:
+    """A directory in which a node on the embedded log has stored a row."""
+    async with standalone(tmp_path) as node, node.client() as client:
+        await client.create_collection(SCHEMA)
+        await client.insert("things", [{"id": 1}])
+        await client.flush("things")
+    return tmp_path
+
+
+def settings_of(**given: object):
+    return load_settings(environment={}, arguments={key.replace("_", "."): value for key, value in given.items()})
+
+
+async def test_nothing_stored_names_no_log(tmp_path: Path):
+    assert wal_of(tmp_path / "tables") is None
+    (tmp_path / "tables" / "broken" / "log" / "_delta_log").mkdir(parents=True)
+    assert wal_of(tmp_path / "tables") is None
+
+
+async def test_tables_beat_the_type_but_not_a_url(filled: Path, caplog: pytest.LogCaptureFixture):
+    assert wal_of(filled / "tables") == "rocksmq"
+    kafka = settings_of(mq_type="kafka", kafka_brokerList="localhost:9092")
+    with caplog.at_level(logging.WARNING):
+        assert await log_url(filled, kafka) == f"rocksmq://{filled}/log"
+    assert "kafka" in caplog.text
+    for refused in (
+        log_url(filled, kafka, wal="kafka://localhost:9092"),
+        log_url(filled, settings_of(rocksmq_path="", pulsar_address="", kafka_brokerList="localhost:9092")),
+    ):
+        with pytest.raises(PositionMismatch) as caught:
+            await refused
+        assert (caught.value.expected, caught.value.found) == ("kafka", "rocksmq")
+
+
+async def test_a_node_on_another_log_gives_up_rather_than_mix_rows(filled: Path):
+    wal = MemoryWal()
+    async with Standalone(wal, filled / "tables") as node, node.client() as client:
+        await client.create_collection(SCHEMA)
+        error = await node.failed()
+    await wal.close()
+    assert isinstance(error, PositionMismatch)
+    assert (error.expected, error.found) == ("memory", "rocksmq")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "rocksmq://{home}/log"),
+        ({"mq_type": "kafka", "kafka_brokerList": "a:1,b:2"}, "kafka://a:1,b:2"),
+        ({"mq_type": "pulsar"}, "pulsar://localhost:6650"),
+        ({"rocksmq_path": "", "pulsar_address": "", "kafka_brokerList": "a:1"}, "kafka://a:1"),
+        ({"wal": "memory://"}, "memory://"),
+    ],
+)
+async def test_the_settings_choose_the_log_of_a_new_directory(tmp_path: Path, given, expected: str):
+    assert await log_url(tmp_path, settings_of(**given)) == expected.format(home=tmp_path)
+
+
+async def test_what_a_command_says_beats_the_settings(tmp_path: Path):
+    assert await log_url(tmp_path, settings_of(wal="kafka://a:1"), wal="memory://") == "memory://"
+    assert await log_url(tmp_path, settings_of(), embedded="/elsewhere") == "rocksmq:///elsewhere"
+    with pytest.raises(ConfigError):
+        await log_url(tmp_path, settings_of(rocksmq_path="", pulsar_address="", mq_type="kafka"))
