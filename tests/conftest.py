@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ("tests.brokers.fixtures",)
+pytest_plugins = ("tests.brokers.fixtures", "tests.backends")
 
 # A deadline per example would measure how busy the machine is; pytest's own timeout ends what hangs.
 settings.register_profile("tidewal", deadline=None, print_blob=True)

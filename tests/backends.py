@@ -1,0 +1,115 @@
+"""Logs under test: the fixture `backend`, for tests in any folder, is each backend in turn.
+
+Each opens the same log again and again: of the test's own directory, or under a name of its own on the run's brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tidewal.adapters.kafka import KafkaWal
+from tidewal.adapters.memory import MemoryWal
+from tidewal.adapters.pulsar import Pulsar
+from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.runtime.factory import open_wal as open_any
+from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.wal import Capabilities, ChannelPolicy, Wal
+
+SEGMENT_BYTES = 256 * 1024
+
+
+@dataclass
+class Backend:
+    """How to open one log, what it can do, and how to make its retention act."""
+
+    name: str
+    capabilities: Capabilities
+    open: Callable[[], Awaitable[Wal]]
+    remove_before: Callable[[Wal, str, bytes], Awaitable[None]]
+    url: str = ""  # where another process opens the same log; empty where none can
+    opened: list[Wal] = field(default_factory=list)
+
+    def needs(self, capability: str) -> None:
+        """Skip the test where the backend declares that it lacks this."""
+        if not getattr(self.capabilities, capability):
+            pytest.skip(f"{self.name} lacks the capability {capability}")
+
+    async def wal(self) -> Wal:
+        wal = await self.open()
+        self.opened.append(wal)
+        return wal
+
+
+async def fill_segment(wal: Wal) -> None:
+    """Append until the segment in use is another one."""
+    await wal.create_channel("filler", ChannelPolicy(retention_s=0))
+    for _ in range(SEGMENT_BYTES // (32 * 1024) + 1):
+        await wal.append("filler", bytes(32 * 1024))
+
+
+async def _truncate_only(wal: Wal, channel: str, id: bytes) -> None:
+    await wal.truncate(channel, id)
+
+
+class Owners:
+    """A RocksMQ directory whose owner lives in the test's process: each opening opens it anew."""
+
+    def __init__(self, directory: str, *, shared: bool) -> None:
+        self._directory, self._shared = directory, shared
+        self._owner: RocksMQ | None = None
+
+    async def open(self) -> Wal:
+        """The owner; or with `shared` what another process would get, over the socket."""
+        await self.close()
+        self._owner = await RocksMQ.open(self._directory, segment_bytes=SEGMENT_BYTES, serve=self._shared)
+        return await open_wal(f"rocksmq://{self._directory}", own=False) if self._shared else self._owner
+
+    async def close(self) -> None:
+        if self._owner is not None:
+            await self._owner.close()
+
+    async def remove_before(self, wal: Wal, channel: str, id: bytes) -> None:
+        assert self._owner is not None
+        await wal.truncate(channel, id)
+        await fill_segment(wal)
+        self._owner.retain_now()
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "rocksmq",
+        "rocksmq-socket",
+        pytest.param("kafka", marks=pytest.mark.broker),
+        pytest.param("pulsar", marks=pytest.mark.broker),
+    ]
+)
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    name: str = request.param
+    owners = Owners(str(tmp_path / "log"), shared=name == "rocksmq-socket")
+    if name == "memory":
+        log = MemoryLog()
+
+        async def open_memory() -> Wal:
+            return MemoryWal(log)
+
+        found = Backend(name, MemoryWal.capabilities, open_memory, _truncate_only)
+    elif name == "kafka":
+        url = f"{request.getfixturevalue('kafka').url}/{uuid4().hex}"
+        found = Backend(name, KafkaWal.capabilities, lambda: open_any(url), _truncate_only, url)
+    elif name == "pulsar":
+        broker = request.getfixturevalue("pulsar")
+        url = f"{broker.url}/public/{uuid4().hex}?web_url={broker.web_url}"
+        found = Backend(name, Pulsar.capabilities, lambda: open_any(url), _truncate_only, url)
+    else:
+        url = f"rocksmq://{tmp_path / 'log'}" if name == "rocksmq-socket" else ""
+        found = Backend(name, RocksMQ.capabilities, owners.open, owners.remove_before, url)
+    yield found
+    for wal in found.opened:
+        await wal.close()
+    await owners.close()
