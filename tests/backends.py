@@ -5,9 +5,11 @@ Each opens the same log again and again: of the test's own directory, or under a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -18,9 +20,10 @@ from tidewal.adapters.pulsar import Pulsar
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.runtime.factory import open_wal as open_any
 from tidewal.runtime.testing.memory import MemoryLog
-from tidewal.runtime.wal import Capabilities, ChannelPolicy, Wal
+from tidewal.runtime.wal import Append, Capabilities, ChannelPolicy, Entry, FromId, Payload, Start, Wal
 
 SEGMENT_BYTES = 256 * 1024
+SETTLED_WITHIN_S = 20.0
 
 
 @dataclass
@@ -113,3 +116,76 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     for wal in found.opened:
         await wal.close()
     await owners.close()
+
+
+class Observed:
+    """A log whose readers can be waited for: `settled` returns once those of some channels have come back for more
+    behind the last entry that was appended here."""
+
+    def __init__(self, wal: Wal) -> None:
+        self._wal = wal
+        self._last: dict[str, bytes] = {}
+        self._readers: set[_ObservedReader] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wal, name)
+
+    async def reopen(self, backend: Backend) -> None:
+        """Go on over the same log, opened anew."""
+        await self._wal.close()
+        self._wal = await backend.wal()
+
+    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+        return (await self.append_many([Append(channel, payload, timestamp)]))[0]
+
+    async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
+        ids = await self._wal.append_many(entries)
+        for entry, id in zip(entries, ids, strict=True):
+            self._last[entry.channel] = max(id, self._last.get(entry.channel, b""))
+        return ids
+
+    def read(self, channel: str, start: Start) -> _ObservedReader:
+        reader = _ObservedReader(channel, self._wal.read(channel, start), self._readers)
+        if isinstance(start, FromId) and not start.inclusive:
+            reader.at = start.id
+        self._readers.add(reader)
+        return reader
+
+    async def settled(self, channels: Iterable[str]) -> None:
+        names = set(channels)
+        async with asyncio.timeout(SETTLED_WITHIN_S):
+            while not self._are_settled(names):  # noqa: ASYNC110 -- entries come from threads that know no event
+                await asyncio.sleep(0)
+        for _ in range(12):  # what the readers' tasks have started goes on until it waits
+            await asyncio.sleep(0)
+
+    def _are_settled(self, names: set[str]) -> bool:
+        reading = [reader for reader in self._readers if reader.channel in names]
+        return names <= {reader.channel for reader in reading} and all(
+            reader.waits and reader.at >= self._last.get(reader.channel, b"") for reader in reading
+        )
+
+
+class _ObservedReader:
+    """What `Observed.read` returns. `at` is how far its user has come."""
+
+    def __init__(self, channel: str, entries: AsyncIterator[Sequence[Entry]], known: set[_ObservedReader]) -> None:
+        self.channel, self._entries, self._known = channel, entries, known
+        self.at = self._handed = b""
+        self.waits = False
+
+    def __aiter__(self) -> _ObservedReader:
+        return self
+
+    async def __anext__(self) -> Sequence[Entry]:
+        self.at, self.waits = max(self.at, self._handed), True
+        try:
+            entries = await anext(self._entries)
+        finally:
+            self.waits = False
+        self._handed = entries[-1].id
+        return entries
+
+    async def aclose(self) -> None:
+        self._known.discard(self)
+        await self._entries.aclose()  # pyright: ignore[reportAttributeAccessIssue] -- see `Wal.read`

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.backends import Backend, Observed, fill_segment
 from tidewal.runtime.channel_pumps import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.errors import (
     Closed,
@@ -22,7 +23,9 @@ from tidewal.runtime.messages import MsgPack, Position
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.tt_stream import PROMISES_MAX, TtMsgStream
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromTime
+from tidewal.runtime.wal import Append, ChannelPolicy, From, FromTime, Wal
+
+ROUNDS = {"memory": 12}  # others have 2
 
 Key = tuple[int, str, bytes]
 
@@ -153,7 +156,7 @@ def check_packs(packs: list[MsgPack]) -> None:
         assert after.start_positions == before.end_positions
 
 
-async def settle() -> None:
+async def turns() -> None:
     for _ in range(12):
         await asyncio.sleep(0)
 
@@ -161,10 +164,20 @@ async def settle() -> None:
 class Follower:
     """A stream and the packs it has given."""
 
-    def __init__(self, wal: MemoryWal, ordered: bool) -> None:
-        self.stream = TtMsgStream(wal, group="g", ordered=ordered)
+    def __init__(self, wal: Observed, **options: object) -> None:
+        self.wal = wal
+        self.stream = TtMsgStream(wal, group="g", **options)
         self.packs: list[MsgPack] = []
         self.task: asyncio.Task[None] | None = None
+
+    async def settle(self) -> None:
+        """Wait until it has read all there is, and has given the packs of that."""
+        await self.wal.settled(self.stream.times)
+
+    @property
+    def times(self) -> list[int]:
+        """Of the messages in the packs."""
+        return [message.ts for pack in self.packs for message in pack.messages]
 
     def start(self) -> Follower:
         self.task = asyncio.create_task(self._run())
@@ -182,15 +195,20 @@ class Follower:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("round", range(12))
-async def test_each_message_once_in_its_interval_over_closes_and_seeks(seed, ordered, round):
-    rng = random.Random(seed + round)
-    scripts = {name: Script(name, rng, ordered).write() for name in ("a", "b", "c")[: rng.randint(1, 3)]}
+async def test_each_message_once_in_its_interval_over_closes_and_seeks(backend, seed, ordered):
+    for round in range(ROUNDS.get(backend.name, 2)):
+        await check_round(backend, random.Random(seed + round), ordered, f"{round}")
+
+
+async def check_round(backend: Backend, rng: random.Random, ordered: bool, prefix: str) -> None:
+    scripts = {
+        name: Script(name, rng, ordered).write() for name in (f"{prefix}{c}" for c in "abc"[: rng.randint(1, 3)])
+    }
     names = {key[2]: name for name, steps in scripts.items() for step in steps for key in step.counts}
-    wal = MemoryWal()
+    wal = Observed(await backend.wal())
     for name in scripts:
         await wal.create_channel(name, ChannelPolicy())
-    follower = Follower(wal, ordered)
+    follower = Follower(wal, ordered=ordered)
     follower.stream.as_consumer([*scripts, *scripts])
     follower.start()
     at = dict.fromkeys(scripts, 0)
@@ -205,15 +223,17 @@ async def test_each_message_once_in_its_interval_over_closes_and_seeks(seed, ord
             follower.stream.announce(name, *steps[-1].at, steps[-1].told)
         await wal.append_many([Append(name, step.payload) for step in steps])
         told[name] = steps[-1].told
-        await settle()
+        await follower.settle()
         assert all(pack.end_ts <= min(told.values()) for pack in follower.packs)
         if follower.packs and rng.random() < 0.3:
             packs += await follower.stop()
-            follower = Follower(wal, ordered)
+            if rng.random() < 0.2:
+                await wal.reopen(backend)
+            follower = Follower(wal, ordered=ordered)
             saved = [Position.from_bytes(p.to_bytes()) for p in packs[-1].end_positions.values()]
             follower.stream.seek(saved)
             follower.start()
-    await settle()
+    await follower.settle()
     packs += await follower.stop()
     check_packs(packs)
     expected = sorted((key for steps in scripts.values() for step in steps for key in step.counts), key=lambda k: k[:2])
@@ -221,19 +241,30 @@ async def test_each_message_once_in_its_interval_over_closes_and_seeks(seed, ord
     assert packs[-1].end_ts == end
     assert keys_of(packs, names) == [key for key in expected if key[0] <= end]
     for pack in rng.sample(packs[1:], min(8, len(packs) - 1)):  # and exactly from any pack onward
-        again = Follower(wal, ordered)
+        again = Follower(wal, ordered=ordered)
         again.stream.seek(pack.start_positions.values())
         again.start()
-        await settle()
+        await again.settle()
         onward = await again.stop()
         assert keys_of(onward, names) == [key for key in expected if pack.begin_ts < key[0] <= end]
+    await wal.close()
 
 
 # ---- one behaviour at a time -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-async def wal():
+async def wal(backend):
+    """Each log in turn."""
+    log = Observed(await backend.wal())
+    for name in ("c1", "c2"):
+        await log.create_channel(name, ChannelPolicy())
+    return log
+
+
+@pytest.fixture
+async def memory():
+    """For what is about the stream's own memory, tasks and checks."""
     log = MemoryWal()
     for name in ("c1", "c2"):
         await log.create_channel(name, ChannelPolicy())
@@ -249,13 +280,12 @@ def tick(ts: int, cseq: int) -> Record:
     return Record(RecordType.TIME_TICK, ts=ts, term=1, cseq=cseq)
 
 
-async def put(wal: MemoryWal, channel: str, *records: Record) -> None:
-    await wal.append_many([Append(channel, encode(record), record.ts) for record in records])
+async def put(wal: Wal | Observed, channel: str, *records: Record) -> list[bytes]:
+    return await wal.append_many([Append(channel, encode(record), record.ts) for record in records])
 
 
-def following(wal: MemoryWal, *channels: str, start: From | FromTime = From.EARLIEST, **options: object) -> Follower:
-    follower = Follower(wal, True)
-    follower.stream = TtMsgStream(wal, group="g", **options)
+def following(wal: Observed, *channels: str, start: From | FromTime = From.EARLIEST, **options: object) -> Follower:
+    follower = Follower(wal, **options)
     follower.stream.as_consumer(channels, start)
     return follower.start()
 
@@ -264,11 +294,11 @@ async def test_a_lagging_channel_holds_the_stream_back_and_is_named(wal):
     follower = following(wal, "c1", "c2")
     await put(wal, "c1", tick(10, 1), tick(20, 2), tick(30, 3))
     await put(wal, "c2", tick(10, 1))
-    await settle()
+    await follower.settle()
     assert [pack.end_ts for pack in follower.packs] == [10]
     assert min(follower.stream.times, key=follower.stream.times.__getitem__) == "c2"
     await put(wal, "c2", tick(30, 2))
-    await settle()
+    await follower.settle()
     assert [(pack.end_ts, len(pack)) for pack in follower.packs] == [(10, 0), (30, 0)]
     await follower.stop()
 
@@ -278,10 +308,10 @@ async def test_a_heartbeat_moves_an_idle_channel_once_its_records_are_read(wal):
     follower.stream.announce("c1", 1, 2, 50)
     follower.stream.announce("unknown", 1, 1, 99)
     await put(wal, "c1", rows(5, 1))
-    await settle()
+    await follower.settle()
     assert follower.packs[-1].end_ts == 5
     await put(wal, "c1", rows(7, 2))
-    await settle()
+    await follower.settle()
     assert follower.packs[-1].end_ts == 50
     for time in range(60, 60 + 500):  # many beats for a record that is not there yet do not pile up
         follower.stream.announce("c1", 1, 3, time)
@@ -289,10 +319,10 @@ async def test_a_heartbeat_moves_an_idle_channel_once_its_records_are_read(wal):
         follower.stream.announce("c1", 1, cseq, 600 + cseq)
     assert len(follower.stream._channels["c1"].promises) <= PROMISES_MAX
     await put(wal, "c1", rows(600, 3))
-    await settle()
+    await follower.settle()
     assert follower.packs[-1].end_ts == 600
     await put(wal, "c1", *(rows(597 + cseq, cseq) for cseq in range(4, 500)))
-    await settle()
+    await follower.settle()
     assert follower.packs[-1].end_ts == 1099
     await follower.stop()
 
@@ -301,9 +331,9 @@ async def test_a_heartbeat_moves_an_idle_channel_once_its_records_are_read(wal):
 async def test_heartbeats_of_an_idle_channel_reach_a_reader_that_starts_at_its_end(wal, start):
     await put(wal, "c1", rows(5, 1), rows(6, 2))
     follower = following(wal, "c1", start=start)
-    await settle()
+    await follower.settle()
     follower.stream.announce("c1", 1, 2, 200)
-    await settle()
+    await follower.settle()
     assert (follower.packs[-1].end_ts, sum(map(len, follower.packs))) == (200, 0)
     saved = follower.packs[-1].end_positions.values()
     await follower.stop()
@@ -322,7 +352,7 @@ async def test_heartbeats_of_an_idle_channel_reach_a_reader_that_starts_at_its_e
 async def test_from_a_time_on_only_what_lies_behind_it_is_delivered(wal):
     await put(wal, "c1", *(rows(ts, ts) for ts in range(1, 11)))
     follower = following(wal, "c1", start=FromTime(5))
-    await settle()
+    await follower.settle()
     packs = await follower.stop()
     assert packs[0].begin_ts == 5
     assert [message.ts for pack in packs for message in pack.messages] == [6, 7, 8, 9, 10]
@@ -332,22 +362,22 @@ async def test_positions_before_anything_was_taken_can_be_sought(wal):
     await put(wal, "c1", rows(50, 7), rows(60, 8))
     await put(wal, "c2", rows(20, 3), rows(30, 4))
     follower = following(wal, "c1", "c2", start=FromTime(10))
-    await settle()
+    await follower.settle()
     packs = await follower.stop()
     assert packs[-1].end_positions["c1"].message_id
-    again = TtMsgStream(wal, group="g")
-    again.seek(packs[-1].end_positions.values())
+    again = Follower(wal)
+    again.stream.seek(packs[-1].end_positions.values())
     await put(wal, "c2", rows(70, 5))
-    assert [message.ts for message in (await anext(again)).messages] == [50, 60]
-    await again.close()
+    await again.start().settle()
+    assert again.times == [50, 60]
+    await again.stop()
 
 
 async def test_with_include_current_the_message_at_the_position_comes_again(wal):
     await put(wal, "c1", *(rows(ts, ts) for ts in range(1, 5)))
-    stream = TtMsgStream(wal)
-    stream.as_consumer(["c1"])
-    last = (await anext(stream)).end_positions.values()
-    await stream.close()
+    follower = following(wal, "c1")
+    await follower.settle()
+    last = (await follower.stop())[-1].end_positions.values()
     again = TtMsgStream(wal)
     again.seek(last, include_current=True)
     assert [message.ts for message in (await anext(again)).messages] == [4]
@@ -357,7 +387,7 @@ async def test_with_include_current_the_message_at_the_position_comes_again(wal)
 async def test_a_vchannel_sees_its_own_messages_and_everybodys_time(wal):
     await put(wal, "c1", rows(1, 1, vchannel="v0"), rows(2, 2, vchannel="v1"), rows(3, 3, vchannel="v1"))
     follower = following(wal, "c1", vchannels=["v0"])
-    await settle()
+    await follower.settle()
     packs = await follower.stop()
     assert [message.ts for pack in packs for message in pack.messages] == [1]
     assert packs[-1].end_ts == 3
@@ -367,9 +397,9 @@ async def test_a_late_record_is_never_put_into_a_later_pack(wal):
     handed: list[tuple[str, int]] = []
     follower = following(wal, "c1", ordered=False, on_late=lambda channel, record: handed.append((channel, record.ts)))
     await put(wal, "c1", tick(10, 1))
-    await settle()
+    await follower.settle()
     await put(wal, "c1", rows(7, 2), rows(12, 3), tick(20, 4))
-    await settle()
+    await follower.settle()
     packs = await follower.stop()
     check_packs(packs)
     assert [message.ts for pack in packs for message in pack.messages] == [12]
@@ -381,9 +411,9 @@ async def test_a_record_behind_a_later_one_is_late_in_an_ordered_channel(wal):
     follower = following(wal, "c1", "c2", on_late=lambda _, record: handed.append(record.ts))
     await put(wal, "c1", rows(25, 1), rows(20, 2), rows(26, 3))
     await put(wal, "c2", tick(22, 1))
-    await settle()
+    await follower.settle()
     await put(wal, "c2", tick(30, 2))
-    await settle()
+    await follower.settle()
     packs = await follower.stop()
     check_packs(packs)
     assert handed == [20]
@@ -400,58 +430,58 @@ async def test_without_a_handler_a_late_record_fails_the_stream(wal):
     await stream.close()
 
 
-async def test_a_channel_that_is_ahead_is_not_read_beyond_its_buffer(wal):
+async def test_a_channel_that_is_ahead_is_not_read_beyond_its_buffer(memory):
     body = bytes(64 * 1024)
     count = 40 * CHANNEL_BUFFER_BYTES_MIN // len(body)
-    follower = following(wal, "c1", "c2", buffer_bytes=2 * CHANNEL_BUFFER_BYTES_MIN)
+    follower = following(memory, "c1", "c2", buffer_bytes=2 * CHANNEL_BUFFER_BYTES_MIN)
     for number in range(1, count + 1):
-        await put(wal, "c1", rows(number, number, body))
-        await settle()
+        await put(memory, "c1", rows(number, number, body))
+        await turns()
     # a batch of entries may be on its way into the full buffer, no more
     assert follower.stream.buffered_bytes <= CHANNEL_BUFFER_BYTES_MIN + 2 * len(body)
     assert follower.packs == []
-    await put(wal, "c2", tick(count, 1))
+    await put(memory, "c2", tick(count, 1))
     for _ in range(count):
-        await settle()
+        await turns()
     packs = await follower.stop()
     assert [message.ts for pack in packs for message in pack.messages] == list(range(1, count + 1))
 
 
-async def test_empty_records_are_bounded_too(wal):
-    stream = TtMsgStream(wal, buffer_bytes=1)
+async def test_empty_records_are_bounded_too(memory):
+    stream = TtMsgStream(memory, buffer_bytes=1)
     stream.as_consumer(["c1", "c2"])
-    await put(wal, "c1", *(rows(number, number) for number in range(1, 5_000)))
+    await put(memory, "c1", *(rows(number, number) for number in range(1, 5_000)))
     waiting = asyncio.ensure_future(anext(stream))
     for _ in range(50):
-        await settle()
+        await turns()
     assert stream.buffered_bytes < 2 * CHANNEL_BUFFER_BYTES_MIN
     await stream.close()
     with pytest.raises(StopAsyncIteration):
         await waiting
 
 
-async def test_too_much_between_two_ticks_of_an_unordered_channel_is_an_error(wal):
-    stream = TtMsgStream(wal, ordered=False, buffer_bytes=1)
+async def test_too_much_between_two_ticks_of_an_unordered_channel_is_an_error(memory):
+    stream = TtMsgStream(memory, ordered=False, buffer_bytes=1)
     stream.as_consumer(["c1"])
-    await put(wal, "c1", *(rows(number, number, bytes(100_000)) for number in range(1, 5)))
+    await put(memory, "c1", *(rows(number, number, bytes(100_000)) for number in range(1, 5)))
     with pytest.raises(MemoryLimitExceeded):
         await anext(stream)
     await stream.close()
 
 
-async def test_wrong_starts_are_refused(wal):
+async def test_wrong_starts_are_refused(memory):
     good = Position("c1", bytes(7) + b"\x01", 1, 1, 5, "memory")
     with pytest.raises(InvalidRequest, match="as_consumer"):
-        TtMsgStream(wal).seek([Position("c1", b"", 0, 0, 0, "memory")])
+        TtMsgStream(memory).seek([Position("c1", b"", 0, 0, 0, "memory")])
     with pytest.raises(PositionMismatch):
-        TtMsgStream(wal).seek([Position("c1", b"1", 1, 1, 5, "kafka")])
+        TtMsgStream(memory).seek([Position("c1", b"1", 1, 1, 5, "kafka")])
     with pytest.raises(InvalidRequest):
-        TtMsgStream(wal).seek([good, good])
+        TtMsgStream(memory).seek([good, good])
     with pytest.raises(InvalidRequest):
-        TtMsgStream(wal).seek([])
+        TtMsgStream(memory).seek([])
     with pytest.raises(InvalidRequest):
-        await anext(TtMsgStream(wal))
-    stream = TtMsgStream(wal)
+        await anext(TtMsgStream(memory))
+    stream = TtMsgStream(memory)
     stream.as_consumer(["c1"])
     with pytest.raises(InvalidRequest, match="not read"):
         stream.seek([replace(good, channel="c2")])
@@ -462,31 +492,29 @@ async def test_wrong_starts_are_refused(wal):
         stream.as_consumer(["c2"])
 
 
-async def test_a_position_that_retention_removed_is_told(wal):
-    await put(wal, "c1", *(rows(ts, ts) for ts in range(1, 5)))
-    stream = TtMsgStream(wal)
-    stream.as_consumer(["c1"])
-    await anext(stream)
-    await wal.truncate("c1", bytes(7) + b"\x04")
-    await stream.close()
+async def test_a_position_that_retention_removed_is_told(backend, wal):
+    first = (await put(wal, "c1", rows(1, 1)))[0]
+    await fill_segment(wal)  # so that it can be removed where whole segments are
+    kept = await put(wal, "c1", *(rows(ts, ts) for ts in range(2, 5)))
+    await backend.remove_before(wal, "c1", kept[0])
     again = TtMsgStream(wal)
-    again.seek([Position("c1", bytes(7) + b"\x01", 1, 1, 1, "memory")])
+    again.seek([Position("c1", first, 1, 1, 1, wal.name)])
     with pytest.raises(PositionLost) as caught:
         await anext(again)
-    assert caught.value.first_available == bytes(7) + b"\x04"
+    assert caught.value.first_available == kept[0]
     await again.close()
 
 
-async def test_close_ends_the_iteration_and_the_end_of_the_log_is_an_error(wal):
-    follower = following(wal, "c1")
-    await settle()
+async def test_close_ends_the_iteration_and_the_end_of_the_log_is_an_error(memory):
+    follower = following(memory, "c1")
+    await turns()
     assert await follower.stop() == []
     await follower.stream.close()
-    other = TtMsgStream(wal)
+    other = TtMsgStream(memory)
     other.as_consumer(["c1"])
     waiting = asyncio.ensure_future(anext(other))
-    await settle()
-    await wal.close()
+    await turns()
+    await memory.close()
     with pytest.raises(Closed):
         await waiting
     await other.close()
