@@ -23,6 +23,9 @@ Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | M
 # The stubs' overloads do not know of columns whose type shows at run time only.
 pc: Any = compute
 
+ROWS_OVERHEAD_BYTES = 512  # of a column in an encoded batch, and of the batch, beside the data; more than any takes
+SHOWN_KEY = 50  # characters of a row's key that an error shows
+
 _OP_NAMES: Final = pa.array(list(OPS))
 _CONVERSION_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
@@ -64,20 +67,24 @@ def split_by_shard(batch: pa.RecordBatch, schema: CollectionSchema, shards: int)
     return parts
 
 
-def split_by_bytes(batch: pa.RecordBatch, limit: int) -> list[pa.RecordBatch]:
-    """The batch as consecutive slices of at most `limit` bytes of column data each (framing comes on top).
+def split_by_bytes(batch: pa.RecordBatch, limit: int, key: str = "") -> list[pa.RecordBatch]:
+    """The batch as consecutive slices that take at most `limit` bytes each as `encode_rows` writes them.
 
-    Raises `MessageTooLarge(size, limit)` when a single row is larger than that.
+    Raises `MessageTooLarge(size, limit)` when a single row takes more than that; it is named by the column `key`.
     """
-    size = batch.nbytes
+    if batch.nbytes + ROWS_OVERHEAD_BYTES * (batch.num_columns + 1) <= limit:
+        return [batch]
+    size = pa.ipc.get_record_batch_size(batch)
     if size <= limit:
         return [batch]
     if batch.num_rows == 1:
-        raise MessageTooLarge(f"one row has {size} bytes, the limit of a message is {limit}", size=size, limit=limit)
+        shown = str(cast(object, batch.column(key)[0].as_py()))[:SHOWN_KEY] if key else ""
+        which = f"the row of {key}={shown!r}" if key else "one row"
+        raise MessageTooLarge(f"{which} takes {size} bytes, its message {limit} at most", size=size, limit=limit)
     parts = min(batch.num_rows, -(-size // limit))
     step = -(-batch.num_rows // parts)
     slices = (batch.slice(start, step) for start in range(0, batch.num_rows, step))
-    return [piece for part in slices for piece in split_by_bytes(part, limit)]
+    return [piece for part in slices for piece in split_by_bytes(part, limit, key)]
 
 
 def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:

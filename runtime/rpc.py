@@ -3,7 +3,8 @@
 Such a channel may lose, delay or double a message. A `Caller` therefore repeats a request under the same number until
 the answer is there or the deadline has passed; a `RequestInbox` recognises the repetition, does not do the work twice
 while it remembers, and repeats the answer. An inbox begins with what is asked after it was opened: what a role asked
-or answered in an earlier life is never done again, and whoever still waits asks again.
+or answered in an earlier life is never done again, and whoever still waits asks again. What is larger than a message
+may be there travels in pieces.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import itertools
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ import msgpack
 
 from .errors import BadRecord, ChannelNotFound, Closed, DeadlineExceeded, TidewalError, from_wire, to_wire
 from .names import Names
+from .pieces import Pieces, pieces_of
 from .record import DECODE_ERRORS, Record, RecordType, decode, encode
 from .wal import Append, ChannelPolicy, From, FromId, Payload, Start, Wal
 
@@ -30,7 +32,7 @@ RETRY_S_MAX = 2.0
 REMEMBERED_REPLIES = 16_384
 REMEMBERED_BYTES = 16 * 1024 * 1024  # of all replies that are remembered
 REMEMBERED_REPLY_BYTES = 16 * 1024  # larger answers come from reads, which may as well be done again
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of all its pieces
 
 REQUEST_CHANNEL = ChannelPolicy(ephemeral=True, max_message_bytes=MESSAGE_BYTES_MAX, ephemeral_bytes=MESSAGE_BYTES_MAX)
 
@@ -83,10 +85,13 @@ class RequestInbox:
         self._working: set[tuple[str, int]] = set()
         self._answers: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._answers_bytes = 0
+        self._pieces = Pieces(2 * MESSAGE_BYTES_MAX)
+        self._limit = REQUEST_CHANNEL.max_message_bytes
 
     async def open(self) -> None:
         """Create the channel; what is asked from now on is read."""
         await self._wal.create_channel(self._channel, REQUEST_CHANNEL)
+        self._limit = (await self._wal.describe(self._channel)).max_message_bytes
         latest = await self._wal.latest_id(self._channel)
         self._start = From.EARLIEST if latest is None else FromId(latest)
 
@@ -99,7 +104,9 @@ class RequestInbox:
     def _take(self, payload: Payload) -> Request | None:
         """A request not seen before. One that was answered gets its answer again, one in work is left to be."""
         try:
-            record = decode(payload)
+            record = self._pieces.take(decode(payload))
+            if record is None:
+                return None
             params = _unpack(record.key)
         except BadRecord:  # nobody to tell: the caller's deadline does
             return None
@@ -108,7 +115,7 @@ class RequestInbox:
             return None
         answer = self._answers.get(known)
         if answer is not None:
-            self._send(*known, answer)
+            self._send(*known, [answer])
             return None
         self._working.add(known)
         return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
@@ -116,11 +123,15 @@ class RequestInbox:
     def answer(self, request: Request, values: Params, body: Payload) -> None:
         """Send an answer, and remember it if it is small."""
         known = (request.client, request.number)
-        payload = encode(Record(RecordType.REPLY, pseq=request.number, key=_pack(values), body=body))
+        record = Record(RecordType.REPLY, pseq=request.number, key=_pack(values), body=body)
         self._working.discard(known)
-        if len(payload) <= REMEMBERED_REPLY_BYTES:
-            self._remember(known, payload)
-        self._send(*known, payload)
+        try:
+            payloads = pieces_of(record, self._limit, MESSAGE_BYTES_MAX)
+        except TidewalError as error:
+            payloads = [_refusal(request.number, error)]
+        if len(payloads) == 1 and len(payloads[0]) <= REMEMBERED_REPLY_BYTES:
+            self._remember(known, payloads[0])
+        self._send(*known, payloads)
 
     def _remember(self, known: tuple[str, int], payload: bytes) -> None:
         self._answers[known] = payload
@@ -128,16 +139,19 @@ class RequestInbox:
         while len(self._answers) > REMEMBERED_REPLIES or self._answers_bytes > REMEMBERED_BYTES:
             self._answers_bytes -= len(self._answers.popitem(last=False)[1])
 
-    def _send(self, client: str, number: int, payload: bytes) -> None:
+    def _send(self, client: str, number: int, payloads: Sequence[bytes]) -> None:
+        channel = self._names.replies(client)
         try:
-            self._wal.submit([Append(self._names.replies(client), payload)], _ignore)
+            self._wal.submit([Append(channel, payload) for payload in payloads], _ignore)
         except (ChannelNotFound, Closed):  # the client has gone, or the node is going
             return
-        except TidewalError as error:  # too large, or the log cannot take it now: say at least that
-            refusal = {"ok": False, **to_wire(error)}
-            payload = encode(Record(RecordType.REPLY, pseq=number, key=_pack(refusal)))
+        except TidewalError as error:  # the log cannot take it now: say at least that
             with contextlib.suppress(TidewalError):  # then the caller's deadline says so
-                self._wal.submit([Append(self._names.replies(client), payload)], _ignore)
+                self._wal.submit([Append(channel, _refusal(number, error))], _ignore)
+
+
+def _refusal(number: int, error: TidewalError) -> bytes:
+    return encode(Record(RecordType.REPLY, pseq=number, key=_pack({"ok": False, **to_wire(error)})))
 
 
 class Caller:
@@ -154,10 +168,13 @@ class Caller:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._pieces = Pieces(2 * MESSAGE_BYTES_MAX)
+        self._limit = REQUEST_CHANNEL.max_message_bytes
 
     async def open(self) -> None:
         """Create the reply channel and listen."""
         await self._wal.create_channel(self._names.replies(self.name), REQUEST_CHANNEL)
+        self._limit = (await self._wal.describe(self._names.replies(self.name))).max_message_bytes
         self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
 
     async def call(
@@ -170,16 +187,17 @@ class Caller:
         deadline_s: float = DEADLINE_S,
     ) -> Reply:
         """Ask `role` to do `method`. Raises the error it answers with, `DeadlineExceeded` when no answer came in time,
-        `Closed` when this caller was closed."""
+        `Closed` when this caller was closed, `MessageTooLarge` (over `MESSAGE_BYTES_MAX`)."""
         if self._reader is None:
             raise Closed(f"{self.name} is not open")
         number = next(self._numbers)
         key = _pack({"method": method, **(params or {})})
-        payload = encode(Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body))
+        record = Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body)
+        channel = self._names.requests(role)
+        appends = [Append(channel, payload) for payload in pieces_of(record, self._limit, MESSAGE_BYTES_MAX)]
         loop = asyncio.get_running_loop()
         future = self._waiting[number] = loop.create_future()
-        append = Append(self._names.requests(role), payload)
-        sending = _Sending(loop, self._wal, append, self._first_retry_s, future)
+        sending = _Sending(loop, self._wal, appends, self._first_retry_s, future)
         try:
             sending.send()
             async with asyncio.timeout(deadline_s):
@@ -204,7 +222,9 @@ class Caller:
 
     def _take(self, payload: Payload) -> None:
         try:
-            record = decode(payload)
+            record = self._pieces.take(decode(payload))
+            if record is None:
+                return
             values = _unpack(record.key)
         except BadRecord:  # as good as lost: the request is repeated
             return
@@ -242,20 +262,20 @@ class _Sending:
         self,
         loop: asyncio.AbstractEventLoop,
         wal: Wal,
-        append: Append,
+        appends: Sequence[Append],
         interval_s: float,
         answer: asyncio.Future[Reply],
     ) -> None:
         self._loop = loop
         self._wal = wal
-        self._append = append
+        self._appends = appends
         self._interval_s = interval_s
         self._answer = answer
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self) -> None:
         try:
-            self._wal.submit([self._append], _ignore)
+            self._wal.submit(self._appends, _ignore)
         except TidewalError as error:
             # a role that has not started yet, or a log that refuses for now: the repetition may find better
             if not (error.retryable or isinstance(error, ChannelNotFound)):

@@ -9,7 +9,7 @@ Foreign exceptions never pass this seam: an adapter raises the errors of `runtim
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
@@ -57,12 +57,20 @@ class ChannelPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """What `describe` tells of a channel. Ids are None while it is empty."""
+    """What `describe` tells of a channel. Ids are None while it is empty. `backend_message_bytes` is the largest
+    payload that the backend takes there, where it has a limit of its own."""
 
     name: str
     policy: ChannelPolicy
     first_id: bytes | None
     latest_id: bytes | None
+    backend_message_bytes: int | None = None
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest payload that the channel takes: who has more splits it before."""
+        limit = self.policy.max_message_bytes
+        return limit if self.backend_message_bytes is None else min(limit, self.backend_message_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +236,8 @@ class Wal(Protocol):
         pause). Where the log is in another process these may come through `done` instead."""
         ...
 
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        """Append one entry and return its id once it is as durable as the channel's policy says."""
+    def append(self, channel: str, payload: Payload, timestamp: int = 0) -> Awaitable[bytes]:
+        """Append one entry; await its id, which comes once it is as durable as the channel's policy says."""
         ...
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:

@@ -31,7 +31,8 @@ from .unflushed import Unflushed
 RENEW_S = 3.0
 ASK_AGAIN_S = 0.1
 MIXCOORD_DEADLINE_S = 300.0  # taking channels over reads their logs; a shorter one would only ask again
-RECORD_OVERHEAD_BYTES = 64 * 1024  # kept free below the backend's message size for header and framing
+DEFAULT_MESSAGE_BYTES = ChannelPolicy().max_message_bytes
+RECORD_OVERHEAD_BYTES = 4 * 1024  # of a message's limit for what is beside the rows: names, counts, a checksum
 
 _log = logging.getLogger("tidewal.proxy")
 
@@ -54,6 +55,7 @@ class Proxy(Role):
         self._registered = asyncio.Event()
         self._outdated = asyncio.Event()  # the registration is
         self._waiting_bytes = 0
+        self._limits: dict[str, int] = {}  # of a message, by channel
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -140,6 +142,8 @@ class Proxy(Role):
 
     async def _take(self, request: Request) -> Answer:
         grants = [Grant(**wire) for wire in request.params["grants"]]
+        described = await asyncio.gather(*(self.node.wal.describe(grant.channel) for grant in grants))
+        self._limits.update((channel.name, channel.max_message_bytes) for channel in described)
         self._unflushed.begin_recovery(grant.channel for grant in grants)
         return {"fences": await self._writer.take(grants)}
 
@@ -217,16 +221,17 @@ class Proxy(Role):
             self._waiting_bytes -= size
 
     def _records(self, collection: Collection, rows: pa.RecordBatch) -> list[tuple[str, Record]]:
-        """The records of a batch, split by shard and by the log's message size. The writer makes those of one pchannel
-        parts of a whole, so that readers see all of a batch or nothing."""
-        limit = ChannelPolicy().max_message_bytes - RECORD_OVERHEAD_BYTES
+        """The records of a batch, split by shard and by what each channel takes in one message. The writer makes those
+        of one pchannel parts of a whole, so that readers see all of a batch or nothing."""
         shards = split_by_shard(rows, collection.schema, collection.shards)
-        return [
-            (physical(vchannel), _record(vchannel, piece, collection))
-            for vchannel, part in zip(collection.vchannels, shards, strict=True)
-            if part is not None
-            for piece in ([part] if part.nbytes <= limit else split_by_bytes(part, limit))
-        ]
+        records: list[tuple[str, Record]] = []
+        for vchannel, part in zip(collection.vchannels, shards, strict=True):
+            if part is not None:
+                channel = physical(vchannel)
+                limit = self._limits.get(channel, DEFAULT_MESSAGE_BYTES) - RECORD_OVERHEAD_BYTES
+                pieces = split_by_bytes(part, limit, collection.schema.primary_key)
+                records += [(channel, _record(vchannel, piece, collection)) for piece in pieces]
+        return records
 
     # ---- freshness --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from .cluster import Cluster
 from .io_thread import IoThread
 from .lane import ROW_BYTES, Backlog, Lane, Part, Write
 from .management import Management
+from .options import Options
 from .sender import ACKS_ALL, ACKS_LEADER, Sender
 
 
@@ -57,7 +58,7 @@ class Appender:
         found = {name: self._catalog.find(name) for name in set(names)}
         known = {name: channel for name, channel in found.items() if channel is not None}
         if len(known) == len(found):
-            _check_sizes(known, names, sizes)
+            _check_sizes(known, names, sizes, self._cluster.options)
         submitted = Submitted(names, payloads, timestamps, Write(done, len(names), size))
         with self._backlog.lock:
             self._backlog.admit(size)
@@ -129,7 +130,7 @@ class Appender:
             while (submitted := self._next_unknown()) is not None:
                 try:
                     found = {name: await self._management.find(name) for name in set(submitted.names)}
-                    _check_sizes(found, submitted.names, list(map(len, submitted.payloads)))
+                    _check_sizes(found, submitted.names, list(map(len, submitted.payloads)), self._cluster.options)
                 except TidewalError as error:
                     self._refuse(error)
                     continue
@@ -156,12 +157,13 @@ class Appender:
         self._flush()
 
 
-def _check_sizes(channels: dict[str, Channel], names: Sequence[str], sizes: Sequence[int]) -> None:
+def _check_sizes(channels: dict[str, Channel], names: Sequence[str], sizes: Sequence[int], options: Options) -> None:
     """Raise `MessageTooLarge` for the first message that is over its channel's limit."""
-    if max(sizes) <= min(channel.policy.max_message_bytes for channel in channels.values()):
+    limits = {name: options.largest_message(channel.policy.max_message_bytes) for name, channel in channels.items()}
+    if max(sizes) <= min(limits.values()):
         return
     for name, size in zip(names, sizes, strict=True):
-        limit = channels[name].policy.max_message_bytes
+        limit = limits[name]
         if size > limit:
             raise MessageTooLarge(
                 f"a message of {size} bytes for {name} is over its limit of {limit}", size=size, limit=limit

@@ -21,6 +21,7 @@ from aiokafka.protocol.admin import (
     CreateTopicsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
+    DescribeConfigsRequest,
 )
 from aiokafka.protocol.offset import OffsetRequest
 
@@ -39,6 +40,7 @@ METADATA_AGE_S = 30.0
 TOPIC_RESOURCE = 2
 
 _ALREADY_EXISTS = kafka_errors.TopicAlreadyExistsError.errno
+_NOT_AUTHORIZED = kafka_errors.TopicAuthorizationFailedError.errno
 _UNKNOWN_TOPIC = kafka_errors.UnknownTopicOrPartitionError.errno
 
 _log = logging.getLogger(__name__)
@@ -152,6 +154,15 @@ class Cluster:
         """Give it these settings, and the brokers' own for all others. Raises the library's errors."""
         response = await self.ask(None, AlterConfigsRequest([(TOPIC_RESOURCE, topic, list(configs.items()))]))
         _check(response.resources[0][0])
+
+    async def topic_setting(self, topic: str, name: str) -> str | None:
+        """What a setting of the topic is now, None where we may not know. Raises the library's errors."""
+        response = await self.ask(None, DescribeConfigsRequest([(TOPIC_RESOURCE, topic, [name])]))
+        code, _, _, _, entries = response.resources[0]
+        if code == _NOT_AUTHORIZED:
+            return None
+        _check(code)
+        return next((entry[1] for entry in entries if entry[0] == name), None)
 
     async def delete_before(self, topic: str, offset: int) -> None:
         """Remove the records before an offset. Raises the library's errors."""

@@ -13,9 +13,10 @@ from ...runtime.wal import ChannelInfo, ChannelPolicy
 from .catalog import Catalog, Channel
 from .cluster import CONTROL, Cluster
 from .lookup import at_time
+from .options import OVERHEAD_BYTES
 from .positions import ID_BYTES, offset_of
 from .retention import Retention
-from .topics import configs
+from .topics import LARGEST, configs
 
 T = TypeVar("T")
 
@@ -58,7 +59,10 @@ class Management:
         channel = await self.find(name)
         first, end = await self._of(channel, lambda: self._cluster.bounds(channel.topic))
         first_id = _id(channel, first) if first < end else None
-        return ChannelInfo(name, channel.policy, first_id, self._latest(channel, end))
+        largest = await self._of(channel, lambda: self._cluster.topic_setting(channel.topic, LARGEST))
+        taken = channel.policy.max_message_bytes if largest is None else int(largest) - OVERHEAD_BYTES
+        limit = self._cluster.options.largest_message(taken)
+        return ChannelInfo(name, channel.policy, first_id, self._latest(channel, end), limit)
 
     async def latest(self, name: str) -> bytes | None:
         channel = await self.find(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...runtime.wal import ChannelPolicy
 from .options import OVERHEAD_BYTES, Options
 
+LARGEST = "max.message.bytes"  # of a batch
 FOREVER = "-1"
 LAST_MS = str(2**63 - 1)
 NAME_CHARACTERS = 180  # of a channel in its topic's name, of which Kafka takes 249
@@ -31,10 +32,11 @@ def catalog_configs(options: Options) -> dict[str, str]:
 
 def configs(policy: ChannelPolicy, options: Options, *, held: bool = False) -> dict[str, str]:
     """All settings of a channel's topic; while it is held, retention is left to `retention.py`."""
-    largest = max(policy.max_message_bytes + OVERHEAD_BYTES, options.largest_batch_bytes)
+    message_bytes = options.largest_message(policy.max_message_bytes)
+    largest = max(message_bytes + OVERHEAD_BYTES, options.largest_batch_bytes)
     found = {
         "cleanup.policy": "delete",
-        "max.message.bytes": str(largest),
+        LARGEST: str(largest),
         "message.timestamp.type": "CreateTime",
         "message.timestamp.before.max.ms": LAST_MS,  # the clock of a record is not the broker's
         "message.timestamp.after.max.ms": LAST_MS,

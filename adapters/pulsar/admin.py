@@ -24,6 +24,7 @@ from .topics import Survey, Topic, survey_of
 
 Json = dict[str, object]
 
+DEFAULT_MESSAGE_BYTES = 5 * 1024 * 1024
 FIRST_PAUSE_S = 0.1  # before the second try; twice as long each time
 LONGEST_PAUSE_S = 2.0
 ONE_TRY_S = 10.0
@@ -56,6 +57,15 @@ class Admin:
         path = f"namespaces/{self._namespace}"
         if self._call("GET", path, absent=None) is None and self._call("PUT", path, conflict=False) is not False:
             self._call("POST", f"{path}/autoTopicCreation", {"allowAutoTopicCreation": False})
+
+    def max_message_bytes(self) -> int:
+        """The largest message that the brokers take, with all that belongs to it; where we may not know, what Pulsar
+        has without being told."""
+        try:
+            found = cast(Json, self._call("GET", "brokers/configuration/runtime"))
+            return int(str(found["maxMessageSize"]))
+        except (ConfigError, InvalidRequest, KeyError, ValueError):
+            return DEFAULT_MESSAGE_BYTES
 
     def topics(self) -> list[str]:
         """The local names of all persistent topics."""

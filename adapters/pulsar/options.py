@@ -32,6 +32,7 @@ class Options:
     request_timeout_s: float = REQUEST_TIMEOUT_S  # an append or call that has no answer then has failed
     pending_bytes: int = PENDING_BYTES  # appended and not answered; more is refused (`Overloaded`)
     prefetch_bytes: int = PREFETCH_BYTES  # that the client library holds for one reader
+    max_message_bytes: int = 0  # of one message, where it shall be less than the brokers take; 0: as they say
     listener: str = ""  # the broker's name for the addresses to connect to, where it advertises several
     client_log: str = ""  # file for what the client library logs
     security: Security = field(default_factory=Security)
@@ -60,6 +61,8 @@ def parse(url: str, settings: Pulsar | None = None, **given: object) -> Options:
 
 def _from_settings(settings: Pulsar, web_scheme: str, host: str) -> dict[str, object]:
     found: dict[str, object] = {"request_timeout_s": settings.request_timeout}
+    if "max_message_size" in settings.model_fields_set:  # Milvus' default is below ours
+        found["max_message_bytes"] = settings.max_message_size
     if settings.webaddress:
         address = settings.webaddress
         found["web_url"] = address if "://" in address else f"{web_scheme}://{address}"
@@ -86,6 +89,6 @@ def _checked(given: Mapping[str, object]) -> dict[str, Any]:
             found[name] = str(value).lower() == "true" if kinds[name] is bool else kinds[name](str(value))
         except ValueError:
             raise ConfigError(f"pulsar:// option {name}={value!r} is no number", key="wal") from None
-        if kinds[name] in (int, float) and found[name] <= 0:
+        if kinds[name] in (int, float) and found[name] <= 0 and name != "max_message_bytes":
             raise ConfigError(f"pulsar:// option {name}={value!r} must be above 0", key="wal")
     return found

@@ -45,7 +45,7 @@ from ...runtime.wal import (
     Start,
 )
 from . import seeking
-from .admin import Admin
+from .admin import DEFAULT_MESSAGE_BYTES, Admin
 from .appending import Appender
 from .client import Client, NativeReader
 from .ids import Place, decode, encode
@@ -57,6 +57,7 @@ from .topics import HOLD_CURSOR, TRUNCATED_PROPERTY, Survey, Topic, channel_of, 
 T = TypeVar("T")
 
 BLOCKING_CALLS = 16  # at a time, on threads
+METADATA_BYTES = 1024  # that belong to a message beside its payload, at most
 
 
 class Pulsar(WithoutGroups):
@@ -85,6 +86,7 @@ class Pulsar(WithoutGroups):
         self._close_done: asyncio.Task[None] | None = None
         self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(uuid.uuid4().hex), itertools.count(1))
         self._policies: dict[str, ChannelPolicy] = {}
+        self._message_bytes = DEFAULT_MESSAGE_BYTES  # that the brokers take, whatever a channel's policy says
         self._feeds_lock = threading.Lock()
         self._feeds: dict[Feed, str] = {}
         self._openings: dict[Future[Feed], str] = {}  # whose readers still wait for them
@@ -97,6 +99,8 @@ class Pulsar(WithoutGroups):
         wal = Pulsar(options, metrics)
         try:
             await wal._blocking(wal._admin.prepare_namespace)
+            largest = await wal._blocking(wal._admin.max_message_bytes) - METADATA_BYTES
+            wal._message_bytes = min(largest, options.max_message_bytes or largest)
         except BaseException:
             await wal.close()
             raise
@@ -148,6 +152,7 @@ class Pulsar(WithoutGroups):
             survey.policy,
             None if first is None else encode(first),
             None if last.entry < 0 else encode(last),
+            self._message_bytes,
         )
 
     async def drop_channel(self, channel: str) -> None:
@@ -253,7 +258,8 @@ class Pulsar(WithoutGroups):
         """A reader of the client library; what it prefetches is bounded by `prefetch_bytes`. Blocks."""
         policy = self._policy(channel)
         if queue_messages is None:
-            queue_messages = max(1, min(self._options.prefetch_bytes // policy.max_message_bytes, 1000))
+            message_bytes = min(policy.max_message_bytes, self._message_bytes)
+            queue_messages = max(1, min(self._options.prefetch_bytes // message_bytes, 1000))
         make = partial(self._client.reader, self._address(Topic(channel)), start, queue_messages)
         return self._retried("read", channel, make)
 

@@ -9,8 +9,11 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidewal.actors.rows import split_by_bytes, split_by_shard, to_batch
+from tidewal.runtime.arrow import encode_rows
 from tidewal.runtime.errors import InvalidRows, MessageTooLarge
 from tidewal.runtime.hashing import shard_of_key
 from tidewal.runtime.schema import CollectionSchema, Field, Op
@@ -208,9 +211,9 @@ def test_split_by_bytes_keeps_every_row_under_the_limit(share: float) -> None:
     schema = CollectionSchema("c", (Field("id", "varchar"), Field("text", "varchar")), "id")
     rows = {"id": [f"{i}" for i in range(1000)], "text": ["x" * (i % 97) for i in range(1000)]}
     batch = to_batch(rows, schema, op="insert")
-    limit = max(200, int(batch.nbytes * share))
+    limit = max(500, int(batch.nbytes * share))
     parts = split_by_bytes(batch, limit)
-    assert all(part.nbytes <= limit for part in parts)
+    assert all(len(encode_rows(part)) <= limit for part in parts)
     assert len(parts) >= batch.nbytes / limit
     assert pa.Table.from_batches(parts).combine_chunks().to_batches()[0] == batch
 
@@ -222,3 +225,53 @@ def test_one_row_over_the_limit_is_named_with_both_sizes() -> None:
         split_by_bytes(batch, 1000)
     assert caught.value.limit == 1000
     assert int(caught.value.size or 0) >= 5000
+
+
+LONG = CollectionSchema(
+    "c",
+    (
+        Field("id", "int64"),
+        Field("text", "varchar", nullable=True),
+        Field("number", "double", nullable=True),
+        Field("at", "float_vector", dim=3),
+    ),
+    "id",
+)
+
+
+@given(
+    sizes=st.lists(st.none() | st.integers(0, 3000), min_size=1, max_size=60),
+    shards=st.integers(1, 4),
+    limit=st.integers(900, 8000),
+)
+def test_every_row_of_a_batch_is_in_one_message_and_in_its_place(sizes, shards, limit) -> None:
+    rows = {
+        "id": list(range(len(sizes))),
+        "text": [None if size is None else "x" * size for size in sizes],
+        "number": [None if size is None else size / 3 for size in sizes],
+        "at": [[1.0, 2.0, size or 0] for size in sizes],
+    }
+    batch = to_batch(rows, LONG, op="upsert")
+    alone = [len(encode_rows(batch.slice(row, 1))) for row in range(batch.num_rows)]
+    for part in split_by_shard(batch, LONG, shards):
+        if part is None:
+            continue
+        largest = max(alone[row] for row in part.column("id").to_pylist())
+        if largest > limit:
+            with pytest.raises(MessageTooLarge, match="id=") as caught:
+                split_by_bytes(part, limit, "id")
+            assert caught.value.limit == limit
+            assert limit < int(caught.value.size or 0) <= largest
+            continue
+        pieces = split_by_bytes(part, limit, "id")
+        assert all(len(encode_rows(piece)) <= limit for piece in pieces)
+        assert pa.Table.from_batches(pieces).to_pylist() == part.to_pylist()
+        if len(pieces) > 1:
+            assert len(encode_rows(part)) > limit
+
+
+def test_a_batch_of_five_times_the_limit_is_five_messages_or_a_few_more() -> None:
+    rows = {"id": list(range(500)), "text": ["x" * 1000] * 500, "at": [[0.0] * 3] * 500}
+    batch = to_batch(rows, LONG, op="insert")
+    limit = batch.nbytes // 5
+    assert 5 <= len(split_by_bytes(batch, limit)) <= 10

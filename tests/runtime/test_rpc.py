@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from tidewal.runtime.errors import Closed, DeadlineExceeded, MessageTooLarge, Overloaded
 from tidewal.runtime.names import Names
+from tidewal.runtime.pieces import Pieces, pieces_of
+from tidewal.runtime.record import Record, RecordType, decode
 from tidewal.runtime.rpc import MESSAGE_BYTES_MAX, REMEMBERED_BYTES, Caller, Request, RequestInbox
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+from tidewal.runtime.wal import Append, ChannelInfo, OnAppended
 
 NAMES = Names()
+SMALL_BYTES = 4096
 
 
 class Server:
@@ -204,3 +210,56 @@ def test_garbage_on_the_channels_is_passed_over() -> None:
             assert (await caller.call("server", "echo", {"n": 1})).values["n"] == 1
 
     run_virtual(main())
+
+
+class SmallWal(MemoryWal):
+    """Takes no message over 4 KiB."""
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        return replace(await super().describe(channel), backend_message_bytes=SMALL_BYTES)
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        assert max(len(entry.payload) for entry in entries) <= SMALL_BYTES
+        super().submit(entries, done)
+
+
+@pytest.mark.parametrize("kind", ["", "drop", "duplicate", "delay"])
+def test_large_requests_and_answers_travel_in_pieces(seed: int, kind: str) -> None:
+    async def main() -> None:
+        wal = SmallWal(faults=FaultPlan(seed, Rates(**{kind: 0.3})) if kind else None)
+        async with serving(wal) as server, calling(wal) as one, calling(wal) as other:
+            bodies = [bytes([number]) * (number * 1500) for number in range(40)]
+            calls = [
+                caller.call("server", "echo", {"n": number}, body, deadline_s=600)
+                for number, body in enumerate(bodies)
+                for caller in (one, other)
+            ]
+            replies = await asyncio.gather(*calls)
+            assert [bytes(reply.body) for reply in replies] == [body for body in bodies for _ in range(2)]
+            assert [reply.values["n"] for reply in replies] == [number for number in range(40) for _ in range(2)]
+            small = [number for number in range(40) if len(bodies[number]) < SMALL_BYTES]
+            assert len(server.asked) >= 80
+            if not kind:
+                assert len(server.asked) == 80
+            assert small
+            with pytest.raises(MessageTooLarge):
+                await one.call("server", "echo", {"much": bytes(SMALL_BYTES)})
+            with pytest.raises(MessageTooLarge):
+                await one.call("server", "large")
+
+    run_virtual(main())
+
+
+def test_pieces_that_never_become_whole_are_forgotten(seed: int) -> None:
+    record = Record(RecordType.REQUEST, producer="me", key=b"key", body=bytes(range(256)) * 100)
+    whole = [decode(piece) for piece in pieces_of(record, SMALL_BYTES, MESSAGE_BYTES_MAX)]
+    random.Random(seed).shuffle(whole)
+    pieces = Pieces(4 * len(record.body))
+    for number in range(100):
+        for piece in whole[:-1]:
+            assert pieces.take(replace(piece, pseq=number)) is None
+        assert pieces._bytes <= 4 * len(record.body)
+    assert pieces.take(replace(whole[-1], pseq=0)) is None  # the rest of it is forgotten
+    found = pieces.take(replace(whole[-1], pseq=99))
+    assert found is not None
+    assert (found.key, bytes(found.body), found.part) == (b"key", bytes(record.body), None)
