@@ -59,6 +59,13 @@ async def _truncate_only(wal: Wal, channel: str, id: bytes) -> None:
     await wal.truncate(channel, id)
 
 
+def log_url(name: str, brokers: Any) -> str:
+    """A log that nobody else uses, on the brokers that the fixture `kafka` or `pulsar` gives."""
+    if name == "kafka":
+        return f"{brokers.url}/{uuid4().hex}"
+    return f"{brokers.url}/public/{uuid4().hex}?web_url={brokers.web_url}"
+
+
 class Owners:
     """A RocksMQ directory whose owner lives in the test's process: each opening opens it anew."""
 
@@ -103,11 +110,10 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
         found = Backend(name, MemoryWal.capabilities, open_memory, _truncate_only)
     elif name == "kafka":
-        url = f"{request.getfixturevalue('kafka').url}/{uuid4().hex}"
+        url = log_url(name, request.getfixturevalue(name))
         found = Backend(name, KafkaWal.capabilities, lambda: open_any(url), _truncate_only, url)
     elif name == "pulsar":
-        broker = request.getfixturevalue("pulsar")
-        url = f"{broker.url}/public/{uuid4().hex}?web_url={broker.web_url}"
+        url = log_url(name, request.getfixturevalue(name))
         found = Backend(name, Pulsar.capabilities, lambda: open_any(url), _truncate_only, url)
     else:
         url = f"rocksmq://{tmp_path / 'log'}" if name == "rocksmq-socket" else ""

@@ -1,7 +1,8 @@
 """A standalone node for each test: over the memory log on virtual time, or over RocksMQ in real time.
 
-A test that says nothing runs on both. `pytest.mark.asyncio(loop_factories=["memory"])` (or `["rocksmq"]`) chooses one.
-On virtual time waiting costs nothing and nothing but the seed decides the order of events.
+A test that says nothing runs on both. `pytest.mark.asyncio(loop_factories=["memory"])` (or `["rocksmq"]`) chooses one,
+and `pytest.mark.every_log` adds real brokers of Kafka and Pulsar. On virtual time waiting costs nothing and nothing but
+the seed decides the order of events.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends import log_url
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.factory import open_wal
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.settings import Settings
 from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop, elapse, until
@@ -39,10 +42,35 @@ PEOPLE = CollectionSchema(
 POINTS = CollectionSchema("points", (Field("id", "int64"), Field("at", "float_vector", dim=4)), "id")
 
 
+def kafka_loop() -> asyncio.AbstractEventLoop:
+    """The usual loop, for a test on Kafka: a test knows its log by its loop."""
+    return asyncio.new_event_loop()
+
+
+def pulsar_loop() -> asyncio.AbstractEventLoop:
+    """The usual loop, for a test on Pulsar."""
+    return asyncio.new_event_loop()
+
+
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Function) -> dict[str, object]:
     if "home" not in item.fixturenames:
         return {"asyncio": asyncio.new_event_loop}
-    return {"memory": lambda: VirtualLoop(VirtualClock()), "rocksmq": asyncio.new_event_loop}
+    both = {"memory": lambda: VirtualLoop(VirtualClock()), "rocksmq": asyncio.new_event_loop}
+    on_brokers = {"kafka": kafka_loop, "pulsar": pulsar_loop}
+    return both | on_brokers if item.get_closest_marker("every_log") else both
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if broker_of(item):
+            item.add_marker(pytest.mark.broker)
+
+
+def broker_of(item: pytest.Item) -> str:
+    """The brokers that a test runs on, if any."""
+    loop = item.callspec.params.get("_asyncio_loop_factory") if hasattr(item, "callspec") else None
+    return {kafka_loop: "kafka", pulsar_loop: "pulsar"}.get(loop, "")
 
 
 async def in_place(call: Callable[[], object]) -> object:
@@ -75,8 +103,10 @@ class Home:
     error_of = staticmethod(error_of)
     in_place = staticmethod(in_place)
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, url: str = "") -> None:
+        """`url` is that of the log, where brokers have it."""
         self.directory = directory
+        self._url = url
         self.tables = directory / "tables"
         self.log = MemoryLog()
         self.faults: FaultPlan | None = None
@@ -87,6 +117,8 @@ class Home:
         """Open the log."""
         if self.virtual:
             return MemoryWal(self.log, self.faults)
+        if self._url:
+            return await open_wal(self._url)
         return await RocksMQ.open(
             str(self.directory / "log"), segment_bytes=self.segment_bytes, free_space_bytes=0, serve=False
         )
@@ -122,5 +154,6 @@ class Home:
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+async def home(tmp_path: Path, request: pytest.FixtureRequest) -> Home:
+    name = broker_of(request.node)
+    return Home(tmp_path, log_url(name, request.getfixturevalue(name)) if name else "")

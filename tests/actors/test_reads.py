@@ -14,6 +14,7 @@ MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 ROUNDS = 1000
 
 
+@pytest.mark.every_log
 async def test_filters_projects_orders_and_limits(home) -> None:
     async with home.people_client() as client:
         await client.insert("people", home.people(*range(100)))
@@ -78,6 +79,7 @@ async def test_a_search_that_does_not_fit_the_vectors_is_named(home) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.every_log
 async def test_a_strong_read_sees_all_that_was_acknowledged(home, seed: int) -> None:
     """Behaviour G4: inserts, upserts and deletes of several clients, each asked for as soon as it is acknowledged."""
     random_ = random.Random(seed)
@@ -104,6 +106,7 @@ async def test_a_strong_read_sees_all_that_was_acknowledged(home, seed: int) -> 
         await asyncio.gather(*(work(number) for number in range(4)))
 
 
+@pytest.mark.every_log
 async def test_a_session_sees_its_own_writes(home) -> None:
     async with home.node() as node, node.client() as mine:
         await mine.create_collection(home.PEOPLE)

@@ -21,6 +21,7 @@ from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.settings import Settings
 
 
+@pytest.mark.every_log
 async def test_creates_describes_lists_and_drops(home) -> None:
     async with home.client() as client:
         assert await client.list_collections() == []
@@ -64,6 +65,7 @@ async def test_a_collection_created_by_many_at_once_is_one(home) -> None:
         assert len({collection.id for collection in made}) == 1
 
 
+@pytest.mark.every_log
 async def test_dropping_by_many_at_once_drops_once(home) -> None:
     async with home.people_client() as client:
         results = await asyncio.gather(*(client.drop_collection("people") for _ in range(5)), return_exceptions=True)
@@ -72,6 +74,7 @@ async def test_dropping_by_many_at_once_drops_once(home) -> None:
         assert await client.list_collections() == []
 
 
+@pytest.mark.every_log
 async def test_a_name_used_again_starts_empty(home) -> None:
     async with home.people_client() as client:
         await client.insert("people", home.people(1, 2, 3))
@@ -115,6 +118,7 @@ async def test_a_flush_of_a_collection_that_is_dropped_ends(home) -> None:
         assert isinstance(result, int | CollectionNotFound)
 
 
+@pytest.mark.every_log
 async def test_everything_is_there_after_a_restart(home) -> None:
     async with home.people_client() as client:
         await client.insert("people", home.people(*range(50)))

@@ -25,6 +25,7 @@ async def rows_of(client, collection: str = "people") -> list[dict[str, object]]
     return answer.table.to_pylist()
 
 
+@pytest.mark.every_log
 async def test_inserts_upserts_and_deletes(home) -> None:
     async with home.people_client() as client:
         written = await client.insert("people", ROWS)
@@ -166,6 +167,7 @@ async def test_a_write_that_is_cancelled_harms_no_other(home) -> None:
         assert set(range(1, 20, 2)) <= found
 
 
+@pytest.mark.every_log
 async def test_writes_of_one_client_apply_in_the_order_of_the_calls(home) -> None:
     async with home.people_client() as client:
         written = await asyncio.gather(
