@@ -11,8 +11,10 @@ from urllib.parse import unquote, urlsplit
 from ..runtime.errors import ChannelNotFound, ConfigError, PositionLost, Unavailable
 from ..runtime.remote import BlockingClient
 from ..runtime.wal import Entry
+from .broker import BrokerLog
 
-SUPPORTED = "rocksmq:///absolute/path and rocksmq://./relative/path"
+SUPPORTED = "rocksmq:///absolute/path, rocksmq://./relative/path, kafka://… and pulsar://…"
+BROKERS = ("kafka", "pulsar")
 
 
 class Log(Protocol):
@@ -70,6 +72,8 @@ def open_log(url: str) -> Log:
     Raises `ConfigError` for a URL that the bridge cannot read.
     """
     parts = urlsplit(url)
+    if parts.scheme.partition("+")[0] in BROKERS and parts.netloc:
+        return BrokerLog(url)
     if parts.scheme != "rocksmq" or parts.netloc not in ("", ".", "..") or parts.path in ("", "/"):
         raise ConfigError(f"option wal is {url!r}; the Spark bridge reads {SUPPORTED}", key="wal")
     return RocksMQLog(os.path.abspath(parts.netloc + unquote(parts.path)))

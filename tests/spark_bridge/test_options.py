@@ -45,7 +45,9 @@ def test_wrong_options_are_named(change: dict[str, str], streaming: bool | None,
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize("url", ["kafka://broker:9092", "rocksmq://data/dir", "rocksmq:", "/data", "rocksmq:///", ""])
+@pytest.mark.parametrize(
+    "url", ["kafka://", "woodpecker://etcd", "memory://", "rocksmq://data/dir", "rocksmq:", "/data", "rocksmq:///", ""]
+)
 def test_urls_that_cannot_be_read_name_what_can(url: str) -> None:
     with pytest.raises(ConfigError, match="rocksmq:///absolute/path"):
         open_log(url)

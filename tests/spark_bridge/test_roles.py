@@ -6,9 +6,11 @@ import asyncio
 import random
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tidewal.actors.standalone import Standalone
-from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.spark_bridge.columns import arrow_columns
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.planning import Planner
@@ -28,10 +30,21 @@ def read(url: str, starting: str, ending: str) -> list[Row]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-async def test_each_interval_between_cuts_holds_what_was_acknowledged_in_it(tmp_path: Path, rng: random.Random) -> None:
-    url = f"rocksmq://{tmp_path}/log"
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "rocksmq-socket",
+        pytest.param("kafka", marks=pytest.mark.broker),
+        pytest.param("pulsar", marks=pytest.mark.broker),
+    ],
+    indirect=True,
+)
+async def test_each_interval_between_cuts_holds_what_was_acknowledged_in_it(
+    backend: Any, tmp_path: Path, rng: random.Random
+) -> None:
+    url = backend.url
     starting = "earliest"
-    wal = await RocksMQ.open(str(tmp_path / "log"), segment_bytes=4 * 1024 * 1024)
+    wal = await backend.wal()
     async with Standalone(wal, tmp_path / "tables") as node, node.client() as client:
         await client.create_collection(FLIGHTS, shards=2)
         for _ in range(5):
@@ -47,7 +60,6 @@ async def test_each_interval_between_cuts_holds_what_was_acknowledged_in_it(tmp_
                 ts: keys_and_ops(rows) for ts, rows in expected.items()
             }
             starting = cut
-    await wal.close()
 
 
 def keys_and_ops(rows: list[Row]) -> list[tuple[str, str]]:

@@ -1,0 +1,76 @@
+"""A log on brokers as Spark's processes see it: each connects by itself, whatever adapter the URL names."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from ..runtime.errors import Closed, PositionLost
+from ..runtime.factory import open_wal
+from ..runtime.wal import Entry, From, FromId, Wal
+
+T = TypeVar("T")
+
+
+class BrokerLog:
+    """The log at `url`, opened when it is first asked something. Its coroutines run on a thread of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._wal: Wal | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+
+    def latest_id(self, channel: str) -> bytes | None:
+        """See `Log`. Raises also what the adapter raises."""
+        return self._run(self._opened().latest_id(channel))
+
+    def read(self, channel: str, after: bytes | None, upto: bytes | None) -> Iterator[list[Entry]]:
+        """See `Log`. Raises also what the adapter raises."""
+        latest = self.latest_id(channel)
+        if upto is not None and (latest is None or latest < upto):
+            raise PositionLost(f"channel {channel} ends before {upto.hex()}", requested=upto, first_available=latest)
+        end = latest if upto is None else upto
+        if end is None or (after is not None and after >= end):
+            return
+        batches: Any = self._opened().read(channel, From.EARLIEST if after is None else FromId(after))
+        try:
+            while True:
+                entries: list[Entry] = list(self._run(_next(batches, channel)))
+                wanted = [entry for entry in entries if entry.id <= end]
+                if wanted:
+                    yield wanted
+                if entries[-1].id >= end:
+                    return
+        finally:
+            self._run(batches.aclose())
+
+    def close(self) -> None:
+        """See `Log`."""
+        if self._thread is not None:
+            if self._wal is not None:
+                self._run(self._wal.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._thread = None
+        self._loop.close()
+
+    def _opened(self) -> Wal:
+        if self._wal is None:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop.run_forever, name="tidewal-spark-log", daemon=True)
+                self._thread.start()
+            self._wal = self._run(open_wal(self._url))
+        return self._wal
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _next(batches: Any, channel: str) -> list[Entry]:
+    try:
+        return await anext(batches)
+    except StopAsyncIteration:
+        raise Closed(f"the log was closed while {channel} was being read") from None
