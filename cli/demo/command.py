@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ...runtime.errors import TidewalError
 from ..stopping import INTERRUPTED, Interrupted, until_stopped
 
 DISAGREED = 1
@@ -22,7 +23,9 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Work in this directory and keep it; resume what is there.")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Keep the node and its /metrics up until Ctrl-C.")] = False,
     metrics_port: Annotated[int | None, typer.Option(help=f"Port of /metrics; {SERVED_PORT} with --serve.")] = None,
-    wal: Annotated[str, typer.Option(help="URL of the log, rocksmq:// only; in the directory by default.")] = "",
+    wal: Annotated[
+        str, typer.Option(help="URL of the log: kafka://…, pulsar://…; RocksMQ in the directory by default.")
+    ] = "",
     picture: Annotated[Path | None, typer.Option(help="Where to draw the delays; in the directory by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, the story to stderr.")] = False,
 ) -> None:
@@ -34,26 +37,34 @@ def demo(
     # Heavy modules come with these, and the other commands do without them.
     import uvloop
 
+    from .place import clear, place_of
     from .requirements import require
     from .screen import Screen
-    from .story import Demo, Options, check_wal
+    from .story import Demo, Options
 
     require(spark=spark)
-    check_wal(wal)
+    place_of(Path(), wal)  # a wrong one is said before anything is made
     directory = keep or Path(tempfile.mkdtemp(prefix="tidewal-demo-"))
+    url, ours = place_of(directory, wal)
     picture = picture or (directory / "picture.png" if keep else Path("tidewal-demo.png"))
     port = metrics_port if metrics_port is not None else SERVED_PORT if serve else 0
     screen = Screen(to_stderr=as_json)
-    story = Demo(Options(directory, events, spark, serve, wal, port, picture), screen)
+    story = Demo(Options(directory, events, spark, serve, url, port, picture), screen)
     try:
         uvloop.run(until_stopped(story.run()))
     except Interrupted:
         if story.agreed is None:
             screen.say()
-            screen.say(f"Interrupted; nothing is lost. It goes on with: tidewal demo --keep {directory}")
+            how = f"--keep {directory}" + (f" --wal '{wal}'" if wal else "")
+            screen.say(f"Interrupted; nothing is lost. It goes on with: tidewal demo {how}")
             raise typer.Exit(INTERRUPTED) from None
     finally:
         if keep is None and story.agreed:
+            if ours:
+                try:
+                    uvloop.run(clear(url))
+                except TidewalError as error:
+                    screen.say(f"What the demo wrote is still in {url}: {error.message}")
             shutil.rmtree(directory, ignore_errors=True)
     if as_json:
         typer.echo(json.dumps(story.figures, default=str))

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,7 @@ from ...actors.client import Client
 from ...actors.standalone import Standalone, standalone
 from ...runtime.clock import physical_ms
 from ...runtime.config import load_settings
-from ...runtime.errors import ConfigError, InvalidRequest
+from ...runtime.errors import InvalidRequest
 from ...runtime.schema import CollectionSchema, Field
 from ..stopping import while_healthy
 from . import agreement, expectation, flights, picture
@@ -37,7 +36,7 @@ BUSY_HOUR = 10  # departures from which on an hour's mean says something
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line chose. `wal` of "" is a RocksMQ in `directory`; `metrics_port` 0 is off."""
+    """What the command line chose. `wal` is the URL of the log; `metrics_port` 0 is off."""
 
     directory: Path
     events: int | None
@@ -54,9 +53,8 @@ class Demo:
     def __init__(self, options: Options, screen: Screen) -> None:
         self._options = options
         self._screen = screen
-        home = options.directory.absolute()
-        self._url = options.wal or f"rocksmq://{quote(str(home / 'log'))}"
-        self._tables = home / "tables"
+        self._url = options.wal
+        self._tables = options.directory.absolute() / "tables"
         self._seconds: dict[str, float] = {}
         self.figures: dict[str, object] = {}
         self.agreed: bool | None = None  # not known before the proof
@@ -114,11 +112,11 @@ class Demo:
         """How many events are in the log: a beginning of them, since they are written in order (see `Replay`)."""
         stats = await client.stats(flights.COLLECTION, consistency="strong")
         done = sum(stats.versions.values())
-        where = self._options.directory
+        where = self._url
         if done > events.num_rows:
             raise InvalidRequest(
                 f"{where} holds {done:,} events, more than the {events.num_rows:,} asked for: give --events {done} or "
-                "more, or another directory"
+                "more, or another log"
             )
         beginning = events.slice(0, done).group_by("_op").aggregate([([], "count_all")]).to_pylist()
         expected = {cast(str, each["_op"]): cast(int, each["count_all"]) for each in beginning}
@@ -126,7 +124,7 @@ class Demo:
         if {op: count for op, count in stats.versions.items() if count} != expected or stats.rows != rows:
             raise InvalidRequest(
                 f"{where} holds {done:,} row versions that are not the first events ({dict(stats.versions)}, expected "
-                f"{expected}): something else wrote into it; use another directory"
+                f"{expected}): something else wrote into it; use another log"
             )
         return done
 
@@ -298,9 +296,3 @@ async def _tell(report: Report, replay: Replay, node: Standalone, client: Client
     behind_ms = max(0, node.node.clock.clock.wall_ms() - physical_ms(tsafe))
     reached = f"{replay.event_time:%Y-%m-%d %H:%M}" if replay.event_time else "-"
     report(replay.done, f"{replay.rate:>9,.0f} events/s  event time {reached}  watermark {behind_ms} ms behind")
-
-
-def check_wal(url: str) -> None:
-    """Raise `ConfigError` for a log that the demo cannot be told on: Spark reads RocksMQ only, so far."""
-    if url and not url.startswith("rocksmq://"):
-        raise ConfigError(f"the demo runs on rocksmq:// only, not {url!r}", key="wal")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 
 from tidewal.actors.standalone import standalone
 from tidewal.cli.demo import expectation, flights, requirements
+from tidewal.cli.demo.place import place_of
+from tidewal.runtime.factory import open_wal
 
 ROOT = Path(__file__).parents[3]
 READERS = ["QueryNode", "Delta"]
@@ -102,9 +105,75 @@ def test_a_missing_jdk_is_named_before_anything_starts(
 
 
 def test_other_logs_are_refused(command: Callable[..., Any]):
-    ended = command("demo", "--no-spark", "--wal", "kafka://localhost:9092")
+    ended = command("demo", "--no-spark", "--wal", "memory://")
     assert ended.status == 2
-    assert "rocksmq://" in ended.err
+    assert "rocksmq://, kafka://, pulsar://" in ended.err
+
+
+@pytest.fixture
+def brokers(request: pytest.FixtureRequest) -> Any:
+    """The brokers of the backend that the test is run over."""
+    return request.getfixturevalue(request.param)
+
+
+def url_at(brokers: Any) -> str:
+    """Where the demo is sent: it chooses a place of its own there."""
+    return f"{brokers.url}?web_url={brokers.web_url}" if hasattr(brokers, "web_url") else brokers.url
+
+
+async def channels_at(url: str, directory: Path) -> list[str]:
+    wal = await open_wal(place_of(directory, url)[0])
+    try:
+        return await wal.channels()
+    finally:
+        await wal.close()
+
+
+OVER_BROKERS = pytest.mark.parametrize("brokers", ["kafka", "pulsar"], indirect=True)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@OVER_BROKERS
+def test_everything_agrees_over_brokers_and_goes_on_there(demo: Callable[..., Any], tmp_path: Path, brokers: Any):
+    url = url_at(brokers)
+    for events in (20_000, 30_000):
+        ended = demo(events, "--wal", url, "--json")
+        assert ended.status == 0, ended.out + ended.err
+        told = json.loads(ended.out)
+        assert told["agreement"]["agreed"]
+        assert sum(told["agreement"]["versions"].values()) == events
+    assert told["write"]["events"] == 10_000
+    assert not (tmp_path / "data" / "log").exists()
+    assert any("dml" in channel for channel in asyncio.run(channels_at(url, tmp_path / "data")))
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@OVER_BROKERS
+def test_nothing_is_left_on_brokers_of_what_is_not_kept(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brokers: Any
+):
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(directory))
+    ended = command("demo", "--no-spark", "--events", 1000, "--wal", url_at(brokers), "--picture", tmp_path / "p.png")
+    assert ended.status == 0, ended.out + ended.err
+    assert not directory.exists()
+    assert asyncio.run(channels_at(url_at(brokers), directory)) == []
+
+
+@pytest.mark.broker
+@pytest.mark.spark
+@pytest.mark.slow
+@OVER_BROKERS
+def test_spark_agrees_over_brokers(start: Callable[..., subprocess.Popen[str]], tmp_path: Path, brokers: Any):
+    process = start("demo", "--keep", tmp_path / "data", "--events", 20_000, "--wal", url_at(brokers))
+    assert process.stdout is not None
+    out = process.stdout.read()
+    assert process.wait(10) == 0, out
+    assert "everything agreed" in out
+    assert "from spark.readStream" in out
 
 
 @pytest.mark.slow
