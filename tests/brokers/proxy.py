@@ -28,6 +28,8 @@ class Proxy:
 
     def hold(self) -> None:
         """Keep what clients send from now on."""
+        if self._closed.is_set():
+            self._closed = asyncio.Event()
         self._new = self._closed
         self._gates = dict.fromkeys(self._gates, self._closed)
 

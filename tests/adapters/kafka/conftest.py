@@ -9,9 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.brokers.fixtures import require
-from tests.brokers.kafka import KafkaCluster
-from tests.brokers.proxy import Proxy
+from tests.brokers.proxied import Proxied, proxied_kafka
 from tidewal.adapters.kafka import KafkaWal, open_wal
 
 Open = Callable[..., Awaitable[KafkaWal]]
@@ -33,16 +31,7 @@ async def opening() -> AsyncIterator[Open]:
 
 
 @pytest.fixture
-async def proxied(tmp_path: Path) -> AsyncIterator[tuple[KafkaCluster, Proxy]]:
+async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
     """A broker that tells its clients to come through the proxy."""
-    require("kafka")
-    proxy = Proxy()
-    port = await proxy.start()
-    cluster = KafkaCluster(tmp_path, settings={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"})
-    proxy.broker_port = int(cluster.bootstrap.rpartition(":")[2])
-    try:
-        await asyncio.to_thread(cluster.start)
-        yield cluster, proxy
-    finally:
-        await proxy.stop()
-        await asyncio.to_thread(cluster.stop)
+    async with proxied_kafka(tmp_path) as found:
+        yield found

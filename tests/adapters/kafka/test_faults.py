@@ -124,8 +124,8 @@ async def test_a_refused_record_poisons_nothing(kafka, opening, helpers):
 
 
 async def test_an_append_that_lands_after_its_time_out_is_harmless(proxied, opening, helpers):
-    cluster, proxy = proxied
-    wal = await opening(cluster, **SOON)
+    proxy = proxied.proxy
+    wal = await opening(proxied, **SOON)
     await wal.create_channel("a", PLAIN)
     before = await wal.append("a", b"before")
     reader = wal.read("a", From.EARLIEST)

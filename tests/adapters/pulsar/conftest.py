@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
-from tests.brokers.fixtures import require
+from tests.brokers.proxied import proxied_pulsar
 from tests.brokers.proxy import Proxy
-from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar import Pulsar
 from tidewal.adapters.pulsar import open_wal as open_pulsar_wal
 
@@ -76,23 +73,7 @@ async def open_wal(pulsar: Any, namespace: str) -> AsyncIterator[Open]:
 @pytest.fixture
 async def proxied(tmp_path: Path) -> AsyncIterator[tuple[Pulsar, Proxy]]:
     """A log whose broker tells its clients to come through the proxy; its administration is reached without."""
-    require("pulsar")
-    proxy = Proxy()
-    port = await proxy.start()
-    broker = PulsarStandalone(
-        tmp_path,
-        settings={
-            "advertisedListeners": f"proxy:pulsar://127.0.0.1:{port}",
-            "internalListenerName": "proxy",
-            "advertisedAddress": "",
-        },
-    )
-    proxy.broker_port = urlsplit(broker.url).port or 0
-    try:
-        await asyncio.to_thread(broker.start)
-        wal = await open_pulsar_wal(f"pulsar://127.0.0.1:{port}", web_url=broker.web_url, request_timeout_s=2)
-        yield wal, proxy
+    async with proxied_pulsar(tmp_path) as found:
+        wal = await open_pulsar_wal(found.url, request_timeout_s=2)
+        yield wal, found.proxy
         await wal.close()
-    finally:
-        await proxy.stop()
-        await asyncio.to_thread(broker.stop)

@@ -1,0 +1,68 @@
+"""Brokers that tell their clients to come through a proxy, each for one test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from .fixtures import require
+from .kafka import KafkaCluster
+from .proxy import Proxy
+from .pulsar import PulsarStandalone
+
+
+@dataclass(frozen=True)
+class Proxied:
+    """The URL of a log behind the proxy."""
+
+    url: str
+    proxy: Proxy
+
+
+@asynccontextmanager
+async def proxied_kafka(directory: Path) -> AsyncIterator[Proxied]:
+    """All requests go through the proxy, but for a client's first."""
+    require("kafka")
+    proxy = Proxy()
+    port = await proxy.start()
+    cluster = KafkaCluster(directory, settings={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"})
+    proxy.broker_port = int(cluster.bootstrap.rpartition(":")[2])
+    async with _running(cluster, proxy):
+        yield Proxied(cluster.url, proxy)
+
+
+@asynccontextmanager
+async def proxied_pulsar(directory: Path) -> AsyncIterator[Proxied]:
+    """Messages go through the proxy; Pulsar's administration is reached without."""
+    require("pulsar")
+    proxy = Proxy()
+    port = await proxy.start()
+    settings = {
+        "advertisedListeners": f"proxy:pulsar://127.0.0.1:{port}",
+        "internalListenerName": "proxy",
+        "advertisedAddress": "",
+    }
+    broker = PulsarStandalone(directory, settings=settings)
+    proxy.broker_port = urlsplit(broker.url).port or 0
+    async with _running(broker, proxy):
+        yield Proxied(f"pulsar://127.0.0.1:{port}?web_url={broker.web_url}", proxy)
+
+
+PROXIED: dict[str, Callable[[Path], AbstractAsyncContextManager[Proxied]]] = {
+    "kafka": proxied_kafka,
+    "pulsar": proxied_pulsar,
+}
+
+
+@asynccontextmanager
+async def _running(broker: KafkaCluster | PulsarStandalone, proxy: Proxy) -> AsyncIterator[None]:
+    try:
+        await asyncio.to_thread(broker.start)
+        yield
+    finally:
+        await proxy.stop()
+        await asyncio.to_thread(broker.stop)
