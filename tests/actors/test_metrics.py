@@ -45,6 +45,10 @@ ONLY_ON_FAULT = {  # each has a test below
     "overloaded_total",
     "actor_restart_total",
     "actor_blocked_total",
+    "wal_backend_stall_total",
+    "wal_backend_stalled",
+    "wal_backend_retry_total",
+    "wal_backend_outcome_unknown_total",
 }
 NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node with nothing to do
     "wal_scanner_pending_queue_bytes",
