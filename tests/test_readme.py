@@ -44,10 +44,11 @@ def test_every_public_name_can_be_imported() -> None:
     assert sorted(tidewal.__all__) == tidewal.__all__
 
 
-def test_every_test_that_the_guarantees_name_exists() -> None:
-    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["guarantees.md", "backends.md"])
+def test_every_test_that_the_page_names_exists(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     files = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for path in re.findall(r"`(tests/[^`]+\.py)`", page):
-        assert (ROOT / path).exists(), f"the guarantees name {path}, which is not there"
-    for name in re.findall(r"`(test_\w+)`", page):
-        assert f"def {name}(" in files, f"the guarantees name {name}, which is not there"
+        assert (ROOT / path).exists(), f"{name} names {path}, which is not there"
+    for test in re.findall(r"`(test_\w+)`", page):
+        assert f"def {test}(" in files, f"{name} names {test}, which is not there"

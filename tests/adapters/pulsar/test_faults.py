@@ -10,6 +10,7 @@ import pytest
 
 from tidewal.adapters.pulsar.ids import decode
 from tidewal.runtime.errors import MessageTooLarge, Overloaded, Unavailable
+from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 pytestmark = pytest.mark.broker
@@ -100,8 +101,9 @@ async def test_what_is_stored_already_is_acknowledged_with_the_id_it_has(open_wa
     assert [bytes(e.payload) for e in await everything(wal, "a")] == [b"0", b"1", b"2", b"of somebody else", b"3"]
 
 
-async def test_a_broker_that_stands_still_is_an_error_in_time_and_works_again_afterwards(open_wal, pulsar):
-    wal = await open_wal(request_timeout_s=2)
+async def test_a_broker_that_stands_still_is_an_error_in_time_and_works_again_afterwards(open_wal, pulsar, caplog):
+    metrics = Metrics("test")
+    wal = await open_wal(request_timeout_s=2, metrics=metrics)
     await wal.create_channel("a", PLAIN)
     await wal.create_channel("new", PLAIN)
     before = await wal.append("a", b"before")
@@ -116,6 +118,9 @@ async def test_a_broker_that_stands_still_is_an_error_in_time_and_works_again_af
     assert time.monotonic() - began < 10
     assert all(type(result) is Unavailable for result in results)
     assert [result.fields.get("outcome_unknown", False) for result in results] == [True, True, True, False, False]
+    assert metrics.value("wal_backend_outcome_unknown_total", channel_name="a") == 3
+    assert metrics.value("wal_backend_stall_total", channel_name="a", operation="append") == 1
+    assert "appending to a stalls" in caplog.text
     pulsar.resume()
     after: list[bytes] = []
     async with asyncio.timeout(BOUND_S):
@@ -215,3 +220,42 @@ async def test_an_append_that_lands_after_its_time_out_is_harmless(proxied):
     await reader.aclose()
     assert [entry.id for entry in entries if entry.payload != b"late"] == [before, *after]
     assert [entry.payload for entry in entries].count(b"late") == 1
+
+
+async def test_a_wait_that_is_cancelled_takes_nothing(open_wal):
+    wal = await open_wal()
+    await wal.create_channel("a", PLAIN)
+    reader = wal.read("a", From.EARLIEST)
+    ids, read = [], []
+    async with asyncio.timeout(BOUND_S):
+        for number in range(20):
+            waiting = asyncio.ensure_future(anext(reader))
+            append = asyncio.ensure_future(wal.append("a", b"%d" % number))
+            if number % 2:
+                ids.append(await append)
+            waiting.cancel()
+            [result] = await asyncio.gather(waiting, return_exceptions=True)
+            read += [] if isinstance(result, BaseException) else result
+            if not number % 2:
+                ids.append(await append)
+        while len(read) < len(ids):
+            read += await anext(reader)
+    await reader.aclose()
+    assert [entry.id for entry in read] == ids
+
+
+async def test_a_reader_at_the_end_misses_nothing_over_a_restart(open_wal, pulsar, helpers):
+    wal = await open_wal()
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"before")
+    read = []
+    reader = asyncio.create_task(helpers.drain(wal.read("a", From.LATEST), read))
+    async with asyncio.timeout(BOUND_S):
+        while not read:  # until it has begun
+            await wal.append("a", b"begun?")
+        await asyncio.to_thread(pulsar.kill)
+        await asyncio.to_thread(pulsar.restart)
+        ids = [await wal.append("a", b"after %d" % number) for number in range(5)]
+        await helpers.until(lambda: read[-1].id == ids[-1])
+    assert [entry.id for entry in read if entry.payload.startswith(b"after")] == ids
+    reader.cancel()
