@@ -45,7 +45,7 @@ ONLY_ON_FAULT = {  # each has a test below
     "overloaded_total",
     "actor_restart_total",
     "actor_blocked_total",
-    "wal_backend_stall_total",
+    "wal_backend_stall_total",  # these four in tests/runtime/test_stalls.py
     "wal_backend_stalled",
     "wal_backend_retry_total",
     "wal_backend_outcome_unknown_total",
