@@ -16,6 +16,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import msgpack
@@ -142,12 +143,15 @@ class RequestInbox:
     def _send(self, client: str, number: int, payloads: Sequence[bytes]) -> None:
         channel = self._names.replies(client)
         try:
-            self._wal.submit([Append(channel, payload) for payload in payloads], _ignore)
-        except (ChannelNotFound, Closed):  # the client has gone, or the node is going
-            return
-        except TidewalError as error:  # the log cannot take it now: say at least that
+            self._wal.submit([Append(channel, payload) for payload in payloads], partial(self._sent, channel, number))
+        except TidewalError as error:
+            self._sent(channel, number, error)
+
+    def _sent(self, channel: str, number: int, result: list[bytes] | TidewalError) -> None:
+        """Where the log does not take an answer, say at least that; on whatever thread the log tells it."""
+        if isinstance(result, TidewalError) and not isinstance(result, (ChannelNotFound, Closed)):
             with contextlib.suppress(TidewalError):  # then the caller's deadline says so
-                self._wal.submit([Append(channel, _refusal(number, error))], _ignore)
+                self._wal.submit([Append(channel, _refusal(number, result))], _ignore)
 
 
 def _refusal(number: int, error: TidewalError) -> bytes:
@@ -275,15 +279,24 @@ class _Sending:
 
     def send(self) -> None:
         try:
-            self._wal.submit(self._appends, _ignore)
+            self._wal.submit(self._appends, self._sent)
         except TidewalError as error:
-            # a role that has not started yet, or a log that refuses for now: the repetition may find better
-            if not (error.retryable or isinstance(error, ChannelNotFound)):
-                if not self._answer.done():
-                    self._answer.set_exception(error)
+            if not _may_pass(error):
+                self._refuse(error)
                 return
         self._timer = self._loop.call_later(self._interval_s, self.send)
         self._interval_s = min(self._interval_s * 2, RETRY_S_MAX)
+
+    def _sent(self, result: list[bytes] | TidewalError) -> None:
+        """What an ephemeral channel does with a message is known from the answer, or its absence; but what the log will
+        never take need not wait. On whatever thread the log tells it."""
+        if isinstance(result, TidewalError) and not _may_pass(result):
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and who waited with it
+                self._loop.call_soon_threadsafe(self._refuse, result)
+
+    def _refuse(self, error: TidewalError) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -299,6 +312,11 @@ def _unpack(data: bytes) -> dict[str, Any]:
         return dict(cast("dict[str, Any]", msgpack.unpackb(data, strict_map_key=False)))
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable parameters: {error}", reason="key") from error
+
+
+def _may_pass(error: TidewalError) -> bool:
+    """Whether repeating may help: a role has not started yet, or the log refuses for now."""
+    return error.retryable or isinstance(error, ChannelNotFound)
 
 
 def _ignore(_: list[bytes] | TidewalError) -> None:

@@ -42,24 +42,24 @@ def configs(policy: ChannelPolicy, options: Options, *, held: bool = False) -> d
         "message.timestamp.after.max.ms": LAST_MS,
     }
     if policy.ephemeral:
-        found |= _retention(EPHEMERAL_MS, policy.ephemeral_bytes)
+        found |= _retention(EPHEMERAL_MS, policy.ephemeral_bytes, largest)
     else:
         retention_ms = None if policy.retention_s is None else int(policy.retention_s * 1000)
-        found |= _retention(retention_ms, policy.retention_bytes)
+        found |= _retention(retention_ms, policy.retention_bytes, largest)
         found |= _replication(options)
     if held:
         found |= {"retention.ms": FOREVER, "retention.bytes": FOREVER}
     return found
 
 
-def _retention(retention_ms: int | None, retention_bytes: int | None) -> dict[str, str]:
-    """Kafka removes whole segments, so they are a fraction of what is kept."""
+def _retention(retention_ms: int | None, retention_bytes: int | None, largest: int) -> dict[str, str]:
+    """Kafka removes whole segments, so they are a fraction of what is kept; the largest batch must fit into one."""
     found = {"retention.ms": FOREVER, "retention.bytes": FOREVER}
     if retention_ms is not None:
         segment_ms = min(max(retention_ms // PIECES, LEAST_SEGMENT_MS), MOST_SEGMENT_MS)
         found |= {"retention.ms": str(retention_ms), "segment.ms": str(segment_ms)}
     if retention_bytes is not None:
-        segment_bytes = min(max(retention_bytes // PIECES, LEAST_SEGMENT_BYTES), MOST_SEGMENT_BYTES)
+        segment_bytes = min(max(retention_bytes // PIECES, LEAST_SEGMENT_BYTES, largest), MOST_SEGMENT_BYTES)
         found |= {"retention.bytes": str(retention_bytes), "segment.bytes": str(segment_bytes)}
     return found
 

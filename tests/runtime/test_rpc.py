@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidewal.runtime.errors import Closed, DeadlineExceeded, MessageTooLarge, Overloaded
+from tidewal.runtime.errors import Closed, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
 from tidewal.runtime.names import Names
 from tidewal.runtime.pieces import Pieces, pieces_of
 from tidewal.runtime.record import Record, RecordType, decode
@@ -42,6 +42,8 @@ class Server:
     def answer(self, request: Request) -> None:
         if request.method == "fail":
             request.fail(Overloaded("enough", limit="test"))
+        elif request.method == "medium":
+            request.reply(body=bytes(2 * SMALL_BYTES))
         elif request.method == "large":
             request.reply(body=bytes(MESSAGE_BYTES_MAX + 1))
         else:
@@ -263,3 +265,26 @@ def test_pieces_that_never_become_whole_are_forgotten(seed: int) -> None:
     found = pieces.take(replace(whole[-1], pseq=99))
     assert found is not None
     assert (found.key, bytes(found.body), found.part) == (b"key", bytes(record.body), None)
+
+
+class RefusingWal(MemoryWal):
+    """Answers a large message with an error, later, and then takes what is small."""
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        if max(len(entry.payload) for entry in entries) > SMALL_BYTES:
+            asyncio.get_running_loop().call_later(0.01, done, InvalidRequest("the log never takes this"))
+        else:
+            super().submit(entries, done)
+
+
+def test_what_the_log_refuses_later_is_an_error_and_not_a_silence() -> None:
+    async def main() -> None:
+        wal = RefusingWal()
+        async with serving(wal), calling(wal) as caller:
+            with pytest.raises(InvalidRequest, match="never takes"):
+                await caller.call("server", "echo", {}, bytes(2 * SMALL_BYTES))
+            with pytest.raises(InvalidRequest, match="never takes"):
+                await caller.call("server", "medium")
+            assert asyncio.get_running_loop().time() < 1
+
+    run_virtual(main())

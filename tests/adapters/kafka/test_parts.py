@@ -121,6 +121,15 @@ def test_a_held_channel_is_not_left_to_the_brokers():
     assert int(configs(ChannelPolicy(max_message_bytes=100), options)["max.message.bytes"]) > options.batch_bytes
 
 
+@given(st.booleans(), st.integers(1, 2**27), st.integers(1, 2**40))
+def test_the_largest_message_fits_into_a_segment(ephemeral, message_bytes, kept_bytes):
+    policy = ChannelPolicy(
+        ephemeral, max_message_bytes=message_bytes, retention_bytes=kept_bytes, ephemeral_bytes=kept_bytes
+    )
+    found = configs(policy, parse("kafka://one:1"))
+    assert message_bytes < int(found["max.message.bytes"]) <= int(found["segment.bytes"])
+
+
 @pytest.mark.parametrize("error", [*EVERY_ERROR, OSError, TimeoutError], ids=lambda error: error.__name__)
 def test_every_error_of_the_client_becomes_one_of_ours(error):
     for unknown in (False, True):
