@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Mapping
 from http.client import HTTPException
 from typing import cast
@@ -20,7 +21,7 @@ from urllib.parse import quote
 from ...runtime.errors import ChannelNotFound, Closed, ConfigError, InvalidRequest, Unavailable, Unsupported
 from .client import Security
 from .ids import Place
-from .topics import Survey, Topic, survey_of
+from .topics import MADE_PROPERTY, Survey, Topic, survey_of
 
 Json = dict[str, object]
 
@@ -74,7 +75,9 @@ class Admin:
 
     def create(self, topic: Topic) -> bool:
         """Make the topic with its properties, in one step. False when it is there already."""
-        return self._call("PUT", self._path(topic), dict(topic.properties), conflict=False) is not False
+        made = f"{time.time_ns() // 1_000_000}-{uuid.uuid4().hex}"
+        properties: Json = {**topic.properties, MADE_PROPERTY: made}
+        return self._call("PUT", self._path(topic), properties, conflict=False) is not False
 
     def set_policies(self, topic: Topic) -> None:
         """Retention and deduplication, which brokers keep apart from properties."""
@@ -104,6 +107,17 @@ class Admin:
         """The last message of the topic; its entry is -1 where there is none. Raises `ChannelNotFound`."""
         found = cast("dict[str, int]", self._call("GET", f"{self._path(topic)}/lastMessageId", topic=topic))
         return Place(found["ledgerId"], found["entryId"], max(found.get("batchIndex", 0), 0))
+
+    def publishers(self, topic: Topic) -> dict[str, str]:
+        """The names of the producers that are connected, and since when. Raises `ChannelNotFound`."""
+        found = cast("dict[str, list[dict[str, str]]]", self._call("GET", f"{self._path(topic)}/stats", topic=topic))
+        return {each["producerName"]: each.get("connectedSince", "") for each in found["publishers"]}
+
+    def make_cursor(self, topic: Topic, name: str) -> None:
+        """Have a durable cursor of that name, at the beginning where it is new. Raises `ChannelNotFound`."""
+        path = f"{self._path(topic)}/subscription/{quote(name, safe='')}"
+        beginning: Json = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
+        self._call("PUT", path, beginning, topic=topic, conflict=False)
 
     def keep_cursor(self, topic: Topic, name: str, place: Place) -> None:
         """Let the durable cursor of that name stand at the entry of `place`, so that the broker keeps what follows.

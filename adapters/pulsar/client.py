@@ -24,6 +24,7 @@ BATCH_BYTES = 128 * 1024
 BATCH_DELAY_MS = 10  # never reached: each burst is flushed
 MOST_RENEWALS = 8  # connections are not given back before the end
 ONE_TRY_S = 5.0  # for making a producer or reader
+NUMBER_PROPERTY = "tidewal.number"  # of an output of a commit, among those of its producer
 TIMESTAMP_PROPERTY = "tidewal.timestamp"  # hybrid, decimal; the event time of the message is its physical part
 LOGICAL_BITS = 18
 
@@ -41,6 +42,7 @@ class NativeId(Protocol):
     def ledger_id(self) -> int: ...
     def entry_id(self) -> int: ...
     def batch_index(self) -> int: ...
+    def serialize(self) -> bytes: ...
 
 
 class NativeMessage(Protocol):
@@ -78,20 +80,25 @@ class _Builder(Protocol):
     def content(self, payload: bytes) -> None: ...
     def property(self, name: str, value: str) -> None: ...
     def event_timestamp(self, milliseconds: int) -> None: ...
+    def sequence_id(self, number: int) -> None: ...
     def build(self) -> object: ...
 
 
 _new_builder = cast("Callable[[], _Builder]", pulsar._pulsar.MessageBuilder)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue] -- see above
 
 
-def message(payload: bytes, timestamp: int) -> object:
-    """A message for `send_async`."""
+def message(payload: bytes, timestamp: int, number: int | None = None) -> object:
+    """A message for `send_async`. With a number it is stored once for all that are sent by producers of its
+    producer's name, which must send numbers upward."""
     builder = _new_builder()
     builder.content(payload)
     if timestamp:
         builder.property(TIMESTAMP_PROPERTY, str(timestamp))
         if physical := timestamp >> LOGICAL_BITS:
             builder.event_timestamp(physical)
+    if number is not None:
+        builder.sequence_id(number)
+        builder.property(NUMBER_PROPERTY, str(number))
     return builder.build()
 
 
@@ -104,6 +111,28 @@ def timestamp_of(received: NativeMessage) -> int:
 def place_of(id: NativeId) -> Place:
     """The ledger is negative when Pulsar answers without telling where."""
     return Place(id.ledger_id(), id.entry_id(), max(id.batch_index(), 0))
+
+
+def ends_batch(id: NativeId) -> bool:
+    """Whether no message of its batch comes behind it. The size of the batch is told by the serialized id alone, which
+    has numbers only: field 6, as Protocol Buffers writes it."""
+    serialized = id.serialize()
+    fields: dict[int, int] = {}
+    at = 0
+    while at < len(serialized):
+        tag, at = _varint(serialized, at)
+        fields[tag >> 3], at = _varint(serialized, at)
+    return id.batch_index() + 1 >= fields.get(6, 0)
+
+
+def _varint(serialized: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = serialized[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return number, at
 
 
 def ignore(_: object) -> None:
@@ -162,8 +191,9 @@ class Client:
             if connection == len(self._clients) <= MOST_RENEWALS:
                 self._clients.append(self._connect())
 
-    def producer(self, topic: str, name: str) -> NativeProducer:
-        """A producer whose messages the broker stores once, however often they are sent again."""
+    def producer(self, topic: str, name: str, *, batches: bool = True) -> NativeProducer:
+        """A producer whose messages the broker stores once, however often they are sent again. A name is with one
+        producer at a time."""
         try:
             made = self._clients[-1].create_producer(
                 topic,
@@ -171,7 +201,7 @@ class Client:
                 initial_sequence_id=1,  # 0 would be taken for none
                 send_timeout_millis=self.timeout_ms,
                 max_pending_messages=0,  # no limit by number: the appender has one by size
-                batching_enabled=True,
+                batching_enabled=batches,
                 batching_max_messages=BATCH_MESSAGES,
                 batching_max_allowed_size_in_bytes=BATCH_BYTES,
                 batching_max_publish_delay_ms=BATCH_DELAY_MS,

@@ -32,10 +32,39 @@ class Place(NamedTuple):
 
 
 BEFORE_ALL = Place(-1, -1)
+_NO_ENTRY = 2**64 - 1
+_NO_INDEX = 2**32 - 1
 
 
 def encode(place: Place) -> bytes:
     return _LAYOUT.pack(*place)
+
+
+def before_ledger(ledger: int) -> bytes:
+    """The id just before all that the ledger has, or will have."""
+    return _LAYOUT.pack(ledger - 1, _NO_ENTRY, _NO_INDEX)
+
+
+def ledger_behind(place: Place) -> int | None:
+    """The ledger, where the place is `before_ledger`."""
+    return place.ledger + 1 if place.entry == _NO_ENTRY else None
+
+
+def encode_end(place: Place) -> bytes:
+    """As an id, the place behind which the next message will be; where there is none yet, before all of its ledger."""
+    return before_ledger(place.ledger) if place.entry < 0 else encode(place)
+
+
+def decode_end(id: bytes) -> Place:
+    """What `encode_end` was given."""
+    place = Place(*_LAYOUT.unpack(id))
+    ledger = ledger_behind(place)
+    return place if ledger is None else Place(ledger, -1)
+
+
+def following(id: bytes) -> bytes:
+    """The next id that there could be."""
+    return (int.from_bytes(id, "big") + 1).to_bytes(ID_BYTES, "big")
 
 
 def decode(id: bytes) -> Place | None:

@@ -8,8 +8,10 @@ means that there is nothing (else the reader is made anew).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -19,7 +21,7 @@ from ...runtime.errors import ChannelNotFound, Closed, PositionLost, TidewalErro
 from ...runtime.stalls import StallWatch, Waiting
 from ...runtime.wakeup import Hub
 from ...runtime.wal import Entry
-from .client import NativeMessage, NativeReader, NativeTimeout, ignore, timestamp_of
+from .client import NativeMessage, NativeReader, NativeTimeout, ends_batch, ignore, timestamp_of
 from .failures import call_failure
 from .ids import BEFORE_ALL, Place, encode, pack
 from .topics import Survey
@@ -29,6 +31,7 @@ log = logging.getLogger("tidewal.pulsar")
 READY_BYTES = 8 * 1024 * 1024  # decoded and waiting for the iterator
 ENTRY_OVERHEAD_BYTES = 200
 BURST_ENTRIES = 512  # handed over at once while more is coming
+REST_OF_BATCH_MS = 100  # it is in the client library already
 LOOK_AROUND_MS = 1000  # how often a waiting reader looks whether it should end or is connected
 FIRST_SILENCE_LOOKS = 3  # so many such looks without a message, and it asks the broker whether there is one
 LONGEST_SILENCE_LOOKS = 30  # each time that there is none it waits twice as long before it asks again
@@ -120,23 +123,34 @@ class Feed:
             self.end(call_failure(error, f"reading {self._channel}", channel=self._channel))
 
     def _burst(self) -> None:
-        """Hand over what is there without waiting; wait for the first message where there is none."""
+        """Hand over what is there without waiting, but no part of a batch; wait for the first message where there is
+        none."""
         burst: list[Entry] = []
         size = 0
+        message: NativeMessage | None = None
         try:
             while len(burst) < BURST_ENTRIES and size < READY_BYTES:
-                message = self._native.read_next(0) if burst else self._first()
+                message = self._first() if message is None else self._next(message)
                 if message is None:
                     return
                 entry = self._entry(message)
                 if entry is not None:
                     burst.append(entry)
                     size += len(entry.payload) + ENTRY_OVERHEAD_BYTES
-        except NativeTimeout:
-            pass
         finally:
             if burst:
                 self._hand_over(burst, size)
+
+    def _next(self, message: NativeMessage) -> NativeMessage | None:
+        """The message behind this one, if it is there, or is about to be because it is of the same batch."""
+        try:
+            return self._native.read_next(0)
+        except NativeTimeout:
+            if ends_batch(message.message_id()):
+                return None
+        with contextlib.suppress(NativeTimeout):
+            return self._native.read_next(REST_OF_BATCH_MS)
+        return None
 
     def _hand_over(self, burst: list[Entry], size: int) -> None:
         with self._lock:
@@ -165,7 +179,7 @@ class Feed:
         if place.entry == 0 and after.ledger == place.ledger:
             return
         survey = self._survey()
-        if place.entry != 0 or survey.has_between(after, place):
+        if place.entry != 0 or survey.has_between(after, place, time.time_ns() // 1_000_000):
             raise lost(self._channel, encode(after.stored), survey)
 
     def _survey(self) -> Survey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Generator
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from ...runtime.errors import TidewalError
 from ...runtime.wal import From, FromId, FromTime, Start
 from .client import NativeReader, NativeTimeout, ignore, place_of, timestamp_of
 from .failures import call_failure
-from .ids import Place, decode
+from .ids import Place, decode, ledger_behind
 from .reading import lost
 from .topics import Survey
 
@@ -60,6 +61,9 @@ def after_last(source: Source, channel: str, survey: Survey) -> Place:
 
 def _behind_id(source: Source, channel: str, survey: Survey, id: bytes, inclusive: bool) -> Place:
     wanted = decode(id)
+    ledger = None if wanted is None else ledger_behind(wanted)
+    if ledger is not None:
+        return _before_ledger(source, channel, survey, id, ledger)
     if wanted is None or wanted.entry >= dict(survey.ledgers).get(wanted.ledger, 0):
         raise lost(channel, id, survey)
     if wanted[:2] == survey.last[:2] and wanted > source.last(channel):
@@ -70,6 +74,21 @@ def _behind_id(source: Source, channel: str, survey: Survey, id: bytes, inclusiv
         if following is None or following[0] < first:
             raise lost(channel, id, survey)
     return wanted.just_before if inclusive else wanted
+
+
+def _before_ledger(source: Source, channel: str, survey: Survey, id: bytes, ledger: int) -> Place:
+    """Where what began in that ledger begins."""
+    first, entries = survey.first, dict(survey.ledgers)
+    if ledger not in entries:  # Pulsar removes a ledger that stayed empty too
+        if survey.is_whole(time.time_ns() // 1_000_000):
+            return before_first(survey)
+        raise lost(channel, id, survey)
+    if first is None or (not entries[ledger] and first.ledger < ledger):
+        return after_last(source, channel, survey)
+    begin = Place(ledger, 0)
+    if first > begin and entries[ledger]:
+        raise lost(channel, id, survey)
+    return max(first, begin).just_before
 
 
 def find_time(source: Source, channel: str, survey: Survey, timestamp: int) -> Place | None:

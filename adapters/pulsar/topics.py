@@ -15,10 +15,14 @@ from .ids import Place, decode, encode
 
 POLICY_PROPERTY = "tidewal.policy"
 TRUNCATED_PROPERTY = "tidewal.truncated"
+MADE_PROPERTY = "tidewal.made"  # when, in ms since 1970, and which channel of the name
+QUEUE_PROPERTY = "tidewal.queue"  # the group that has this queue
+GROUP_LOG = "tidewal-group~"  # and the name of the group: its log, which is no channel
 HOLD_CURSOR = "tidewal-hold."  # and the name of the holder
 
 MIB = 1024 * 1024
 EPHEMERAL_MINUTES = 1
+GROUP_LOG_MESSAGE_BYTES = 5 * MIB + 32 * 1024
 
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,250}")
 _MEANS_SOMETHING_TO_PULSAR = re.compile(r"__|-partition-\d+\Z")  # system topics, partitions of a topic
@@ -65,6 +69,26 @@ def is_name(channel: str) -> bool:
     return _CHANNEL.fullmatch(channel) is not None
 
 
+def is_topic_of_ours(channel: str) -> bool:
+    """Whether it names a channel, or the log of a group."""
+    return is_name(channel.removeprefix(GROUP_LOG))
+
+
+def group_topic(group: str) -> str:
+    """Under which name, as if it were a channel, the log of a group is kept."""
+    return f"{GROUP_LOG}{group}"
+
+
+def group_of(topic: str) -> str | None:
+    """The group whose log the topic is, by the topic's local name."""
+    return channel_of(topic).removeprefix(GROUP_LOG) if topic.startswith(GROUP_LOG) else None
+
+
+def group_policy() -> ChannelPolicy:
+    """Keeps what the hold of the group's latest picture keeps, and little more."""
+    return ChannelPolicy(retention_s=60, max_message_bytes=GROUP_LOG_MESSAGE_BYTES)
+
+
 def check_name(channel: str) -> None:
     if not is_name(channel):
         raise InvalidRequest(f"channel name {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
@@ -92,6 +116,8 @@ class Survey:
     last: Place  # index unknown; entry -1 where there is none
     truncated: Place | None
     holds: Mapping[str, Place]
+    made: str = ""  # "" when that was not noted
+    queue_of: str = ""  # the group that has this queue
 
     @property
     def stored_from(self) -> Place | None:
@@ -106,17 +132,25 @@ class Survey:
             return stored
         return max(stored, min([self.truncated, *self.holds.values()]))
 
+    def is_whole(self, now_ms: int) -> bool:
+        """Whether it is certain that retention has removed nothing."""
+        milliseconds = self.made.partition("-")[0]
+        if self.policy is None or self.truncated or self.policy.retention_bytes is not None or not milliseconds:
+            return False
+        kept_s = self.policy.retention_s
+        return kept_s is None or now_ms < int(milliseconds) + 1000 * kept_s
+
     @property
     def end(self) -> Place:
         """The last entry, or the place before the first entry to come."""
         return max(self.last, Place(self.ledgers[-1][0], -1)) if self.ledgers else self.last
 
-    def has_between(self, after: Place, before: Place) -> bool:
+    def has_between(self, after: Place, before: Place, now_ms: int) -> bool:
         """Whether there is, or was, any entry between the two; also when nobody knows."""
         entries = dict(self.ledgers)
-        if after.ledger not in entries:
+        if after.ledger not in entries and not self.is_whole(now_ms):
             return True
-        if entries[after.ledger] > after.entry + 1 and after.ledger != before.ledger:
+        if entries.get(after.ledger, 0) > after.entry + 1 and after.ledger != before.ledger:
             return True
         return any(count for ledger, count in self.ledgers if after.ledger < ledger < before.ledger)
 
@@ -142,6 +176,8 @@ def survey_of(topic: Topic, stats: Mapping[str, object]) -> Survey:
             for name, cursor in cursors.items()
             if name.startswith(HOLD_CURSOR)
         },
+        made=properties.get(MADE_PROPERTY, ""),
+        queue_of=properties.get(QUEUE_PROPERTY, ""),
     )
 
 

@@ -29,7 +29,6 @@ from ...runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from ...runtime.groups.missing import WithoutGroups
 from ...runtime.metrics import Metrics
 from ...runtime.stalls import Operation, StallWatch
 from ...runtime.wakeup import Hub, Hubs
@@ -40,6 +39,8 @@ from ...runtime.wal import (
     ChannelPolicy,
     Entry,
     From,
+    GroupInfo,
+    GroupMember,
     OnAppended,
     Payload,
     Start,
@@ -47,12 +48,23 @@ from ...runtime.wal import (
 from . import seeking
 from .admin import DEFAULT_MESSAGE_BYTES, Admin
 from .appending import Appender
-from .client import Client, NativeReader
+from .client import Client, NativeProducer, NativeReader
+from .groups import Groups
 from .ids import Place, decode, encode
 from .options import Options
 from .reading import Feed, Reader
 from .sending import Producer
-from .topics import HOLD_CURSOR, TRUNCATED_PROPERTY, Survey, Topic, channel_of, check_name, is_name, truncated_property
+from .topics import (
+    HOLD_CURSOR,
+    TRUNCATED_PROPERTY,
+    Survey,
+    Topic,
+    channel_of,
+    check_name,
+    is_name,
+    is_topic_of_ours,
+    truncated_property,
+)
 
 T = TypeVar("T")
 
@@ -60,16 +72,24 @@ BLOCKING_CALLS = 16  # at a time, on threads
 METADATA_BYTES = 1024  # that belong to a message beside its payload, at most
 
 
-class Pulsar(WithoutGroups):
+class Pulsar:
     """An open log in one namespace; see `Wal`."""
 
     name = "pulsar"
     capabilities = Capabilities(
-        atomic_batches=False, seek_by_time=True, truncate=True, multi_process_write=True, ephemeral_bounds=False
+        atomic_batches=False,
+        seek_by_time=True,
+        truncate=True,
+        multi_process_write=True,
+        groups=True,
+        individual_acks=True,
+        atomic_commits=True,
+        ephemeral_bounds=False,
     )
 
     def __init__(self, options: Options, metrics: Metrics | None = None) -> None:
         self._options = options
+        self._groups: Groups | None = None  # made when they are needed, on the loop that does
         self.stalls = StallWatch(metrics)
         self._namespace = options.namespace
         self._admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
@@ -84,7 +104,8 @@ class Pulsar(WithoutGroups):
         self._hubs = Hubs()
         self._closed = False
         self._close_done: asyncio.Task[None] | None = None
-        self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(uuid.uuid4().hex), itertools.count(1))
+        self.process = uuid.uuid4().hex
+        self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(self.process), itertools.count(1))
         self._policies: dict[str, ChannelPolicy] = {}
         self._message_bytes = DEFAULT_MESSAGE_BYTES  # that the brokers take, whatever a channel's policy says
         self._feeds_lock = threading.Lock()
@@ -112,6 +133,7 @@ class Pulsar(WithoutGroups):
         self._check_open()
         check_name(channel)
         await self._blocking(partial(self._create, Topic(channel, policy)))
+        self._channels_changed()
 
     def _create(self, topic: Topic) -> None:
         if not self._admin.create(topic):
@@ -127,7 +149,7 @@ class Pulsar(WithoutGroups):
 
     async def channels(self) -> list[str]:
         self._check_open()
-        names = [channel_of(name) for name in await self._blocking(self._admin.topics)]
+        names = [name for name in map(channel_of, await self._blocking(self._admin.topics)) if is_name(name)]
         found = await asyncio.gather(*(self._blocking(partial(self._is_channel, name)) for name in names))
         return sorted(name for name, is_channel in zip(names, found, strict=True) if is_channel)
 
@@ -158,6 +180,7 @@ class Pulsar(WithoutGroups):
     async def drop_channel(self, channel: str) -> None:
         self._check_open()
         await self._blocking(partial(self._drop, channel))
+        self._channels_changed()
 
     def _drop(self, channel: str) -> None:
         with contextlib.suppress(ChannelNotFound):
@@ -301,6 +324,38 @@ class Pulsar(WithoutGroups):
         else:
             self._admin.keep_cursor(topic, cursor, _place(id))
 
+    # ---- groups -------------------------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        return await self._all_groups().start_member(group, channels, start, reset_to, session_timeout_s)
+
+    async def groups(self) -> list[GroupInfo]:
+        return await self._all_groups().groups()
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        await self._all_groups().seek_group(group, channel, start)
+
+    async def drop_group(self, group: str) -> None:
+        await self._all_groups().drop_group(group)
+
+    def _all_groups(self) -> Groups:
+        self._check_open()
+        if self._groups is None:
+            self._groups = Groups(self)
+        return self._groups
+
+    def _channels_changed(self) -> None:
+        if self._groups is not None:
+            self._groups.channels_changed()
+
     # ---- the end ------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -309,6 +364,8 @@ class Pulsar(WithoutGroups):
         await asyncio.shield(self._close_done)
 
     async def _close(self) -> None:
+        if self._groups is not None:
+            await self._groups.close()
         with self._feeds_lock:
             self._closed = True
             feeds = list(self._feeds)
@@ -335,9 +392,33 @@ class Pulsar(WithoutGroups):
     def timeout_ms(self) -> int:
         return self._client.timeout_ms
 
+    @property
+    def timeout_s(self) -> float:
+        return self._options.request_timeout_s
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def behind_all(self, channel: str) -> Place:
+        """The last message of the channel, or where the first one will be. Blocks. Raises `ChannelNotFound`."""
+        return seeking.after_last(self, channel, self.survey(channel))
+
+    def publisher(self, channel: str, name: str, *, batches: bool) -> NativeProducer:
+        """A producer of that name, which nobody else has meanwhile. Blocks. Raises `Unavailable`, `ChannelNotFound`."""
+        return self._client.producer(self._address(Topic(channel)), name, batches=batches)
+
+    def policy(self, channel: str) -> ChannelPolicy:
+        """Blocks. Raises `ChannelNotFound`."""
+        return self._policy(channel)
+
+    async def blocking(self, call: Callable[[], T]) -> T:
+        """Call on a thread."""
+        return await self._blocking(call)
+
     def survey(self, channel: str) -> Survey:
         """What the channel's topic holds. Blocks. Raises `ChannelNotFound`, also for a topic that is no channel."""
-        if not is_name(channel):
+        if not is_topic_of_ours(channel):
             raise ChannelNotFound(f"there can be no channel {channel!r}", channel=channel)
         try:
             survey = self._admin.survey(Topic(channel))
@@ -383,7 +464,11 @@ class Pulsar(WithoutGroups):
         return f"persistent://{self._namespace}/{topic.name}"
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except RuntimeError as error:  # the threads are gone
+            raise Closed("the Pulsar log is closed") from error
+        return await future
 
     def _check_open(self) -> None:
         if self._closed:

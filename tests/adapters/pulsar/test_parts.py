@@ -31,6 +31,7 @@ from tidewal.runtime.errors import (
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, Durability
 
+NOW_MS = 1_700_000_000_000
 number = st.integers(0, 2**40)
 place = st.builds(Place, number, number, st.integers(0, 2**20))
 channel_name = st.text("abP-_.~09partion", min_size=1, max_size=30).filter(lambda name: "~" not in name)
@@ -96,10 +97,15 @@ def test_what_the_broker_counts_is_read_with_the_ledger_in_use():
 
 def test_a_gap_between_ledgers_is_seen():
     found = survey([(3, 4), (4, 0), (5, 7), (9, 0)], "9:1")
-    assert not found.has_between(Place(3, 3), Place(5, 0))
-    assert found.has_between(Place(3, 2), Place(5, 0))
-    assert found.has_between(Place(3, 3), Place(9, 0))
-    assert found.has_between(Place(2, 0), Place(3, 0))  # it is gone, so nobody knows
+    assert not found.has_between(Place(3, 3), Place(5, 0), NOW_MS)
+    assert found.has_between(Place(3, 2), Place(5, 0), NOW_MS)
+    assert found.has_between(Place(3, 3), Place(9, 0), NOW_MS)
+    assert found.has_between(Place(2, 0), Place(3, 0), NOW_MS)  # it is gone, so nobody knows
+    kept = {"tidewal.policy": encode_policy(ChannelPolicy(retention_s=60.0)), "tidewal.made": f"{NOW_MS}-x"}
+    whole = survey([(3, 4), (5, 7), (9, 0)], "9:1", **kept)
+    assert not whole.has_between(Place(2, -1), Place(3, 0), NOW_MS + 59_000)  # it was empty
+    assert whole.has_between(Place(2, -1), Place(3, 0), NOW_MS + 61_000)
+    assert whole.has_between(Place(2, -1), Place(5, 0), NOW_MS)
 
 
 def test_options_win_over_the_url_and_that_over_settings():

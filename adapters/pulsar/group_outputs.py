@@ -1,0 +1,330 @@
+"""The outputs of commits: decided by a record of the group's log that holds them, then appended to their channels.
+
+So both happen or none: before the record nothing is in the channels, behind it somebody appends them. That is the
+process that committed, or where its member is no more, any process of the group that notices. Nothing is doubled:
+the outputs of one publisher have its name and are numbered, a name is with one process at a time, Pulsar drops numbers
+that it has had of that name, and whoever takes over looks first what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
+from ...runtime.groups.link import Ack
+from ...runtime.wal import Append, ChannelPolicy
+from .client import NUMBER_PROPERTY, OK, NativeId, NativeProducer, NativeReader, NativeResult, ignore, message, place_of
+from .failures import call_failure, unknown_outcome
+from .group_log import GroupLog
+from .group_records import Command, Commit, Output, Published
+from .group_state import Decided
+from .ids import Place, decode_end, encode, encode_end, pack
+
+log = logging.getLogger("tidewal.pulsar")
+
+T = TypeVar("T")
+
+RECORD_BYTES = 1024 * 1024  # of outputs in one record of the group's log
+ENTRY_OVERHEAD_BYTES = 200
+PAUSE_S = 0.2  # before a taken name is asked for again
+
+
+class Channels(Protocol):
+    """What publishing needs of the WAL; all of it blocks, except for `blocking`."""
+
+    @property
+    def timeout_ms(self) -> int: ...
+
+    async def blocking(self, call: Callable[[], T]) -> T: ...
+
+    def policy(self, channel: str) -> ChannelPolicy: ...
+
+    def behind_all(self, channel: str) -> Place: ...
+
+    def last(self, channel: str) -> Place: ...
+
+    def publisher(self, channel: str, name: str, *, batches: bool) -> NativeProducer: ...
+
+    def open_reader(self, channel: str, start: Place, queue_messages: int | None = None) -> NativeReader: ...
+
+
+class Outbox:
+    """What this process appends for one group. Belongs to the loop of the group's log."""
+
+    def __init__(self, wal: Channels, group_log: GroupLog) -> None:
+        self._wal = wal
+        self._log = group_log
+        self._publisher = uuid.uuid4().hex
+        self._number = 0
+        self._after: dict[str, bytes] = {}  # by channel, an id behind which our next outputs will be
+        self._producers: dict[str, NativeProducer] = {}
+        self._queue: deque[Decided] = deque()
+        self._waiting: dict[bytes, asyncio.Future[list[bytes]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._adopting: asyncio.Task[None] | None = None
+
+    # ---- committing -------------------------------------------------------------------------------------------------
+
+    async def check(self, outputs: Sequence[Append]) -> None:
+        """Raise what appending them would raise at once; then nothing is committed."""
+        for channel in {output.channel for output in outputs}:
+            policy = await self._wal.blocking(partial(self._wal.policy, channel))
+            for output in outputs:
+                size, limit = len(output.payload), policy.max_message_bytes
+                if output.channel == channel and size > limit:
+                    raise MessageTooLarge(
+                        f"a message of {size} bytes for {channel} is over its limit of {limit}", size=size, limit=limit
+                    )
+            if channel not in self._after:
+                behind = await self._wal.blocking(partial(self._wal.behind_all, channel))
+                self._after.setdefault(channel, encode_end(behind))
+
+    def number(self, outputs: Sequence[Append]) -> list[list[Output]]:
+        """The outputs with their numbers, in parts that fit into records. To be appended in the order of the calls."""
+        parts: list[list[Output]] = [[]]
+        size = 0
+        for output in outputs:
+            self._number += 1
+            more = len(output.payload) + ENTRY_OVERHEAD_BYTES
+            if parts[-1] and size + more > RECORD_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(Output(output, self._number))
+            size += more
+        return parts
+
+    def deciding(self, member: str, acks: Sequence[Ack], batch: bytes, parts: Sequence[list[Output]]) -> Commit:
+        """The record that decides, with the last of the parts."""
+        after = {output.append.channel: self._after[output.append.channel] for part in parts for output in part}
+        return Commit(member, list(acks), batch, self._publisher, parts[-1], after)
+
+    async def published(self, token: bytes) -> list[bytes]:
+        """The ids of the outputs of a commit that `expect` was called for."""
+        try:
+            async with asyncio.timeout(2 * self._wal.timeout_ms / 1000):
+                return await asyncio.shield(self._waiting[token])
+        except TimeoutError:
+            raise Unavailable(
+                f"a commit of group {self._log.group} is decided, but its outputs are not in their channels yet",
+                outcome_unknown=True,
+            ) from None
+        finally:
+            self._waiting.pop(token, None)
+
+    def expect(self, token: bytes) -> None:
+        """Keep what becomes of this commit for `published`."""
+        self._waiting[token] = asyncio.get_running_loop().create_future()
+
+    def forget(self, token: bytes) -> None:
+        """The commit was refused."""
+        self._waiting.pop(token, None)
+
+    def applied(self, token: bytes, command: Command) -> None:
+        """Look at each record of the log that took effect: one of ours may have decided something."""
+        if isinstance(command, Commit) and command.publisher == self._publisher:
+            decided = self._log.state.undelivered.get(token)
+            if decided is not None:
+                self._queue.append(decided)
+                if self._task is None or self._task.done():
+                    self._task = asyncio.create_task(self._run(), name=f"outputs of group {self._log.group}")
+
+    # ---- publishing -------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while self._queue:
+            await self._wait_for_orphans(self._queue[0])
+            decided, self._queue = list(self._queue), deque()
+            try:
+                places = await self._wal.blocking(partial(self._send, decided))
+            except TidewalError as error:
+                log.warning("outputs of group %s are sent again: %s", self._log.group, error)
+                self._drop_producers()
+                places = dict[int, bytes]()
+                for each in decided:
+                    places |= await self._until_published(each)
+            for each in decided:
+                ids = [places.get(output.number, b"") for output in each.outputs]
+                for output, id in zip(each.outputs, ids, strict=True):
+                    channel = output.append.channel
+                    self._after[channel] = max(self._after.get(channel, b""), id)
+                future = self._waiting.get(each.token)
+                if future is not None and not future.done():
+                    future.set_result(ids)
+            self._log.propose(Published([each.token for each in decided]))
+
+    async def _wait_for_orphans(self, mine: Decided) -> None:
+        """What was decided before, by who is no member any more, is to come first."""
+        while self._log.ended is None:
+            undelivered = self._log.state.undelivered
+            before = [each for each in undelivered.values() if self._is_orphan(each)]
+            order = [*undelivered, mine.token]  # ours is not there when somebody else has published it
+            if not before or order.index(before[0].token) > order.index(mine.token):
+                return
+            self.adopt()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _until_published(self, decided: Decided) -> dict[int, bytes]:
+        while True:
+            try:
+                return await self._wal.blocking(partial(self._publish_again, decided))
+            except Closed:
+                raise
+            except TidewalError as error:
+                log.warning("outputs of group %s: %s", self._log.group, error)
+            await asyncio.sleep(PAUSE_S)
+
+    def _send(self, commits: Sequence[Decided]) -> dict[int, bytes]:
+        """Send the outputs of commits, in order; their places by number. Blocks. Raises when not all are sure to be
+        there, or not where."""
+        outputs = [output for commit in commits for output in commit.outputs]
+        answers = _Answers(len(outputs))
+        touched: dict[str, NativeProducer] = {}
+        for output in outputs:
+            channel = output.append.channel
+            producer = self._producers.get(channel)
+            if producer is None:
+                producer = self._wal.publisher(channel, _name(self._publisher), batches=True)
+                self._producers[channel] = producer
+            touched[channel] = producer
+            _send_one(producer, output, partial(answers.answer, output.number))
+        for producer in touched.values():
+            producer.flush_async(ignore)
+        return answers.wait(self._wal.timeout_ms / 1000)
+
+    # ---- publishing what may be there already -----------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Begin to publish what was decided by who is no member any more."""
+        if self._adopting is None or self._adopting.done():
+            self._adopting = asyncio.create_task(self._adopt(), name=f"outputs left in group {self._log.group}")
+
+    async def _adopt(self) -> None:
+        with suppress(TidewalError):
+            for decided in list(self._log.state.undelivered.values()):
+                if self._is_orphan(decided):
+                    try:
+                        await self._wal.blocking(partial(self._publish_again, decided))
+                    except Unavailable as error:  # its process may still be at it
+                        log.info("outputs left in group %s: %s", self._log.group, error)
+                        return
+                    self._log.propose(Published([decided.token]))
+
+    def _is_orphan(self, decided: Decided) -> bool:
+        return decided.member not in self._log.state.members and decided.publisher != self._publisher
+
+    def _publish_again(self, decided: Decided) -> dict[int, bytes]:
+        """Publish what is missing; the places of all, by number. Blocks. Raises `Unavailable`, also while another
+        process has the name."""
+        places: dict[int, bytes] = {}
+        for channel in {output.append.channel: None for output in decided.outputs}:
+            outputs = [output for output in decided.outputs if output.append.channel == channel]
+            try:
+                places |= self._complete(channel, outputs, decided)
+            except ChannelNotFound as error:
+                log.warning("outputs of group %s have no channel any more: %s", self._log.group, error)
+        return places
+
+    def _complete(self, channel: str, outputs: Sequence[Output], decided: Decided) -> dict[int, bytes]:
+        name = _name(decided.publisher)
+        producer = self._wal.publisher(channel, name, batches=False)  # from now on nobody else sends under the name
+        try:
+            places = self._look(channel, decode_end(decided.after[channel]), name)
+            for output in outputs:
+                if output.number not in places:
+                    answers = _Answers(1)
+                    _send_one(producer, output, partial(answers.answer, output.number))
+                    places |= answers.wait(self._wal.timeout_ms / 1000)
+        finally:
+            closed = threading.Event()
+            producer.close_async(lambda _: closed.set())
+            closed.wait(self._wal.timeout_ms / 1000)
+        return {output.number: places[output.number] for output in outputs}
+
+    def _look(self, channel: str, after: Place, name: str) -> dict[int, bytes]:
+        """What of this publisher is in the channel behind `after`, by number."""
+        places: dict[int, bytes] = {}
+        last = self._wal.last(channel)
+        if last.entry < 0 or last <= after:
+            return places
+        reader = self._wal.open_reader(channel, after)
+        try:
+            place = after
+            while place < last:
+                found = reader.read_next(self._wal.timeout_ms)
+                place = place_of(found.message_id())
+                if found.producer_name() == name:
+                    places[int(found.properties()[NUMBER_PROPERTY])] = encode(place)
+        except Exception as error:
+            raise call_failure(error, f"looking for outputs in {channel}", channel=channel) from error
+        finally:
+            reader.close_async(ignore)
+        return places
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Publish what is decided, as long as Pulsar answers; others do the rest."""
+        tasks = [task for task in (self._task, self._adopting) if task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._wal.timeout_ms / 1000)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(unknown_outcome("the log is closed; outputs are appended by others", ""))
+                future.exception()
+        self._drop_producers()
+
+    def _drop_producers(self) -> None:
+        producers, self._producers = self._producers, {}
+        for producer in producers.values():
+            producer.close_async(ignore)
+
+
+class _Answers:
+    """Collects what the client library's thread says of messages."""
+
+    def __init__(self, count: int) -> None:
+        self._missing = count
+        self._places: dict[int, bytes] = {}
+        self._failure: str | None = None
+        self._changed = threading.Condition()
+
+    def answer(self, number: int, result: NativeResult, id: NativeId) -> None:
+        with self._changed:
+            if int(result) != OK:
+                self._failure = result.name
+            elif id.ledger_id() < 0:
+                self._failure = "a duplicate"
+            else:
+                self._places[number] = pack(id.ledger_id(), id.entry_id(), max(id.batch_index(), 0))
+            self._missing -= 1
+            self._changed.notify()
+
+    def wait(self, timeout_s: float) -> dict[int, bytes]:
+        deadline = time.monotonic() + 2 * timeout_s  # the library answers sooner, by its own limit
+        with self._changed:
+            while self._missing and time.monotonic() < deadline:
+                self._changed.wait(1.0)
+            if self._missing or self._failure is not None:
+                raise Unavailable(f"Pulsar answered {self._failure or 'nothing'} to outputs of a commit")
+            return self._places
+
+
+def _name(publisher: str) -> str:
+    return f"tidewal-outputs-{publisher}"
+
+
+def _send_one(producer: NativeProducer, output: Output, answered: Callable[[NativeResult, NativeId], None]) -> None:
+    append = output.append
+    producer.send_async(message(bytes(append.payload), append.timestamp, output.number), answered)

@@ -1,0 +1,309 @@
+"""The state of a group without a broker: whoever applies the same records has the same, also one that begins from a
+picture; and who is judged silent or gone."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from tidewal.adapters.pulsar.client import ends_batch
+from tidewal.adapters.pulsar.group_following import Presence
+from tidewal.adapters.pulsar.group_log import _Silence
+from tidewal.adapters.pulsar.group_records import (
+    Beat,
+    Channels,
+    Commit,
+    Drop,
+    Expel,
+    Found,
+    Join,
+    Leave,
+    Output,
+    Picture,
+    Published,
+    Release,
+    Seek,
+    SeekGroup,
+    Stage,
+    decode_record,
+    encode_record,
+)
+from tidewal.adapters.pulsar.group_state import GroupState
+from tidewal.adapters.pulsar.ids import Place, before_ledger, decode_end, encode, encode_end, following
+from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, TidewalError
+from tidewal.runtime.groups.link import Ack
+from tidewal.runtime.groups.positions import just_before
+from tidewal.runtime.wal import Append, From
+
+CHANNELS = [f"c{n}" for n in range(6)]
+
+
+def found(ledger=1, made="1-a", queue=False):
+    return Found(made, ledger, before_ledger(ledger), encode(Place(ledger, 9, 0)), queue)
+
+
+def join(member, *channels, process="p", start=From.EARLIEST, of=None):
+    known = {name: found() for name in CHANNELS} if of is None else of
+    return Join(member, process, list(channels), start, 30.0, known)
+
+
+def ack(member, channel, lease, upto, *outputs, batch=b""):
+    acks = [Ack(channel, lease, upto)]
+    return Commit(member, acks, batch, "publisher", [Output(Append("out", b"x", 1), n) for n in outputs], {"out": b""})
+
+
+def new_state():
+    return GroupState("g", lambda member: None)
+
+
+def apply(state, *commands):
+    for number, command in enumerate(commands):
+        state.apply(bytes([number]), command)
+
+
+def lease(state, member, channel):
+    return state.shares(member).held[channel].lease
+
+
+def held(state):
+    return {member: set(state.shares(member).held) for member in state.members}
+
+
+class Script:
+    """Commands as several processes might write them, some of them too late to count."""
+
+    def __init__(self, seed):
+        self._rng = random.Random(seed)
+        self._joined = 0
+        self._made = 1
+
+    def next(self, state):
+        rng = self._rng
+        members = sorted(state.members)
+        member = rng.choice(members) if members else "nobody"
+        channel = rng.choice(CHANNELS)
+        with suppress(TidewalError, KeyError):
+            number = lease(state, member, channel)
+        if "number" not in locals() or rng.random() < 0.1:
+            number = rng.randrange(100)
+        upto = encode(Place(1, rng.randrange(10), rng.randrange(3)))
+        match rng.randrange(12):
+            case 0:
+                self._joined += 1
+                channels = rng.choice([["*"], CHANNELS[:3], CHANNELS[2:], ["c1", "c4"]])
+                return join(f"m{self._joined}", *channels, process=f"p{rng.randrange(3)}", start=rng.choice(list(From)))
+            case 1:
+                return Leave(member)
+            case 2:
+                return Expel(member, rng.randrange(3))
+            case 3 | 4:
+                return Release(member, channel, number)
+            case 5:
+                return Seek(member, channel, number, upto)
+            case 6:
+                return SeekGroup(channel, found(), upto)
+            case 7:
+                self._made += 1
+                late = found(self._made, f"{self._made}-x")
+                return rng.choice([Channels({}, {channel: "1-a"}), Channels({channel: late, "c9": late}, {})])
+            case 8:
+                return Beat(f"p{rng.randrange(3)}", rng.randrange(3))
+            case 9:
+                outputs = [Output(Append("out", b"y"), 1)]
+                return rng.choice([Published([bytes([3])]), Stage(member, b"batch", outputs)])
+            case _:
+                ids = tuple(encode(Place(1, 20, rng.randrange(9))) for _ in range(rng.randrange(3)))
+                return Commit(member, [Ack(channel, number, upto, ids)], b"batch", "publisher", [], {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_reads_the_records_has_the_same_state(seed):
+    script, whole = Script(seed), new_state()
+    others = []
+    applied = 0
+    for number in range(400):
+        command = script.next(whole)
+        record = encode_record(bytes([number % 256]), command)
+        outcomes = set()
+        for state in (whole, *others):
+            try:
+                state.apply(*decode_record(record))
+                outcomes.add("applied")
+            except TidewalError as error:
+                outcomes.add(type(error).__name__)
+        assert len(outcomes) == 1, command
+        applied += "applied" in outcomes
+        if number % 100 == 50:  # one that begins from a picture
+            _, picture = decode_record(encode_record(b"", Picture(b"", whole.picture())))
+            later = new_state()
+            later.restore(picture.state)
+            others.append(later)
+        for other in others:
+            assert other.picture() == whole.picture()
+            assert other.info() == whole.info()
+    assert applied > 150
+
+
+def test_every_command_comes_back_from_its_record():
+    commands = [
+        join("m", "c*", start=From.LATEST),
+        Beat("p", 3),
+        Leave("m"),
+        Expel("m", 2),
+        Release("m", "c0", 7),
+        Stage("m", b"b", [Output(Append("out", b"\x00\xff", 9), 4)]),
+        Commit("m", [Ack("c0", 7, b"u", (b"1", b"2"))], b"b", "p", [Output(Append("o", b"", 0), 5)], {"o": b"after"}),
+        Published([b"t"]),
+        Seek("m", "c0", 7, b"u"),
+        SeekGroup("c0", found(queue=True), b"u"),
+        Channels({"c0": found()}, {"c1": "made"}),
+        Drop(),
+        Picture(b"base", {"x": [1, b"y"]}),
+    ]
+    for command in commands:
+        assert decode_record(encode_record(b"token", command)) == (b"token", command)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"\xc1", b"junk", b"\x94\x02\xa4Beat\xc4\x00\x80", b"\x94\x01\xa3Bat\xc4\x00\x80"]
+)
+def test_what_is_no_record_is_passed_over(junk):
+    assert decode_record(junk) is None
+
+
+def test_an_acknowledgement_counts_until_the_channel_is_taken_away():
+    state = new_state()
+    apply(state, join("a", "c0"))
+    number = lease(state, "a", "c0")
+    apply(state, ack("a", "c0", number, encode(Place(1, 3))))
+    apply(state, Release("a", "c0", number))
+    again = lease(state, "a", "c0")
+    with pytest.raises(Fenced):
+        apply(state, ack("a", "c0", number, encode(Place(1, 4))))
+    assert state.shares("a").held["c0"].acked_to == encode(Place(1, 3))
+    apply(state, ack("a", "c0", again, encode(Place(1, 4))))
+    apply(state, Leave("a"))
+    with pytest.raises(Fenced):
+        apply(state, ack("a", "c0", again, encode(Place(1, 5))))
+    assert state.info().positions == {"c0": encode(Place(1, 4))}
+
+
+def test_a_beat_that_came_meanwhile_saves_from_being_expelled():
+    state = new_state()
+    apply(state, join("a", "c0", process="p1"), join("b", "c0", process="p2"), Beat("p1", 1), Beat("p1", 2))
+    apply(state, Expel("a", 1))
+    assert set(state.members) == {"a", "b"}
+    apply(state, Expel("a", 2))
+    assert held(state) == {"b": {"c0"}}
+    apply(state, Expel("a", 2), Leave("a"))
+
+
+def test_outputs_are_decided_with_the_acknowledgement_or_not_at_all():
+    state = new_state()
+    apply(state, join("a", "c0"))
+    number = lease(state, "a", "c0")
+    state.apply(b"1", Stage("a", b"one", [Output(Append("out", b"1"), 1), Output(Append("out", b"2"), 2)]))
+    state.apply(b"2", ack("a", "c0", number, encode(Place(1, 0)), 3, batch=b"one"))
+    assert [output.number for output in state.undelivered[b"2"].outputs] == [1, 2, 3]
+    state.apply(b"3", Stage("a", b"two", [Output(Append("out", b"4"), 4)]))
+    with pytest.raises(Fenced):
+        state.apply(b"4", ack("a", "c0", number + 1, encode(Place(1, 1)), 5, batch=b"two"))
+    state.apply(b"5", ack("a", "c0", number, encode(Place(1, 1)), 6, batch=b"three"))
+    assert [output.number for output in state.undelivered[b"5"].outputs] == [6]
+    assert list(state.undelivered) == [b"2", b"5"]
+    state.apply(b"6", Published([b"2"]))
+    assert list(state.undelivered) == [b"5"]
+
+
+def test_a_later_channel_of_the_name_takes_the_place_of_the_earlier():
+    state = new_state()
+    apply(state, join("a", "c*", of={"c0": found(1, "1-a")}))
+    apply(state, ack("a", "c0", lease(state, "a", "c0"), encode(Place(1, 5))))
+    apply(state, Channels({"c0": found(7, "2-b")}, {}))
+    assert state.shares("a").held["c0"].acked_to == before_ledger(7)
+    apply(state, Channels({"c0": found(1, "1-a")}, {"c0": "1-a"}))  # somebody saw this long ago
+    assert state.shares("a").held["c0"].acked_to == before_ledger(7)
+    apply(state, Channels({}, {"c0": "2-b"}))
+    assert held(state) == {"a": set()}
+    with pytest.raises(ChannelNotFound):
+        apply(state, join("b", "c0", of={}))
+    assert set(state.members) == {"a"}
+
+
+def test_a_group_is_dropped_when_it_has_no_members():
+    state = new_state()
+    apply(state, join("a", "c0"))
+    with pytest.raises(InvalidRequest):
+        apply(state, Drop())
+    apply(state, Leave("a"), Drop())
+    assert state.dropped
+    assert state.info() is None
+
+
+def test_silence_is_counted_in_own_beats_and_not_while_we_were_stopped():
+    silence = _Silence()
+    silence.heard("other")
+    assert silence.of("other") == 0
+    for beat in range(11):
+        silence.own_beat(float(beat), most_s=2.0)
+        if beat <= 4:
+            silence.heard("other")
+    assert silence.of("other") == 6.0
+    assert silence.of("new") == 0.0
+    silence.own_beat(100.0, most_s=2.0)  # we were stopped: what the others did meanwhile comes behind this beat
+    assert silence.of("other") == 6.0
+    silence.own_beat(101.0, most_s=2.0)
+    assert silence.of("other") == 7.0
+
+
+def names(**since):
+    return {f"tidewal-{process}-{number}": at for number, (process, at) in enumerate(since.items())}
+
+
+def test_a_process_is_gone_when_the_broker_has_no_connection_of_it_for_a_while():
+    presence = Presence("me")
+    everybody = {"me", "other"}
+    assert presence.look(names(me="1", other="1"), everybody) == set()
+    assert presence.look(names(me="1"), everybody) == set()
+    assert presence.look(names(me="1"), everybody) == set()
+    assert presence.look(names(me="1", other="5"), everybody) == set()  # it was just connecting anew
+    looks = [presence.look(names(me="1"), everybody) for _ in range(3)]
+    assert looks == [set(), set(), {"other"}]
+
+
+def test_a_broker_that_came_back_says_nothing_of_who_is_not_there_yet():
+    presence = Presence("me")
+    everybody = {"me", "slow", "dead"}
+    presence.look(names(me="1", slow="1", dead="1"), everybody)
+    presence.look({}, everybody)
+    for _ in range(5):
+        assert presence.look(names(me="7"), everybody) == set()
+    presence.look(names(me="7", slow="9"), everybody)
+    looks = [presence.look(names(me="7"), everybody) for _ in range(3)]
+    assert looks == [set(), set(), {"slow"}]  # the session of the other decides
+
+
+def test_the_place_before_a_ledger():
+    assert before_ledger(5) == just_before(encode(Place(5, 0, 0)))
+    assert following(before_ledger(5)) == encode(Place(5, 0, 0))
+    for place in (Place(5, -1), Place(5, 0, 0), Place(5, 7, 3)):
+        assert decode_end(encode_end(place)) == place
+
+
+class Id:
+    def __init__(self, index, serialized):
+        self._index, self._serialized = index, serialized
+
+    def batch_index(self):
+        return self._index
+
+    def serialize(self):
+        return bytes.fromhex(self._serialized)
+
+
+def test_the_last_message_of_a_batch_is_known():
+    assert [ends_batch(Id(index, f"080310002{index:03x}3005")) for index in (0, 3, 4)] == [False, False, True]
+    assert ends_batch(Id(-1, "0803108001"))
+    assert not ends_batch(Id(150, "080310002096013ac801".replace("3ac8", "30c8")))
