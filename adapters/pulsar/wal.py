@@ -1,7 +1,7 @@
 """Tidewal's log on Apache Pulsar: one persistent topic per channel, everything that is kept about it in the broker.
 
-Differs from the embedded log, and says so in `capabilities`: a batch over several channels is not atomic, and consumer
-groups are not there. Ids are Pulsar's own positions. A channel's policy is a property of its topic; retention is
+Differs from the embedded log, and says so in `capabilities`: a batch over several channels is not atomic. Consumer
+groups have a topic of their own each (`groups.py`). Ids are Pulsar's own positions. A channel's policy is a property of its topic; retention is
 Pulsar's, in whole minutes and MiB, and frees whole ledgers; what is truncated stops counting at once and is freed by
 retention; a hold is a durable cursor, which the broker never passes. An ephemeral channel is a topic with one minute
 and `ephemeral_bytes` of retention: it forgets later than it might. A position in a ledger that was removed is lost,
