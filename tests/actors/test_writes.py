@@ -135,6 +135,7 @@ async def test_an_unknown_operation_and_an_unknown_collection_are_named(home) ->
         assert await rows_of(client) == []
 
 
+@pytest.mark.every_log
 async def test_a_row_over_the_message_limit_is_refused_and_a_batch_over_it_is_split(home) -> None:
     big = "x" * (3 * 1024 * 1024)
     home.segment_bytes = 32 * 1024 * 1024
