@@ -21,7 +21,9 @@ from .ids import BEFORE_ALL, Place
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 128 * 1024
-BATCH_DELAY_MS = 10  # never reached: each burst is flushed
+# Never reached, as each burst is flushed; and it must not be: the library's timer would send the batch with its lock
+# held, which takes the interpreter's for the callbacks, while whoever flushes holds that and waits for the library's.
+BATCH_DELAY_MS = 600_000
 MOST_RENEWALS = 8  # connections are not given back before the end
 ONE_TRY_S = 5.0  # for making a producer or reader
 NUMBER_PROPERTY = "tidewal.number"  # of an output of a commit, among those of its producer

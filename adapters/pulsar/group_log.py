@@ -36,6 +36,7 @@ log = logging.getLogger("tidewal.pulsar")
 BEATS_PER_TIMEOUT = 3  # so that two may come late
 RECORDS_PER_PICTURE = 2_000
 PICTURE_BYTES = 4 * 1024 * 1024  # a larger one waits until commits are done
+MOST_BEATS_UNDER_WAY = 1_000
 PAUSE_S = 0.5  # before following again
 HOLDER = "group"  # holds what is not in a picture
 
@@ -155,6 +156,7 @@ class GroupLog:
         """Say that this process lives. From any thread."""
         self._beats += 1
         self._beaten[self._beats] = time.monotonic()
+        self._beaten.pop(self._beats - MOST_BEATS_UNDER_WAY, None)
         self.propose(Beat(self._wal.process, self._beats))
 
     async def shares(self, member: str, seen: int | None, wait_s: float) -> Shares:
@@ -195,6 +197,9 @@ class GroupLog:
                     return
                 log.warning("following group %s: %s", self.group, error)
                 await asyncio.sleep(PAUSE_S)
+            except Exception as error:
+                log.exception("group %s cannot be followed", self.group)
+                self._end(CorruptLog(f"the log of group {self.group}: {error}", path=self.topic, offset=0))
             finally:
                 await reader.aclose()
 

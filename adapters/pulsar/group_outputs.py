@@ -68,6 +68,7 @@ class Outbox:
         self._after: dict[str, bytes] = {}  # by channel, an id behind which our next outputs will be
         self._producers: dict[str, NativeProducer] = {}
         self._queue: deque[Decided] = deque()
+        self._failed: set[bytes] = set()  # of ours, left to be adopted
         self._waiting: dict[bytes, asyncio.Future[list[bytes]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
@@ -144,27 +145,52 @@ class Outbox:
             await self._wait_for_orphans(self._queue[0])
             decided, self._queue = list(self._queue), deque()
             try:
-                places = await self._wal.blocking(partial(self._send, decided))
-            except TidewalError as error:
-                log.warning("outputs of group %s are sent again: %s", self._log.group, error)
+                places = await self._publish(decided)
+            except Exception as error:  # the record of the commit stays, and with it what is to be done
+                if not isinstance(error, Closed):
+                    log.exception("outputs of group %s are not appended", self._log.group)
                 self._drop_producers()
-                places = dict[int, bytes]()
                 for each in decided:
-                    places |= await self._until_published(each)
+                    self._failed.add(each.token)
+                    self._answer(each.token, call_failure(error, "appending outputs", outcome_unknown=True))
+                continue
             for each in decided:
                 ids = [places.get(output.number, b"") for output in each.outputs]
                 for output, id in zip(each.outputs, ids, strict=True):
                     channel = output.append.channel
                     self._after[channel] = max(self._after.get(channel, b""), id)
-                future = self._waiting.get(each.token)
-                if future is not None and not future.done():
-                    future.set_result(ids)
+                self._answer(each.token, ids)
             self._log.propose(Published([each.token for each in decided]))
+
+    async def _publish(self, decided: Sequence[Decided]) -> dict[int, bytes]:
+        try:
+            return await self._wal.blocking(partial(self._send, decided))
+        except TidewalError as error:
+            log.warning("outputs of group %s are sent again: %s", self._log.group, error)
+        self._drop_producers()
+        places: dict[int, bytes] = {}
+        for each in decided:
+            places |= await self._until_published(each)
+        return places
+
+    def _answer(self, token: bytes, result: list[bytes] | TidewalError) -> None:
+        future = self._waiting.get(token)
+        if future is None or future.done():
+            return
+        if isinstance(result, TidewalError):
+            future.set_exception(result)
+            future.exception()  # nobody may be waiting for it any more
+        else:
+            future.set_result(result)
 
     async def _wait_for_orphans(self, mine: Decided) -> None:
         """What was decided before, by who is no member any more, is to come first."""
         while self._log.ended is None:
-            undelivered = self._log.state.undelivered
+            try:
+                undelivered = self._log.state.undelivered
+            except Unavailable:  # the log is being read anew
+                await asyncio.sleep(PAUSE_S)
+                continue
             before = [each for each in undelivered.values() if self._is_orphan(each)]
             order = [*undelivered, mine.token]  # ours is not there when somebody else has published it
             if not before or order.index(before[0].token) > order.index(mine.token):
@@ -219,7 +245,9 @@ class Outbox:
                     self._log.propose(Published([decided.token]))
 
     def _is_orphan(self, decided: Decided) -> bool:
-        return decided.member not in self._log.state.members and decided.publisher != self._publisher
+        if decided.publisher == self._publisher:
+            return decided.token in self._failed
+        return decided.member not in self._log.state.members
 
     def _publish_again(self, decided: Decided) -> dict[int, bytes]:
         """Publish what is missing; the places of all, by number. Blocks. Raises `Unavailable`, also while another

@@ -189,9 +189,11 @@ class Groups:
         self._check_open()
         task = self._followed.get(group)
         if task is None or (task.done() and (_result(task) is None or task.result().log.ended is not None)):
-            if task is not None and (ended := _result(task)) is not None:
-                await ended.close()
+            ended = _result(task)
             task = self._followed[group] = asyncio.create_task(self._follow(group, make), name=f"open group {group}")
+            if ended is not None:
+                self._heart.remove(ended.log)
+                await ended.close()
         self._users[task] += 1
         try:
             return await call(await asyncio.shield(task))

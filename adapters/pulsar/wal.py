@@ -1,11 +1,12 @@
 """Tidewal's log on Apache Pulsar: one persistent topic per channel, everything that is kept about it in the broker.
 
 Differs from the embedded log, and says so in `capabilities`: a batch over several channels is not atomic. Consumer
-groups have a topic of their own each (`groups.py`). Ids are Pulsar's own positions. A channel's policy is a property of its topic; retention is
-Pulsar's, in whole minutes and MiB, and frees whole ledgers; what is truncated stops counting at once and is freed by
-retention; a hold is a durable cursor, which the broker never passes. An ephemeral channel is a topic with one minute
-and `ephemeral_bytes` of retention: it forgets later than it might. A position in a ledger that was removed is lost,
-also where it was its last. Times are found by bisection, so they must ascend in a channel, as owners write them.
+groups have a topic of their own each (`groups.py`). Ids are Pulsar's own positions. A channel's policy is a property of
+its topic; retention is Pulsar's, in whole minutes and MiB, and frees whole ledgers; what is truncated stops counting at
+once and is freed by retention; a hold is a durable cursor, which the broker never passes. An ephemeral channel is a
+topic with one minute and `ephemeral_bytes` of retention: it forgets later than it might. A position in a ledger that
+was removed is lost, also where it was its last. Times are found by bisection, so they must ascend in a channel, as
+owners write them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import threading
 import time
 import uuid
@@ -26,7 +28,6 @@ from ...runtime.errors import (
     ChannelNotFound,
     Closed,
     InvalidRequest,
-    TidewalError,
     Unavailable,
 )
 from ...runtime.metrics import Metrics
@@ -49,6 +50,7 @@ from . import seeking
 from .admin import DEFAULT_MESSAGE_BYTES, Admin
 from .appending import Appender
 from .client import Client, NativeProducer, NativeReader
+from .failures import call_failure
 from .groups import Groups
 from .ids import Place, decode, encode
 from .options import Options
@@ -65,6 +67,8 @@ from .topics import (
     is_topic_of_ours,
     truncated_property,
 )
+
+log = logging.getLogger("tidewal.pulsar")
 
 T = TypeVar("T")
 
@@ -263,10 +267,13 @@ class Pulsar:
                 if start is From.LATEST:
                     self._appender.go_on(channel)
             feed = Feed(self, channel, after, hub)
-        except TidewalError as error:
+        except Exception as error:  # whatever it is: somebody waits for the opening
+            failure = call_failure(error, f"reading {channel}", channel=channel)
+            if failure is not error:
+                log.exception("no reader of %s", channel)
             with self._feeds_lock:
                 if self._openings.pop(opening, None):
-                    opening.set_exception(error)
+                    opening.set_exception(failure)
             return
         with self._feeds_lock:
             self._feeds = {known: name for known, name in self._feeds.items() if known.running}

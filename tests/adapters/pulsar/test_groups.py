@@ -128,6 +128,25 @@ async def test_a_process_that_computes_keeps_its_channels(open_wal, start):
     assert member.channels == set()
 
 
+async def test_a_channel_that_is_wanted_back_goes_after_the_session_timeout_at_the_latest(open_wal):
+    wal, other = await open_wal(), await open_wal()
+    await create(wal, "c0", "c1")
+    ids = {channel: await append(wal, channel, 1, 2) for channel in ("c0", "c1")}
+    first = await wal.join("g", ["c*"], session_timeout_s=1.5)
+    kept = [await one(first), await one(first)]
+    second = await other.join("g", ["c*"], session_timeout_s=1.5)
+    delivered = await one(second)
+    assert [entry.id for entry in delivered.entries] == ids[delivered.channel]
+    await second.acknowledge(delivered)
+    (gone,) = [each for each in kept if each.channel == delivered.channel]
+    with pytest.raises(Fenced):
+        await first.acknowledge(gone)
+    kept.remove(gone)
+    await first.acknowledge(*kept)
+    (info,) = await wal.groups()
+    assert info.positions == {channel: each[-1] for channel, each in ids.items()}
+
+
 async def test_a_broker_killed_and_restarted_silences_nobody(open_wal, pulsar):
     wal, other = await open_wal(), await open_wal()
     await create(wal, "c0", "c1", "empty")

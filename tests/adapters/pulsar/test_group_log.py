@@ -1,0 +1,216 @@
+"""The log of a group, followed by several processes over a log in memory: who is heard, what is told, how it stays
+short."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from tidewal.adapters.memory import MemoryWal
+from tidewal.adapters.pulsar import group_log
+from tidewal.adapters.pulsar.group_log import GroupLog
+from tidewal.adapters.pulsar.group_records import Channels, Commit, Drop, Found, Join, Leave, Release
+from tidewal.runtime.errors import Closed, Fenced, InvalidRequest, Unavailable
+from tidewal.runtime.groups.link import Ack
+from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.wal import ChannelPolicy, From, FromId
+
+TOPIC = "log-of-g"
+CHANNELS = {f"c{n}": Found("1-a", 1, bytes(20), b"\x01" * 20, False) for n in range(4)}
+
+
+class Process:
+    """What a process has of the log."""
+
+    def __init__(self, memory: MemoryLog, name: str) -> None:
+        self._wal = MemoryWal(memory)
+        self.process = name
+        self.timeout_s = 10.0
+        self.opened: list[GroupLog] = []
+
+    def __getattr__(self, name):
+        return getattr(self._wal, name)
+
+    async def follow(self) -> GroupLog:
+        followed = GroupLog(self, "g", TOPIC)
+        await followed.open()
+        self.opened.append(followed)
+        return followed
+
+
+@pytest.fixture
+async def start(monkeypatch):
+    """Start processes that follow one log. Their clock is the list `now`."""
+    memory, processes = MemoryLog(), []
+    monkeypatch.setattr(group_log.time, "monotonic", lambda: start_one.now)
+
+    async def start_one(name: str) -> Process:
+        processes.append(Process(memory, name))
+        if len(processes) == 1:
+            await processes[0].create_channel(TOPIC, ChannelPolicy())
+        return processes[-1]
+
+    start_one.now = 1000.0
+    yield start_one
+    for process in processes:
+        for followed in process.opened:
+            await followed.close()
+        await process.close()
+
+
+async def join(followed, member, process, timeout_s=3.0):
+    followed.local[member] = asyncio.Event()
+    await followed.ask(Join(member, process.process, ["c*"], From.EARLIEST, timeout_s, CHANNELS))
+
+
+async def held(followed, member):
+    return {channel: share.lease for channel, share in (await followed.shares(member, None, 0)).held.items()}
+
+
+def acknowledge(member, channel, lease, upto):
+    return Commit(member, [Ack(channel, lease, upto)], b"", "", [], {})
+
+
+async def same(*followed):
+    """Wait until all have read the same, which is the same state."""
+    for each in followed:
+        await each.catch_up()
+    assert len({repr(each.state.picture()) for each in followed}) == 1
+
+
+async def beat(start, *followed, times=1):
+    for _ in range(times):
+        start.now += 1.0
+        for each in followed:
+            each.beat()
+        for each in followed:
+            await each.catch_up()
+
+
+async def test_who_is_silent_for_the_session_timeout_is_expelled_and_its_acknowledgement_fenced(start):
+    a, b = await start("a"), await start("b")
+    first, second = await a.follow(), await b.follow()
+    await join(first, "m1", a)
+    await join(second, "m2", b)
+    shares = await first.shares("m1", None, 0)
+    for channel in shares.wanted_back:
+        await first.ask(Release("m1", channel, shares.held[channel].lease))
+    await same(first, second)
+    leases = await held(second, "m2")
+    assert len(leases) == 2
+    await beat(start, first, second, times=10)
+    assert set(first.state.members) == {"m1", "m2"}
+    await beat(start, first, times=5)
+    await same(first, second)
+    assert set(second.state.members) == {"m1"}
+    assert set(await held(first, "m1")) == set(CHANNELS)
+    for channel, lease in leases.items():
+        with pytest.raises(Fenced):
+            await second.ask(acknowledge("m2", channel, lease, b"\x01" * 20))
+
+
+async def test_who_was_stopped_itself_expels_nobody(start):
+    a, b = await start("a"), await start("b")
+    first, second = await a.follow(), await b.follow()
+    await join(first, "m1", a)
+    await join(second, "m2", b)
+    await beat(start, first, second, times=3)
+    start.now += 100.0  # both were stopped; the first beats before the second has come round
+    first.beat()
+    await same(first, second)
+    await beat(start, first)
+    assert set(first.state.members) == {"m1", "m2"}
+
+
+async def test_what_is_wanted_back_is_taken_after_the_session_timeout(start):
+    a, b = await start("a"), await start("b")
+    first, second = await a.follow(), await b.follow()
+    await join(first, "m1", a)
+    await join(second, "m2", b)
+    assert len((await first.shares("m1", None, 0)).wanted_back) == 2
+    await beat(start, first, second, times=3)
+    assert len(await held(first, "m1")) == 4
+    await beat(start, first, second, times=3)
+    assert (len(await held(first, "m1")), len(await held(second, "m2"))) == (2, 2)
+
+
+async def test_waiting_for_shares_ends_when_they_change(start):
+    a = await start("a")
+    followed = await a.follow()
+    await join(followed, "m1", a)
+    seen = (await followed.shares("m1", None, 0)).version
+    waiting = asyncio.ensure_future(followed.shares("m1", seen, 60.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await followed.ask(Channels({}, {"c0": "1-a"}))
+    assert set((await waiting).held) == {"c1", "c2", "c3"}
+    waiting = asyncio.ensure_future(followed.shares("m1", (await followed.shares("m1", None, 0)).version, 60.0))
+    await asyncio.sleep(0)
+    await followed.close()
+    with pytest.raises(Closed):
+        await waiting
+
+
+async def test_a_group_that_is_dropped_ends_for_who_follows_it(start):
+    a, b = await start("a"), await start("b")
+    first, second = await a.follow(), await b.follow()
+    await join(first, "m1", a)
+    with pytest.raises(InvalidRequest):
+        await second.ask(Drop())
+    await first.ask(Leave("m1"))
+    await second.ask(Drop())
+    assert second.state.dropped
+    await b.drop_channel(TOPIC)
+    with pytest.raises((Fenced, Unavailable)):
+        await first.ask(Leave("m1"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_all_see_the_same_while_pictures_are_made_and_processes_come_and_go(start, monkeypatch, seed):
+    monkeypatch.setattr(group_log, "RECORDS_PER_PICTURE", 15)
+    rng = random.Random(seed)
+    processes = [await start(f"p{n}") for n in range(3)]
+    first = await processes[0].follow()
+    begin = (await processes[0].describe(TOPIC)).first_id
+
+    async def work(process, number):
+        for turn in range(12):
+            followed = await process.follow()
+            member = f"m{number}-{turn}"
+            await join(followed, member, process)
+            for _ in range(rng.randrange(3, 15)):
+                followed.beat()
+                shares = await followed.shares(member, None, 0)
+                for channel, share in shares.held.items():
+                    with suppress(Fenced):
+                        if channel in shares.wanted_back:
+                            await followed.ask(Release(member, channel, share.lease))
+                        else:
+                            await followed.ask(acknowledge(member, channel, share.lease, rng.randbytes(20)))
+            if rng.random() < 0.7:
+                await followed.ask(Leave(member))
+
+    await asyncio.gather(*(work(process, number) for number, process in enumerate(processes)))
+    late = await processes[0].follow()
+    await same(first, late, *(process.opened[-1] for process in processes))
+    assert (await processes[0].describe(TOPIC)).first_id > begin
+    assert late._first > begin
+
+
+async def test_who_fell_behind_a_picture_begins_anew(start, monkeypatch):
+    monkeypatch.setattr(group_log, "RECORDS_PER_PICTURE", 15)
+    a, b = await start("a"), await start("b")
+    first, second = await a.follow(), await b.follow()
+    await join(first, "m1", a)
+    leases = await held(first, "m1")
+    for number in range(100):
+        await first.ask(acknowledge("m1", "c0", leases["c0"], number.to_bytes(20, "big")))
+    await same(first, second)
+    read = b._wal.read
+    positions = iter([FromId(bytes.fromhex("00")), *[None] * 100])
+    monkeypatch.setattr(b._wal, "read", lambda channel, start: read(channel, next(positions) or start))
+    third = await b.follow()  # its first place is lost
+    await same(first, third)
