@@ -311,7 +311,7 @@ async def test_a_group_that_is_dropped_elsewhere_is_made_again_by_who_joins(open
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 15 * KILLS)
-async def test_a_pipeline_that_is_killed_again_and_again_copies_everything_once(open_wal, start, helpers):
+async def test_a_pipeline_that_is_killed_again_and_again_copies_everything_once(open_wal, start):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -319,33 +319,43 @@ async def test_a_pipeline_that_is_killed_again_and_again_copies_everything_once(
     channels = [f"c{n}" for n in range(3)]
     await create(wal, *channels, *(f"out-{channel}" for channel in channels))
     written = {channel: [] for channel in channels}
-    count = 0
+    copied = {channel: [] for channel in channels}
+    progress = asyncio.Event()
 
-    async def write():
-        nonlocal count
-        for channel in channels:
-            numbers = range(count, count + rng.randrange(1, 6))
-            await append(wal, channel, *numbers)
-            written[channel] += [str(number).encode() for number in numbers]
-            count = numbers.stop
+    async def read(channel):
+        async for entries in wal.read(f"out-{channel}", From.EARLIEST):
+            copied[channel] += [bytes(entry.payload) for entry in entries]
+            progress.set()
 
+    async def copied_but(count):
+        async with asyncio.timeout(BOUND_S):
+            while sum(map(len, copied.values())) < sum(map(len, written.values())) - count:
+                progress.clear()
+                await progress.wait()
+
+    readers = [asyncio.create_task(read(channel)) for channel in channels]
     children = [await start("copy") for _ in range(2)]
+    number = 0
     for _ in range(KILLS):
-        for _ in range(rng.randrange(5, 40)):
-            await write()
-            await rng.choice(children).line()  # so both of them have channels
+        for _ in range(rng.randrange(5, 60)):
+            for channel in channels:
+                numbers = range(number, number + rng.randrange(1, 6))
+                await append(wal, channel, *numbers)
+                written[channel] += [str(each).encode() for each in numbers]
+                number = numbers.stop
+            await copied_but(30)
         victim = children.pop(rng.randrange(2))
         await victim.end()
         children.append(await start("copy"))
-    for channel in channels:
-        entries = await helpers.take(wal, f"out-{channel}", From.EARLIEST, len(written[channel]))
-        assert [bytes(entry.payload) for entry in entries] == written[channel]
+    await copied_but(0)
     latest = {channel: await wal.latest_id(channel) for channel in channels}
     async with asyncio.timeout(BOUND_S):
         while (await wal.groups())[0].positions != latest:
             pass
     for child in children:
         await child.end()
-    for channel in channels:  # and not one more
-        last = (await helpers.take(wal, f"out-{channel}", From.EARLIEST, len(written[channel])))[-1]
-        assert await wal.latest_id(f"out-{channel}") == last.id
+    last = [await append(wal, f"out-{channel}", "last") for channel in channels]
+    await copied_but(-len(last))  # so nothing else came before these
+    assert copied == {channel: [*payloads, b"last"] for channel, payloads in written.items()}
+    for reader in readers:
+        reader.cancel()
