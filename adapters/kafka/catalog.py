@@ -1,4 +1,5 @@
-"""The catalog of a log: a compacted topic that says which channels there are and who holds what, followed by everybody.
+"""The catalog of a log: a compacted topic that says which channels there are, who holds what, and which group a queue
+belongs to; followed by everybody.
 
 Each attempt to make a channel writes a record under a key of its own; among those of one name the earliest is the
 channel, and the others are taken back by who wrote them. Compaction keeps the last record of each key where it was
@@ -19,14 +20,14 @@ from aiokafka import errors as kafka_errors
 
 from ...runtime.errors import Unavailable
 from ...runtime.remote import decode_policy, encode_policy
-from ...runtime.wal import ChannelPolicy
+from ...runtime.wal import ChannelPolicy, Delivery
 from .cluster import LATEST, PAUSE_S, Cluster
 from .fetching import fetch, records
 from .positions import Row, prefix
 from .sender import Sender
 from .topics import catalog_configs, catalog_topic, channel_topic
 
-CREATED, HELD = "channel", "hold"
+CREATED, HELD, CLAIMED = "channel", "hold", "queue"
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class Listener(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Channel:
-    """What the catalog tells of one channel. `holds` are offsets by holder."""
+    """What the catalog tells of one channel. `holds` are offsets by holder; `claims` say for each group that asked for
+    a queue where the catalog has that."""
 
     name: str
     incarnation: int
@@ -49,6 +51,12 @@ class Channel:
     holds: dict[str, int] = field(default_factory=dict[str, int])
     dropped: bool = False
     listeners: set[Listener] = field(default_factory=set[Listener])
+    claims: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def queue_of(self) -> str | None:
+        """The group that a queue belongs to: the first that asked for it."""
+        return min(self.claims, key=self.claims.__getitem__, default=None)
 
 
 class Catalog:
@@ -65,7 +73,9 @@ class Catalog:
         self._created: dict[str, dict[str, Channel]] = {}  # by name, then by key of the record
         self._channels: dict[str, Channel] = {}
         self._holds: dict[int, dict[str, int]] = {}  # by incarnation, then by holder
-        self._applied_to = 0
+        self._claims: dict[int, dict[str, int]] = {}  # by incarnation, then by group
+        self.applied_to = 0  # so much of it is known here
+        self.changed: Callable[[], None] = lambda: None  # called when something was learnt
         self._moved = asyncio.Event()
 
     def find(self, name: str) -> Channel | None:
@@ -74,6 +84,10 @@ class Catalog:
 
     def names(self) -> list[str]:
         return sorted(self._channels)
+
+    def all(self) -> list[Channel]:
+        """The channels, by name."""
+        return [self._channels[name] for name in self.names()]
 
     async def open(self) -> None:
         """Make the topic where there is none."""
@@ -96,23 +110,44 @@ class Catalog:
 
     async def write_dropped(self, channel: Channel) -> None:
         """Take a channel back, with all attempts to make one of its name and all holds."""
-        keys = [*self._created.get(channel.name, {}), *(_hold(channel, holder) for holder in channel.holds)]
+        keys = [
+            *self._created.get(channel.name, {}),
+            *(_hold(channel, holder) for holder in channel.holds),
+            *(_claim(channel, group) for group in channel.claims),
+        ]
         await self._write([(key, None) for key in keys])
 
     async def write_hold(self, channel: Channel, holder: str, offset: int | None) -> None:
         """Note that `holder` needs what is at `offset` and behind it; None: nothing any more."""
         await self._write([(_hold(channel, holder), None if offset is None else {"offset": offset})])
 
+    async def claim(self, group: str, channel: Channel) -> bool:
+        """Take a queue for a group that reads it, unless another one has it; whether the group may read the channel."""
+        if channel.policy.delivery is not Delivery.QUEUE:
+            return True
+        owner = channel.queue_of
+        if owner is None:
+            await self._write([(_claim(channel, group), {})])
+            owner = min(channel.claims, key=channel.claims.__getitem__)
+            if owner != group:
+                await self._write([(_claim(channel, group), None)])
+        return owner == group
+
+    async def disclaim(self, group: str) -> None:
+        """Give up all queues of a group."""
+        claimed = [channel for channel in self.all() if group in channel.claims]
+        await self._write([(_claim(channel, group), None) for channel in claimed])
+
     async def follow(self) -> None:
         """Learn what is written, for ever. One task does this."""
         silent = False
         while True:
             try:
-                fetched = await fetch(self._cluster, self._topic, self._applied_to, self._reading)
-                for record in records(fetched.batches, self._applied_to):
+                fetched = await fetch(self._cluster, self._topic, self.applied_to, self._reading)
+                for record in records(fetched.batches, self.applied_to):
                     self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
-                    self._applied_to = record.offset + 1
-                self._applied_to = fetched.next_offset
+                    self.applied_to = record.offset + 1
+                self.applied_to = fetched.next_offset
             except Exception as error:  # whatever it is, all that is asked of the catalog waits for this task
                 if not silent:
                     silent = True
@@ -125,6 +160,8 @@ class Catalog:
                 _log.warning("the catalog %s is read again", self._topic)
             moved, self._moved = self._moved, asyncio.Event()
             moved.set()
+            if fetched.batches:
+                self.changed()
 
     async def _end(self) -> int:
         return await self._cluster.offset(self._topic, LATEST) or 0
@@ -132,7 +169,7 @@ class Catalog:
     async def _until(self, offset: int) -> None:
         try:
             async with asyncio.timeout(self._cluster.options.delivery_timeout_s):
-                while self._applied_to < offset:
+                while self.applied_to < offset:
                     await self._moved.wait()
         except TimeoutError:
             raise Unavailable(f"the catalog {self._topic} cannot be read") from None
@@ -167,6 +204,9 @@ class Catalog:
             elif kind == HELD:
                 incarnation, _, holder = rest.partition("/")
                 self._apply_hold(int(incarnation), holder, picture)
+            elif kind == CLAIMED:
+                incarnation, _, group = rest.partition("/")
+                self._apply_claim(int(incarnation), group, None if picture is None else offset)
         except (ValueError, KeyError, TypeError):
             _log.exception("the catalog %s has a record at %d that says nothing: %r", self._topic, offset, key)
 
@@ -175,7 +215,9 @@ class Catalog:
         if picture is not None:
             policy = decode_policy(picture["policy"])
             topic = channel_topic(self._cluster.options.prefix, name, offset)
-            created[key] = Channel(name, offset, policy, topic, prefix(offset), self._holds.get(offset, {}))
+            known = self._holds.get(offset, {}), self._claims.get(offset, {})
+            created[key] = channel = Channel(name, offset, policy, topic, prefix(offset))
+            channel.holds, channel.claims = known
         else:
             created.pop(key, None)
         before = self._channels.get(name)
@@ -200,6 +242,20 @@ class Catalog:
         for channel in self._channels.values():
             if channel.incarnation == incarnation:
                 channel.holds = holds
+
+    def _apply_claim(self, incarnation: int, group: str, offset: int | None) -> None:
+        claims = self._claims.setdefault(incarnation, {})
+        if offset is None:
+            claims.pop(group, None)
+        else:
+            claims.setdefault(group, offset)
+        for channel in self._channels.values():
+            if channel.incarnation == incarnation:
+                channel.claims = claims
+
+
+def _claim(channel: Channel, group: str) -> str:
+    return f"{CLAIMED}/{channel.incarnation}/{group}"
 
 
 def _hold(channel: Channel, holder: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import create_conn
 from aiokafka.protocol.admin import (
     AlterConfigsRequest,
     CreateTopicsRequest,
@@ -66,8 +67,27 @@ class Cluster:
 
     async def open(self) -> None:
         """Find the brokers. Raises `Unavailable`, `ConfigError`."""
-        await self.retrying("find the brokers", self._client.bootstrap)
+        await self.retrying("find the brokers", self._bootstrap)
         await self.refresh()
+
+    async def _bootstrap(self) -> None:
+        """The library does not say why no broker can be used; so that a wrong password is not retried, it is asked."""
+        try:
+            await self._client.bootstrap()
+        except kafka_errors.KafkaConnectionError:
+            for host, port, _ in self._client.hosts:
+                await self._try(host, port)
+            raise
+
+    async def _try(self, host: str, port: int) -> None:
+        """Raises the library's error where connecting to this broker would fail again and again."""
+        timeout_ms = int(self.options.request_timeout_s * 1000)
+        try:
+            connection: Any = await create_conn(host, port, request_timeout_ms=timeout_ms, **self.options.client)
+            connection.close()
+        except faults.Foreign as error:
+            if faults.final(error):
+                raise
 
     async def close(self) -> None:
         """Drop all connections, and with them what is under way."""
@@ -86,6 +106,10 @@ class Cluster:
         """The node that leads it; None when the topic or its leader is not known."""
         node: int | None = self._client.cluster.leader_for_partition(TopicPartition(topic, PARTITION))
         return None if node in (None, -1) else node
+
+    def nodes(self) -> list[int]:
+        """All brokers that are known."""
+        return [broker.nodeId for broker in self._client.cluster.brokers()]
 
     async def ask(self, node: int | None, request: object, connection: int = CONTROL) -> Any:
         """The response to one request, within `request_timeout_s` for connecting and the same for the answer; None asks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from aiokafka import errors as kafka_errors
 
@@ -11,12 +12,15 @@ from ...runtime.errors import ConfigError, InvalidRequest, TidewalError, Unavail
 Foreign = (kafka_errors.KafkaError, OSError, asyncio.TimeoutError)
 
 _NOT_ALLOWED = (
+    ssl.SSLCertVerificationError,
     kafka_errors.AuthenticationFailedError,
     kafka_errors.AuthenticationMethodNotSupported,
     kafka_errors.SaslAuthenticationFailed,
     kafka_errors.UnsupportedSaslMechanismError,
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.ClusterAuthorizationFailedError,
+    kafka_errors.GroupAuthorizationFailedError,
+    kafka_errors.TransactionalIdAuthorizationFailed,
 )
 _TOO_OLD = (
     kafka_errors.IncompatibleBrokerVersion,

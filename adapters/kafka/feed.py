@@ -133,9 +133,9 @@ class Feed:
             fetched = await self._fetch_next(cluster, connection, offset)
             if fetched is None:
                 return
+            offset = fetched.next_offset  # also past what was aborted
             if fetched.batches:
                 room = self._put(fetched.batches, fetched.size, fetched.offset, cluster.options.prefetch_bytes)
-                offset = fetched.next_offset
                 if not room:
                     await self._room.wait()
 

@@ -1,7 +1,11 @@
-"""Reading records: one request, and what its answer holds."""
+"""Reading records: one request, and what its answer holds.
+
+Transactions are read as committed: up to the first one that is open, and without those that were aborted.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -16,6 +20,10 @@ from . import faults
 from .cluster import PARTITION, Cluster
 from .positions import from_native
 
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+PREFERRED_REPLICA_SINCE = 11  # the version of answers that have one field more
+ONE_BATCH = 1  # bytes: the first batch comes whole, however large
+BEHIND_OPEN_S = 0.02  # between questions for what lies behind an open transaction
 WAIT_S = 2.0  # how long the broker waits for something to answer with
 
 make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple.__new__, Entry))
@@ -34,24 +42,79 @@ class Fetched(NamedTuple):
 
 async def fetch(cluster: Cluster, topic: str, offset: int, connection: int, wait_s: float = WAIT_S) -> Fetched:
     """What there is from an offset on; after `wait_s` nothing. Raises the library's errors."""
-    piece_bytes = cluster.options.fetch_bytes
     wait_s = min(wait_s, cluster.options.request_timeout_s / 2)
-    partitions = [(topic, [(PARTITION, offset, piece_bytes)])]
-    request = FetchRequest(int(wait_s * 1000), 1, piece_bytes, 0, partitions)
+    answer = await _ask(cluster, topic, offset, connection, READ_COMMITTED, wait_s, cluster.options.fetch_bytes)
+    if offset > answer.stable and wait_s:  # nothing can come, and the broker says so at once
+        await asyncio.sleep(BEHIND_OPEN_S)
+    batches = list(answer.batches)
+    behind = max((batch.next_offset for batch in batches), default=offset)
+    if any(batch.is_transactional for batch in batches):
+        batches = list(_committed(batches, answer.aborted))
+    return Fetched(batches, offset, max(behind, offset), answer.size, answer.end)
+
+
+async def last_before(cluster: Cluster, topic: str, end: int, connection: int) -> int | None:
+    """The offset of the last entry before `end` that readers may see: behind it are ends of transactions, and what was
+    aborted or is not committed. None where there is none. Raises the library's errors."""
+    at = end - 1
+    while at >= 0:
+        try:
+            answer = await _ask(cluster, topic, at, connection, READ_UNCOMMITTED, 0, ONE_BATCH)
+        except kafka_errors.OffsetOutOfRangeError:  # removed
+            return None
+        batch = next(iter(answer.batches), None)
+        if batch is None:
+            return None
+        if batch.is_transactional and not batch.is_control_batch:
+            committed = (await fetch(cluster, topic, at, connection, 0)).batches
+            visible = any(each.base_offset == batch.base_offset for each in committed)
+        else:
+            visible = not batch.is_control_batch
+        if visible:
+            return min(at, batch.next_offset - 1)
+        at = batch.base_offset - 1
+    return None
+
+
+class _Answer(NamedTuple):
+    batches: Iterator[Any]
+    aborted: Sequence[tuple[int, int]]  # producers of aborted transactions, and where these begin
+    size: int
+    end: int
+    stable: int  # before it no transaction is open
+
+
+async def _ask(
+    cluster: Cluster, topic: str, offset: int, connection: int, isolation: int, wait_s: float, limit_bytes: int
+) -> _Answer:
+    partitions = [(topic, [(PARTITION, offset, limit_bytes)])]
+    request = FetchRequest(int(wait_s * 1000), 1, limit_bytes, isolation, partitions)
     response = await cluster.ask_leader(topic, request, connection)
-    ((_, ((_, code, end, *details),)),) = response.topics
+    ((_, ((_, code, end, stable, *details),)),) = response.topics
     if code:
         raise kafka_errors.for_code(code)
     data: bytes = details[-1] or b""
+    aborted = details[-3 if response.API_VERSION >= PREFERRED_REPLICA_SINCE else -2]
+    return _Answer(_batches(data), aborted or (), len(data), end, stable)
+
+
+def _batches(data: bytes) -> Iterator[Any]:
     records = MemoryRecords(data)
-    batches: list[Any] = []
-    behind = offset
     while records.has_next():
-        batch = records.next_batch()
-        assert batch is not None
-        behind = max(behind, batch.next_offset)
-        batches.append(batch)
-    return Fetched(batches, offset, behind, len(data), end)
+        yield records.next_batch()
+
+
+def _committed(batches: Sequence[Any], aborted: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """The batches without those of aborted transactions."""
+    begins = sorted(aborted, key=lambda each: each[1], reverse=True)
+    aborting: set[int] = set()
+    for batch in batches:
+        while begins and begins[-1][1] <= batch.base_offset:
+            aborting.add(begins.pop()[0])
+        if not batch.is_transactional or batch.producer_id not in aborting:
+            yield batch
+        elif batch.is_control_batch:
+            aborting.discard(batch.producer_id)
 
 
 def records(batches: Sequence[Any], first_offset: int) -> Iterator[Any]:

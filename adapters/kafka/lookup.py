@@ -10,7 +10,7 @@ from ...runtime.wal import From, FromId, FromTime, Start
 from .catalog import Channel
 from .cluster import LATEST, Cluster
 from .fetching import fetch, records
-from .positions import from_native, offset_of
+from .positions import before_all, from_native, offset_of
 
 
 async def first_offset(cluster: Cluster, channel: Channel, start: Start, connection: int) -> int:
@@ -34,6 +34,8 @@ async def at_time(cluster: Cluster, channel: Channel, timestamp: int, end: int, 
     at = await cluster.offset(channel.topic, timestamp >> LOGICAL_BITS)
     while at is not None and at < end:
         fetched = await fetch(cluster, channel.topic, at, connection)
+        if not fetched.size:  # a transaction is open
+            return None
         for record in records(fetched.batches, at):
             if record.offset >= end:
                 return None
@@ -68,7 +70,10 @@ async def after_loss(cluster: Cluster, channel: Channel, offset: int) -> int:
 
 async def _behind_id(cluster: Cluster, channel: Channel, id: bytes, *, inclusive: bool) -> int:
     first, end = await cluster.bounds(channel.topic)
-    offset = offset_of(id, channel.prefix)
+    if id == before_all(channel.prefix):
+        offset = -1
+    else:
+        offset = offset_of(id, channel.prefix)
     if offset is None:
         raise lost(channel, id, first)
     wanted = offset if inclusive else offset + 1

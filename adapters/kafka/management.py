@@ -9,9 +9,11 @@ from typing import TypeVar
 from aiokafka import errors as kafka_errors
 
 from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest
+from ...runtime.groups.positions import just_before
 from ...runtime.wal import ChannelInfo, ChannelPolicy
 from .catalog import Catalog, Channel
 from .cluster import CONTROL, Cluster
+from .fetching import last_before
 from .lookup import at_time
 from .options import OVERHEAD_BYTES
 from .positions import ID_BYTES, offset_of
@@ -62,12 +64,12 @@ class Management:
         largest = await self._of(channel, lambda: self._cluster.topic_setting(channel.topic, LARGEST))
         taken = channel.policy.max_message_bytes if largest is None else int(largest) - OVERHEAD_BYTES
         limit = self._cluster.options.largest_message(taken)
-        return ChannelInfo(name, channel.policy, first_id, self._latest(channel, end), limit)
+        return ChannelInfo(name, channel.policy, first_id, await self._latest(channel, end), limit)
 
     async def latest(self, name: str) -> bytes | None:
         channel = await self.find(name)
         _, end = await self._of(channel, lambda: self._cluster.bounds(channel.topic))
-        return self._latest(channel, end)
+        return await self._latest(channel, end)
 
     async def id_at(self, name: str, timestamp: int) -> bytes | None:
         channel = await self.find(name)
@@ -81,7 +83,22 @@ class Management:
 
     async def truncate(self, name: str, id: bytes) -> None:
         channel = await self.find(name)
-        offset = _offset(channel, id)
+        await self.remove_before(channel, _offset(channel, id))
+
+    async def before_first(self, channel: Channel) -> bytes:
+        """The id just before the first entry that is kept, or will come."""
+        first, _ = await self._of(channel, lambda: self._cluster.bounds(channel.topic))
+        return just_before(_id(channel, first))
+
+    async def open_to(self, group: str, channel: Channel) -> None:
+        """Raise `InvalidRequest` unless a group may have a position in it."""
+        if channel.policy.ephemeral:
+            raise InvalidRequest(f"channel {channel.name} is ephemeral: it keeps nothing to have a position in")
+        if not await self._catalog.claim(group, channel):
+            raise InvalidRequest(f"channel {channel.name} is a queue, and belongs to another group")
+
+    async def remove_before(self, channel: Channel, offset: int) -> None:
+        """Let the entries before an offset go, as far as nobody holds them."""
 
         async def remove() -> None:
             first, end = await self._cluster.bounds(channel.topic)
@@ -124,9 +141,15 @@ class Management:
 
         return await self._cluster.retrying(f"look into {channel.name}", ensured)
 
-    def _latest(self, channel: Channel, end: int) -> bytes | None:
+    async def _latest(self, channel: Channel, end: int) -> bytes | None:
         """The brokers tell of what all copies have; who asks for less has been told of more."""
-        latest = max(end - 1, self._acknowledged_to(channel))
+        latest = self._acknowledged_to(channel)
+        if latest < end - 1:
+            found = await self._of(channel, lambda: last_before(self._cluster, channel.topic, end, CONTROL))
+            if found is None:  # all that was there is removed, or nothing was ever committed
+                first, _ = await self._of(channel, lambda: self._cluster.bounds(channel.topic))
+                found = end - 1 if first else -1
+            latest = max(latest, found)
         return _id(channel, latest) if latest >= 0 else None
 
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from ...runtime.clock import LOGICAL_BITS
 from ...runtime.errors import InvalidRequest
+from ...runtime.groups.positions import just_before
 
 ID_BYTES = 16
 HALF_BYTES = ID_BYTES // 2
@@ -37,8 +38,13 @@ def check_name(channel: str) -> None:
 
 
 def prefix(incarnation: int) -> bytes:
-    """What all ids of a channel begin with."""
-    return incarnation.to_bytes(HALF_BYTES, "big")
+    """What all ids of a channel begin with. Never zero: something lies before the first id of all."""
+    return (incarnation + 1).to_bytes(HALF_BYTES, "big")
+
+
+def before_all(prefix: bytes) -> bytes:
+    """The last id that lies before all that begin so: the position of who has had nothing yet."""
+    return just_before(prefix + bytes(HALF_BYTES))
 
 
 def offset_of(id: bytes, of: bytes) -> int | None:

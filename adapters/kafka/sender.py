@@ -70,7 +70,8 @@ class Sender:
         while True:
             try:
                 if batch is None:
-                    batch = self._encode(rows, await self._identity())
+                    codec = CODECS[self._cluster.options.compression]
+                    batch = encode(rows, await self._identity(), self._sequence, codec=codec)
                 offset = await self._attempt(batch)
                 self._sequence = (self._sequence + len(rows)) % SEQUENCES
                 return offset
@@ -100,25 +101,11 @@ class Sender:
             self._producer, self._sequence = (response.producer_id, response.producer_epoch), 0
         return self._producer
 
-    def _encode(self, rows: Sequence[Row], producer: tuple[int, int]) -> Any:
-        codec = CODECS[self._cluster.options.compression]
-        builder = DefaultRecordBatchBuilder(MAGIC, codec, 0, *producer, self._sequence, NEVER_FULL)
-        now_ms = int(time.time() * 1000)
-        append = builder.append
-        for number, (timestamp_ms, key, value, headers) in enumerate(rows):
-            append(number, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)
-        return builder.build()
-
     async def _attempt(self, batch: bytes) -> int:
         timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
         request = ProduceRequest(NOT_TRANSACTIONAL, self._acks, timeout_ms, [(self._topic, [(PARTITION, batch)])])
         response = await self._cluster.ask_leader(self._topic, request, self._connection)
-        code, offset = response.topics[0][1][0][1:3]
-        if code:
-            raise kafka_errors.for_code(code)
-        if offset < 0:
-            raise kafka_errors.DuplicateSequenceNumber
-        return offset
+        return written_at(response)
 
     async def _pause(self, deadline: float) -> None:
         """Wait a moment and find out who leads the topic now; what fails meanwhile the next attempt will meet too."""
@@ -128,3 +115,25 @@ class Sender:
                 await self._cluster.refresh()
                 if self._cluster.leader(self._topic) is None:
                     await self._missing()
+
+
+def encode(
+    rows: Sequence[Row], producer: tuple[int, int], sequence: int, *, transactional: bool = False, codec: int = 0
+) -> Any:
+    """One batch, under a producer's id and epoch and the number of its first record."""
+    builder = DefaultRecordBatchBuilder(MAGIC, codec, int(transactional), *producer, sequence, NEVER_FULL)
+    now_ms = int(time.time() * 1000)
+    append = builder.append
+    for number, (timestamp_ms, key, value, headers) in enumerate(rows):
+        append(number, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)
+    return builder.build()
+
+
+def written_at(response: Any) -> int:
+    """The offset of the first record, as the answer to an append has it. Raises the library's errors."""
+    code, offset = response.topics[0][1][0][1:3]
+    if code:
+        raise kafka_errors.for_code(code)
+    if offset < 0:
+        raise kafka_errors.DuplicateSequenceNumber
+    return offset

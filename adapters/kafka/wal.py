@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ...runtime.errors import Closed
-from ...runtime.groups.missing import WithoutGroups
+from ...runtime.groups.member import start_member
+from ...runtime.groups.positions import resolve
 from ...runtime.metrics import Metrics
 from ...runtime.stalls import StallWatch
 from ...runtime.wakeup import Hub, Hubs
@@ -20,6 +21,8 @@ from ...runtime.wal import (
     ChannelPolicy,
     Entry,
     From,
+    GroupInfo,
+    GroupMember,
     OnAppended,
     Payload,
     Start,
@@ -28,6 +31,7 @@ from .appending import Appender
 from .catalog import Catalog, Channel
 from .cluster import CONTROL, Cluster
 from .feed import Feed
+from .groups.service import Groups
 from .io_thread import IoThread
 from .lane import Backlog, Lane
 from .management import Management
@@ -42,13 +46,16 @@ CAPABILITIES = Capabilities(
     seek_by_time=True,
     truncate=True,
     multi_process_write=True,
+    groups=True,
+    individual_acks=True,
+    atomic_commits=True,
     ephemeral_bounds=False,
 )
 CATALOG_CONNECTIONS = (1, 2)  # for following, for writing
 LANE_CONNECTIONS = range(3, 7)  # shared by all lanes; a broker answers the requests of one connection in turn
 
 
-class KafkaWal(WithoutGroups):
+class KafkaWal:
     """Open with `KafkaWal.connect`. Coroutines may be called from any loop, `submit` from any thread."""
 
     name = "kafka"
@@ -82,6 +89,8 @@ class KafkaWal(WithoutGroups):
         self._catalog: Catalog
         self._management: Management
         self._appender: Appender
+        self._groups: Groups | None = None
+        self._resets = None if metrics is None else metrics.counter("wal_group_reset_total")
         self._clusters: list[Cluster] = []
         self._stalls.start()
         self._io.start()
@@ -105,6 +114,7 @@ class KafkaWal(WithoutGroups):
             LANE_CONNECTIONS,
             self._hubs.flush,
         )
+        self._groups = Groups(Cluster(self._options, self._stalls), self._catalog, self._management, self._io)
         await self._catalog.open()
         self._io.spawn(self._catalog.follow())
         await self._catalog.sync()
@@ -215,6 +225,49 @@ class KafkaWal(WithoutGroups):
         if threading.get_ident() == self._io_thread:
             self._hubs.flush()
 
+    # ---- groups ------------------------------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        """`Wal.join`. Where Kafka's brokers allow no session as short as that it is one of 6 s."""
+        groups = await self._call(self._open_groups)
+        await self._call(lambda: groups.check(group, channels))
+        return await start_member(
+            self,
+            groups.link,
+            group,
+            channels,
+            start=start,
+            reset_to=reset_to,
+            session_timeout_s=session_timeout_s,
+            resets=self._resets,
+        )
+
+    async def groups(self) -> list[GroupInfo]:
+        groups = await self._call(self._open_groups)
+        return await self._call(groups.groups)
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        """`Wal.seek_group`, of a group without members."""
+        groups = await self._call(self._open_groups)
+        position = await resolve(self, channel, start)
+        await self._call(lambda: groups.move(group, channel, position))
+
+    async def drop_group(self, group: str) -> None:
+        groups = await self._call(self._open_groups)
+        await self._call(lambda: groups.drop(group))
+
+    async def _open_groups(self) -> Groups:
+        assert self._groups is not None
+        return await self._groups.opened()
+
     # ---- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -234,10 +287,15 @@ class KafkaWal(WithoutGroups):
             feed.close()
         if waiting:
             await future
+        await self._io.call(self._close_groups)
         await self._io.call(self._close_io)
         await self._io.stop()
         await asyncio.to_thread(self._stalls.close)
         self._hubs.close()
+
+    async def _close_groups(self) -> None:
+        if self._groups is not None:
+            await self._groups.close()
 
     async def _close_io(self) -> None:
         await self._io.quit()

@@ -382,6 +382,7 @@ async def test_a_queue_forgets_what_is_acknowledged_and_has_one_group(wal, helpe
     assert [entry.id for entry in await helpers.take(wal, "jobs", From.EARLIEST, 1)] == new
     everything = await wal.join("others", ["*"])  # a pattern passes over it
     assert everything.channels == set()
+    await everything.aclose()
     await member.aclose()
     with pytest.raises(InvalidRequest):  # it belongs to the group, not to its members
         await wal.join("others", ["jobs"])

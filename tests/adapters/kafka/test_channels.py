@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from tidewal.runtime.clock import compose
-from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, PositionLost, Unsupported
+from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, PositionLost
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
 
 pytestmark = pytest.mark.broker
@@ -181,12 +181,3 @@ async def test_a_slow_reader_holds_a_bounded_part(kafka, opening, helpers):
         entries += await asyncio.wait_for(anext(reader), WITHIN_S)
     assert [entry.id for entry in entries] == ids
     await reader.aclose()
-
-
-async def test_groups_are_declared_missing(kafka, opening):
-    wal = await opening(kafka)
-    assert not wal.capabilities.groups
-    for call in (wal.join("g", ["a"]), wal.groups(), wal.seek_group("g", "a", From.LATEST), wal.drop_group("g")):
-        with pytest.raises(Unsupported) as caught:
-            await call
-        assert caught.value.capability == "groups"

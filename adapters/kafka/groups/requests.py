@@ -1,0 +1,167 @@
+"""Two requests in versions that `aiokafka` does not have: without them a commit is not safe.
+
+`TxnOffsetCommit` 3 names the member and its generation, so that one who lost its channels commits nothing.
+`OffsetFetch` 7 can ask for stable offsets, so that nobody starts at a position that an open transaction will move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
+
+from ..cluster import PARTITION
+
+NO_LEADER_EPOCH = -1
+_TAGS: dict[int, bytes] = {}
+_NAME = CompactString("utf-8")
+
+
+class Position(NamedTuple):
+    """A committed offset: of what is read next, and a word of ours beside it."""
+
+    offset: int
+    metadata: str
+
+
+class OffsetFetchResponse_v7(Response):
+    API_KEY = 9  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
+    API_VERSION = 7  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("topic", _NAME),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("offset", Int64),
+                        ("leader_epoch", Int32),
+                        ("metadata", _NAME),
+                        ("error_code", Int16),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("error_code", Int16),
+        ("tags", TaggedFields),
+    )
+
+
+class OffsetFetchRequest_v7(RequestStruct):
+    FLEXIBLE_VERSION = True
+    API_KEY = 9
+    API_VERSION = 7
+    RESPONSE_TYPE = OffsetFetchResponse_v7
+    SCHEMA = Schema(
+        ("group_id", _NAME),
+        (
+            "topics",
+            CompactArray(("topic", _NAME), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
+        ),
+        ("require_stable", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class OffsetFetch(Request[OffsetFetchRequest_v7]):
+    """The committed offsets of a group; `topics` of None asks for all that there are."""
+
+    API_KEY = 9
+
+    def __init__(self, group_id: str, topics: Sequence[str] | None, *, stable: bool) -> None:
+        self._group_id, self._topics, self._stable = group_id, topics, stable
+
+    def build(self, request_struct_class: type[OffsetFetchRequest_v7]) -> OffsetFetchRequest_v7:
+        topics = None if self._topics is None else [(topic, [PARTITION], _TAGS) for topic in self._topics]
+        return request_struct_class(self._group_id, topics, self._stable, _TAGS)
+
+
+class TxnOffsetCommitResponse_v3(Response):
+    API_KEY = 28  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
+    API_VERSION = 3  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("topic", _NAME),
+                (
+                    "partitions",
+                    CompactArray(("partition", Int32), ("error_code", Int16), ("tags", TaggedFields)),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class TxnOffsetCommitRequest_v3(RequestStruct):
+    FLEXIBLE_VERSION = True
+    API_KEY = 28
+    API_VERSION = 3
+    RESPONSE_TYPE = TxnOffsetCommitResponse_v3
+    SCHEMA = Schema(
+        ("transactional_id", _NAME),
+        ("group_id", _NAME),
+        ("producer_id", Int64),
+        ("producer_epoch", Int16),
+        ("generation_id", Int32),
+        ("member_id", _NAME),
+        ("group_instance_id", _NAME),
+        (
+            "topics",
+            CompactArray(
+                ("topic", _NAME),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("offset", Int64),
+                        ("leader_epoch", Int32),
+                        ("metadata", _NAME),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class TxnOffsetCommit(Request[TxnOffsetCommitRequest_v3]):
+    """Committed offsets as part of a transaction, by a member of a generation."""
+
+    API_KEY = 28
+
+    def __init__(
+        self,
+        transactional_id: str,
+        producer: tuple[int, int],
+        group_id: str,
+        generation: int,
+        member: str,
+        positions: Sequence[tuple[str, Position]],
+    ) -> None:
+        self._transactional_id, self._producer = transactional_id, producer
+        self._group = (group_id, generation, member)
+        self._positions = positions
+
+    def build(self, request_struct_class: type[TxnOffsetCommitRequest_v3]) -> TxnOffsetCommitRequest_v3:
+        group_id, generation, member = self._group
+        no_instance: Any = None
+        topics = [
+            (topic, [(PARTITION, at.offset, NO_LEADER_EPOCH, at.metadata, _TAGS)], _TAGS)
+            for topic, at in self._positions
+        ]
+        return request_struct_class(
+            self._transactional_id, group_id, *self._producer, generation, member, no_instance, topics, _TAGS
+        )

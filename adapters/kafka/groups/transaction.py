@@ -1,0 +1,211 @@
+"""A transaction of Kafka: entries of some channels and positions of a group, all of them or none.
+
+Each has a name for the group and the input channel, so whoever gets the channel next ends what was left open under it,
+and cuts off whoever still thinks to have it. Everything is at hand when a transaction begins, so it is open for a few
+round trips only; while it is, readers of the channels it writes to wait at its first entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
+
+from ....runtime.errors import TidewalError, Unavailable
+from .. import faults
+from ..cluster import PARTITION, Cluster
+from ..positions import Row
+from ..sender import ACKS_ALL, encode, written_at
+from .coordinator import Code, Coordinator, Kind
+
+OPEN_MS = 60_000  # after that Kafka aborts it, if nobody did
+FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1  # whether a commit is visible
+
+_ENDED = frozenset(
+    {
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_TRANSACTION_STATE,
+        Code.INVALID_PRODUCER_MAPPING,
+        Code.PRODUCER_FENCED,
+    }
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Aborted(Exception):
+    """Somebody else has ended the transaction, and nothing of it happened."""
+
+
+class Producer:
+    """Who commits under one name, one transaction after the other. Belongs to the I/O loop."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._coordinator = Coordinator(cluster, Kind.TRANSACTION, name)
+        self._identity: tuple[int, int] | None = None
+        self._sequences: dict[str, int] = {}
+        self._lock = asyncio.Lock()
+
+    async def cut_off(self) -> None:
+        """End what is open under this name, whoever left it, and let that one commit no more. Raises what
+        `Cluster.retrying` does."""
+        async with self._lock:
+            await self._begin()
+
+    async def _begin(self) -> None:
+
+        async def attempt() -> tuple[int, int]:
+            response = await self._coordinator.ask(InitProducerIdRequest(self.name, OPEN_MS))
+            self._coordinator.check(response.error_code)
+            return response.producer_id, response.producer_epoch
+
+        self._identity = await self._cluster.retrying("begin a transaction", attempt)
+        self._sequences = {}
+
+    async def commit(
+        self,
+        group_id: str,
+        batches: Mapping[str, Sequence[Sequence[Row]]],
+        connections: Mapping[str, int],
+        store: Callable[[str, tuple[int, int]], Awaitable[None]],
+    ) -> dict[str, list[int]]:
+        """Append the batches of each topic and do what `store` does with this name and identity; the offset of each
+        batch, once readers may see it. Raises `Aborted`, what `store` raises, and what `Cluster.retrying` does:
+        nothing happened then, unless the error says `outcome_unknown`."""
+        async with self._lock:
+            return await self._commit(group_id, batches, connections, store)
+
+    async def _commit(
+        self,
+        group_id: str,
+        batches: Mapping[str, Sequence[Sequence[Row]]],
+        connections: Mapping[str, int],
+        store: Callable[[str, tuple[int, int]], Awaitable[None]],
+    ) -> dict[str, list[int]]:
+        if self._identity is None:
+            await self._begin()
+        assert self._identity is not None
+        identity = self._identity
+        try:
+            await self._open(identity, group_id, list(batches))
+            await store(self.name, identity)
+            offsets = await asyncio.gather(
+                *(self._append(topic, identity, each, connections[topic]) for topic, each in batches.items())
+            )
+        except BaseException as error:
+            self._identity = None
+            if isinstance(error, Exception) and not isinstance(error, Aborted):
+                await self._abort(identity)
+            raise
+        await self._end(identity)
+        return dict(zip(batches, offsets, strict=True))
+
+    async def _abort(self, identity: tuple[int, int]) -> None:
+        """Leave nothing open after a failure, so that readers need not wait until Kafka gives it up."""
+
+        async def attempt() -> None:
+            response = await self._coordinator.ask(EndTxnRequest(self.name, *identity, False))
+            with contextlib.suppress(Aborted):
+                self._check(response.error_code)
+
+        try:
+            await self._cluster.retrying("abort a transaction", attempt)
+        except TidewalError as error:
+            _log.warning("the transaction %s stays open until Kafka aborts it: %s", self.name, error)
+
+    async def _open(self, identity: tuple[int, int], group_id: str, topics: Sequence[str]) -> None:
+        async def add_topics() -> None:
+            request = AddPartitionsToTxnRequest(self.name, *identity, [(topic, [PARTITION]) for topic in topics])
+            response = await self._coordinator.ask(request)
+            self._check(*(code for _, partitions in response.errors for _, code in partitions))
+
+        async def add_group() -> None:
+            response = await self._coordinator.ask(AddOffsetsToTxnRequest(self.name, *identity, group_id))
+            self._check(response.error_code)
+
+        await self._cluster.retrying("add channels to a transaction", add_topics)
+        await self._cluster.retrying("add a group to a transaction", add_group)
+
+    async def _append(
+        self, topic: str, identity: tuple[int, int], batches: Sequence[Sequence[Row]], connection: int
+    ) -> list[int]:
+        offsets: list[int] = []
+        for rows in batches:
+            sequence = self._sequences.get(topic, 0)
+            batch = encode(rows, identity, sequence, transactional=True)
+
+            async def attempt(batch: Any = batch) -> int:
+                timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
+                request = ProduceRequest(self.name, ACKS_ALL, timeout_ms, [(topic, [(PARTITION, batch)])])
+                response = await self._cluster.ask_leader(topic, request, connection)
+                if response.topics[0][1][0][1] in _ENDED:
+                    raise Aborted
+                return written_at(response)
+
+            offsets.append(await self._cluster.retrying(f"append to {topic}", attempt))
+            self._sequences[topic] = sequence + len(rows)
+        return offsets
+
+    async def _end(self, identity: tuple[int, int]) -> None:
+        """Commit. Once it is decided no failure can undo it; then wait until readers may see it."""
+        unsure = False
+
+        async def attempt() -> int:
+            nonlocal unsure
+            try:
+                response = await self._coordinator.ask(EndTxnRequest(self.name, *identity, True))
+                self._check(response.error_code)
+            except Aborted:
+                if unsure:
+                    raise Unavailable(
+                        "whether a transaction was committed is not known", outcome_unknown=True
+                    ) from None
+                raise
+            except faults.Foreign as error:
+                unsure |= not faults.not_written(error)
+                raise
+            return response.error_code
+
+        try:
+            await self._cluster.retrying("commit a transaction", attempt)
+        except TidewalError as error:
+            self._identity = None
+            if not unsure or "outcome_unknown" in error.fields:
+                raise
+            raise type(error)(error.message, **{**error.fields, "outcome_unknown": True}) from None
+        except BaseException:
+            self._identity = None
+            raise
+        await self._visible(identity)
+
+    async def _visible(self, identity: tuple[int, int]) -> None:
+        """Wait until its end is written everywhere: asked to commit once more, Kafka says so."""
+        pause_s = FIRST_LOOK_S
+        deadline = asyncio.get_running_loop().time() + self._cluster.options.request_timeout_s
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                response = await self._coordinator.ask(EndTxnRequest(self.name, *identity, True))
+            except faults.Foreign as error:
+                _log.debug("whether %s is visible yet is not known: %r", self.name, error)
+                return
+            if response.error_code != Code.CONCURRENT_TRANSACTIONS:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_LOOK_S)
+
+    def _check(self, *codes: int) -> None:
+        if any(code in _ENDED for code in codes):
+            raise Aborted
+        self._coordinator.check(*codes)

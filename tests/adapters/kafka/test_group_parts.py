@@ -1,0 +1,163 @@
+"""What groups on Kafka are made of, without a broker: positions as offsets, claims, and the division of channels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewal.adapters.kafka.catalog import Channel
+from tidewal.adapters.kafka.fetching import _committed
+from tidewal.adapters.kafka.groups.offsets import METADATA_BYTES, id_before, to_position, to_progress
+from tidewal.adapters.kafka.groups.requests import Position
+from tidewal.adapters.kafka.groups.sharing import Claim, Grant, share_out
+from tidewal.adapters.kafka.positions import prefix
+from tidewal.runtime.errors import Overloaded
+from tidewal.runtime.groups.progress import Progress
+from tidewal.runtime.wal import ChannelPolicy, From
+
+names = st.lists(st.sampled_from([f"c{n}" for n in range(8)]), unique=True, max_size=8)
+
+
+def channel(number, name=None, **policy):
+    return Channel(name or f"c{number}", number, ChannelPolicy(**policy), f"log.c{number}.{number}", prefix(number))
+
+
+def id_at(of, offset):
+    return of.prefix + offset.to_bytes(8, "big")
+
+
+@given(st.integers(0, 2**16), st.integers(0, 2**62), st.sets(st.integers(1, 300), max_size=200))
+def test_a_position_is_read_as_it_was_written(number, offset, gaps):
+    of = channel(number)
+    progress = Progress(id_before(of, offset), {id_at(of, offset + gap) for gap in gaps})
+    position = to_position(of, progress)
+    assert position.offset == offset
+    assert to_progress(of, position) == progress
+    assert id_before(of, offset) < id_at(of, offset)
+
+
+def test_nothing_lies_before_the_first_id_of_all_but_a_position_does():
+    of = channel(0)
+    assert b"" < id_before(of, 0) < id_at(of, 0)
+
+
+def test_more_single_acknowledgements_than_brokers_take_are_refused():
+    of = channel(3)
+    singles = {id_at(of, offset) for offset in range(1, METADATA_BYTES, 2)}
+    with pytest.raises(Overloaded) as refused:
+        to_position(of, Progress(id_before(of, 0), singles))
+    assert refused.value.limit == "single_acks"
+    run = {id_at(of, offset) for offset in range(1, METADATA_BYTES)}  # one run is short, however many there are
+    assert to_progress(of, to_position(of, Progress(id_before(of, 0), run))).acked == run
+
+
+@pytest.mark.parametrize("metadata", ["", "hello", "1,2,3", "1;2", "-1,5", "9" * 30 + ",1"])
+def test_what_others_write_into_metadata_says_nothing(metadata):
+    of = channel(1)
+    assert to_progress(of, Position(7, metadata)).acked_to == id_at(of, 6)
+
+
+def test_a_huge_run_in_metadata_is_not_believed():
+    assert to_progress(channel(1), Position(7, "1,999999999999")).acked == set()
+
+
+claims = st.builds(
+    Claim,
+    st.text(max_size=5),
+    st.lists(st.sampled_from(["c1", "c*", "*", "x"]), min_size=1),
+    st.sampled_from([From.EARLIEST, From.LATEST]),
+    st.integers(0, 10),
+    names,
+    names.map(frozenset),
+    st.integers(0, 5),
+)
+
+
+@given(claims)
+def test_a_claim_is_read_as_it_was_written(claim):
+    assert Claim.decode(claim.encode()) == claim
+
+
+@given(names, st.data())
+def test_a_grant_is_read_as_it_was_written(topics, data):
+    some = st.frozensets(st.sampled_from(topics)) if topics else st.just(frozenset())
+    grant = Grant(frozenset(topics), data.draw(some), data.draw(some))
+    assert Grant.decode(grant.encode()) == grant
+
+
+@pytest.mark.parametrize("data", [b"\x00", b"\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff", bytes(40), b"\xff" * 40])
+def test_what_is_no_claim_is_a_value_error(data):
+    with pytest.raises((ValueError, KeyError)):
+        Claim.decode(data)
+
+
+def claim(name, *channels, held=(), start=From.EARLIEST, known_to=100):
+    return Claim(name, channels, start, known_to, (), frozenset(f"log.{c}.{c[1:]}" for c in held), 0)
+
+
+@given(st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=4))
+def test_channels_change_hands_one_after_the_other_and_end_evenly_divided(helds):
+    """Whoever has what at the start, round after round: nobody gets what another one has, and soon all is even."""
+    channels = [channel(number) for number in range(8)]
+    taken: set[int] = set()
+    members: dict[str, frozenset[str]] = {}
+    for number, held in enumerate(helds):
+        members[f"m{number}"] = frozenset(channels[each].topic for each in held - taken)
+        taken |= held
+    for _ in range(3):
+        grants = share_out("g", {m: replace(claim(m, "*"), held=held) for m, held in members.items()}, channels)
+        for member, grant in grants.items():
+            assert members[member] <= grant.topics, "nothing is taken that was not given back"
+            for other, held in members.items():
+                assert other == member or not held & grant.topics, "two have it"
+        members = {m: grant.topics - grant.wanted_back for m, grant in grants.items()}
+    sizes = sorted(map(len, members.values()))
+    assert sum(sizes) == 8
+    assert sizes[-1] - sizes[0] <= 1
+
+
+def test_a_group_begins_at_the_end_only_where_all_who_read_it_say_so():
+    channels = [channel(1), channel(2)]
+    late = claim("late", "*", start=From.LATEST, known_to=2)
+    (grant,) = share_out("g", {"m": late}, channels).values()
+    assert grant.from_latest == {channels[0].topic}, "the other one was created after it joined"
+    early = claim("early", "*")
+    grants = share_out("g", {"m": late, "n": early}, channels)
+    assert not any(each.from_latest for each in grants.values())
+
+
+def test_what_no_group_may_read_goes_to_nobody():
+    ephemeral, taken = channel(1, ephemeral=True), channel(2)
+    taken.claims = {"other": 5, "later": 9}
+    assert taken.queue_of == "other"
+    (grant,) = share_out("g", {"m": claim("m", "*")}, [ephemeral, taken]).values()
+    assert grant.topics == frozenset()
+    (grant,) = share_out("other", {"m": claim("m", "*")}, [ephemeral, taken]).values()
+    assert grant.topics == {taken.topic}
+
+
+class Batch:
+    """What `_committed` looks at."""
+
+    def __init__(self, base_offset, producer_id=-1, control=False):
+        self.base_offset, self.producer_id, self.is_control_batch = base_offset, producer_id, control
+        self.is_transactional = producer_id >= 0
+
+
+def test_batches_of_aborted_transactions_are_left_out_until_these_end():
+    batches = [
+        Batch(0, 7),  # aborted, as the list says, from before this piece on
+        Batch(1),
+        Batch(2, 8),
+        Batch(3, 7),
+        Batch(4, 7, control=True),
+        Batch(5, 7),  # another transaction of the same producer
+        Batch(6, 8, control=True),
+        Batch(7, 7),
+        Batch(9, 7, control=True),
+    ]
+    left = [batch.base_offset for batch in _committed(batches, [(7, 7), (7, -5)]) if not batch.is_control_batch]
+    assert left == [1, 2, 5]
