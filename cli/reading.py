@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from ..runtime.catalog import Catalog
 from ..runtime.channel_pumps import reading
 from ..runtime.clock import physical_ms
+from ..runtime.config import load_settings, wal_options
 from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
 from ..runtime.factory import open_wal
 from ..runtime.names import Names
@@ -20,14 +21,15 @@ from ..runtime.wal import Entry, From, Start, Wal
 @asynccontextmanager
 async def opened(url: str) -> AsyncGenerator[Wal]:
     """The log at `url`: through its owner where there is one, for whose return it waits without taking its place; else
-    by owning it for as long as it looks, or until a node comes. Raises `ConfigError` where there is no log, since
-    opening would create it, and `Unavailable` when the owner has gone and none comes."""
+    by owning it for as long as it looks, or until a node comes. The environment says who logs in at brokers. Raises
+    `ConfigError` where there is no log, since opening would create it, and `Unavailable` when the owner has gone and
+    none comes."""
     parts = urlsplit(url)
     if parts.scheme == "rocksmq" and parts.port is None:  # a port names a process that has it open
         local_directory(url)
         wal = await open_wal(url, own=None if await _abandoned(url) else False)
     else:
-        wal = await open_wal(url)
+        wal = await open_wal(url, **({} if parts.scheme == "rocksmq" else wal_options(load_settings(), url)))
     try:
         yield wal
     finally:

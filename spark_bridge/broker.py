@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+from ..runtime.config import load_settings, wal_options
 from ..runtime.errors import Closed, PositionLost
 from ..runtime.factory import open_wal
 from ..runtime.wal import Entry, From, FromId, Wal
@@ -15,7 +16,8 @@ T = TypeVar("T")
 
 
 class BrokerLog:
-    """The log at `url`, opened when it is first asked something. Its coroutines run on a thread of its own."""
+    """The log at `url`, opened when it is first asked something; who logs in is said by the environment. Its coroutines
+    run on a thread of its own."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -62,7 +64,7 @@ class BrokerLog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop.run_forever, name="tidewal-spark-log", daemon=True)
                 self._thread.start()
-            self._wal = self._run(open_wal(self._url))
+            self._wal = self._run(open_wal(self._url, **wal_options(load_settings(), self._url)))
         return self._wal
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

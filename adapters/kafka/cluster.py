@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from aiokafka import TopicPartition
+from aiokafka import conn as connections
 from aiokafka import errors as kafka_errors
 from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import create_conn
 from aiokafka.protocol.admin import (
     AlterConfigsRequest,
     CreateTopicsRequest,
@@ -81,9 +81,9 @@ class Cluster:
 
     async def _try(self, host: str, port: int) -> None:
         """Raises the library's error where connecting to this broker would fail again and again."""
-        timeout_ms = int(self.options.request_timeout_s * 1000)
+        limits = {"request_timeout_ms": int(self.options.request_timeout_s * 1000)}
         try:
-            connection: Any = await create_conn(host, port, request_timeout_ms=timeout_ms, **self.options.client)
+            connection: Any = await connections.create_conn(host, port, **limits, **self.options.client)
             connection.close()
         except faults.Foreign as error:
             if faults.final(error):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 from benchmarks.report import Rounds, figure
-from tidewal.runtime.clock import HybridClock
+from tidewal.runtime.clock import HybridClock, compose
 from tidewal.runtime.wal import Append, ChannelPolicy, From, Wal
 
 PAYLOAD = bytes(range(256)) * 4
@@ -36,8 +36,9 @@ class Candidates:
         self._cpu_us.setdefault(name, []).append(spent_s / self._count * 1e6)
         return self._count / elapsed_s
 
-    def tell(self, name: str, rounds: dict[str, Rounds], ours: str, bare: str, client: str) -> None:
-        """Print what came of `ours`, beside what came of `bare`, a way of the bare `client`."""
+    def tell(self, name: str, rounds: dict[str, Rounds], ours: str, bare: str, client: str, measured: str = "") -> None:
+        """Print what came of `ours`, beside what came of `bare`, a way of the bare `client`, `measured` under another
+        name perhaps."""
         figure(
             name,
             rounds[ours].median,
@@ -47,7 +48,7 @@ class Candidates:
                 f"{client}.{bare}": rounds[bare].median,
                 "ratio": rounds[ours].median / rounds[bare].median,
                 "cpu_us": min(self._cpu_us[ours]),
-                "bare_cpu_us": min(self._cpu_us[bare]),
+                "bare_cpu_us": min(self._cpu_us[measured or bare]),
             },
         )
 
@@ -67,16 +68,19 @@ class Candidates:
         await wal.close()
         return elapsed_s
 
-    async def append_many(self, channel: str, count: int) -> float:
+    async def append_many(self, channel: str, count: int, *, plain: bool = False) -> float:
+        """With `plain` all have one timestamp of whole milliseconds."""
         wal = await self._open(channel)
         left = count
+        plain_stamp = compose(self._clock.clock.wall_ms(), 0)
 
         async def one_after_another() -> None:
             nonlocal left
             while left > 0:
                 left -= PACK
                 stamp = self._clock.now()
-                await wal.append_many([Append(channel, PAYLOAD, stamp + place) for place in range(PACK)])
+                stamps = [plain_stamp if plain else stamp + place for place in range(PACK)]
+                await wal.append_many([Append(channel, PAYLOAD, each) for each in stamps])
 
         began_s = time.perf_counter()
         await asyncio.gather(*(one_after_another() for _ in range(PACKS_IN_FLIGHT)))
@@ -95,9 +99,9 @@ class Candidates:
         await wal.close()
         return elapsed_s
 
-    def fill(self, channel: str) -> None:
+    def fill(self, channel: str, *, plain: bool = False) -> None:
         """Write what `read` and the bare readers read."""
-        asyncio.run(self.append_many(channel, self._count))
+        asyncio.run(self.append_many(channel, self._count, plain=plain))
 
     async def _open(self, channel: str) -> Wal:
         wal = await self._open_log()

@@ -13,12 +13,15 @@ from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from benchmarks.brokers import strong_read
 from benchmarks.brokers.candidates import IN_FLIGHT, PAYLOAD, Candidates
+from benchmarks.brokers.frameworks import LIKEST, Frameworks, installed
 from benchmarks.report import interleaved
 from tests.brokers.kafka import KafkaCluster
 from tidewal.adapters.kafka import open_wal
 
 BATCH_BYTES, LINGER_MS = 256 * 1024, 5
+FRAMEWORK_ROUNDS = 3
 
 
 class Bench(Candidates):
@@ -47,6 +50,32 @@ class Bench(Candidates):
             rounds,
         )
         self.tell("kafka.consume", consumed, "read", "getmany", "aiokafka")
+        self.fill("plain", plain=True)
+        for name in installed():
+            self._beside(name, min(rounds, FRAMEWORK_ROUNDS))
+
+    def _beside(self, framework: str, rounds: int) -> None:
+        """The same beside a framework, on messages without headers: FastStream takes no headers of bytes."""
+        produce, consume = Frameworks(self._bootstrap).ways(framework)
+        (topic,) = asyncio.run(self._topics("plain"))
+        ours = {"append": self.append, "append_many": self.append_many}[LIKEST[framework]]
+        produced = interleaved(
+            {
+                framework: lambda: self.measure(f"{framework}.produce", produce),
+                LIKEST[framework]: lambda: self.measure(LIKEST[framework], ours),
+            },
+            rounds,
+        )
+        consumed = interleaved(
+            {
+                framework: lambda: self.measure(f"{framework}.consume", consume, topic),
+                "read": lambda: self.measure("read", self.read, "plain"),
+            },
+            rounds,
+        )
+        name = {"append": "kafka.append", "append_many": "kafka.produce"}[LIKEST[framework]]
+        self.tell(name, produced, LIKEST[framework], framework, "framework", f"{framework}.produce")
+        self.tell("kafka.consume", consumed, "read", framework, "framework", f"{framework}.consume")
 
     async def _bare_send(self, topic: str, count: int) -> float:
         async with self._producer(LINGER_MS) as producer:
@@ -88,7 +117,7 @@ class Bench(Candidates):
 
     async def _bare_getmany(self, channel: str, count: int) -> float:
         async with AIOKafkaConsumer(bootstrap_servers=self._bootstrap, auto_offset_reset="earliest") as consumer:
-            (topic,) = [name for name in await consumer.topics() if name.startswith(f"bench.{channel}.")]
+            (topic,) = await self._topics(channel)
             consumer.assign([TopicPartition(topic, 0)])
             began_s = time.perf_counter()
             got = 0
@@ -97,7 +126,13 @@ class Bench(Candidates):
                     got += len(records)
             return time.perf_counter() - began_s
 
+    async def _topics(self, channel: str) -> list[str]:
+        """The topics of a channel."""
+        async with AIOKafkaConsumer(bootstrap_servers=self._bootstrap) as consumer:
+            return [name for name in await consumer.topics() if name.startswith(f"bench.{channel}.")]
+
 
 def main(count: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory, KafkaCluster(Path(directory)) as cluster:
+        strong_read.main("kafka", f"{cluster.url}/strong")
         Bench(cluster.url, count).run(rounds)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pulsar
 from pulsar.asyncio import Client as AsyncClient
 
+from benchmarks.brokers import strong_read
 from benchmarks.brokers.candidates import IN_FLIGHT, PAYLOAD, Candidates
 from benchmarks.report import interleaved
 from tests.brokers.pulsar import PulsarStandalone
@@ -140,4 +141,5 @@ def _quiet() -> pulsar.FileLogger:
 
 def main(count: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory, PulsarStandalone(Path(directory)) as broker:
+        strong_read.main("pulsar", f"{broker.url}/public/strong?web_url={broker.web_url}")
         Bench(broker, count).run(rounds)

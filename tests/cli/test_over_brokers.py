@@ -1,0 +1,70 @@
+"""`tidewal run` on brokers: a node as one process, its client and those who look into the log as others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.backends import log_url
+from tidewal.actors.client import Client
+from tidewal.runtime.factory import open_wal
+from tidewal.runtime.schema import CollectionSchema, Field
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
+
+
+@pytest.fixture(params=["kafka", "pulsar"])
+def url(request: pytest.FixtureRequest) -> str:
+    return log_url(request.param, request.getfixturevalue(request.param))
+
+
+async def write_and_ask(url: str) -> None:
+    """What an application does from a process of its own."""
+    wal = await open_wal(url)
+    async with Client(wal) as client:
+        await client.create_collection(SCHEMA)
+        await client.insert("things", [{"id": number, "name": f"thing {number}"} for number in range(8)])
+        await client.delete("things", [3])
+        assert await client.count("things", consistency="strong") == 7
+        await client.cut("things")
+        await client.flush("things")
+    await wal.close()
+
+
+def test_a_node_a_client_and_the_tools_meet_on_the_brokers(
+    url: str, start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
+):
+    data = tmp_path / "data"
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump({"wal": url}))
+    node = start("run", "--data", data, "--config", tmp_path / "node.yaml", "--json")
+    assert node.stdout is not None
+    assert json.loads(node.stdout.readline()) == {"wal": url, "tables": str(data / "tables")}
+    asyncio.run(write_and_ask(url))
+
+    inspected = command("inspect", url, "--json")
+    assert inspected.status == 0, inspected.err
+    told = json.loads(inspected.out)
+    assert [each["name"] for each in told["collections"]] == ["things"]
+    tailed = command("tail", url, "things", "--no-follow", "--json", "--rows", 100)
+    assert tailed.status == 0, tailed.err
+    rows = [row for line in tailed.out.splitlines() for row in json.loads(line).get("rows", ())]
+    assert {row["id"] for row in rows if row["_op"] == "insert"} == set(range(8))
+
+    node.send_signal(signal.SIGTERM)
+    rest = node.stdout.read()
+    assert node.wait(30) == 0, rest
+    assert "Traceback" not in rest
+    assert not (data / "log").exists()
+    refused = command("run", "--data", data, "--wal", f"rocksmq://{tmp_path}/log")
+    assert refused.status == 2
+    assert f"PositionMismatch: what is stored so far came from {url.partition(':')[0]}" in refused.err
