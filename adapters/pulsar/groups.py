@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Unavailable
 from ...runtime.groups.link import Ack, Shares
 from ...runtime.groups.member import Member, start_member
 from ...runtime.groups.positions import resolve
 from ...runtime.groups.subscriptions import Subscription, check_name
-from ...runtime.wal import Append, From, GroupInfo, Start, Wal
+from ...runtime.wal import Append, From, GroupInfo, GroupMember, Start, Wal
 from . import group_following
 from .group_channels import Finder
 from .group_following import Following
@@ -33,6 +34,7 @@ from .topics import HOLD_CURSOR, Topic, group_of, group_policy, group_topic
 T = TypeVar("T")
 
 MAKE_ATTEMPTS = 5
+CLOSE_WITHIN_S = 10.0
 
 
 class Host(Wal, group_following.Host, Protocol):
@@ -115,8 +117,14 @@ class Groups:
                 task.result().look()
 
     async def close(self) -> None:
-        """Leave all groups."""
+        """Leave all groups, as long as Pulsar answers."""
         self._closed = True
+        leaving = asyncio.create_task(self._leave_all(), name="leave all groups")
+        await asyncio.wait({leaving}, timeout=CLOSE_WITHIN_S)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+    async def _leave_all(self) -> None:
         self._heart.stop()
         tasks = list(self._followed.values())
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -290,3 +298,48 @@ def _result(task: asyncio.Task[Following] | None) -> Following | None:
     """What is followed, once it is."""
     done = task is not None and task.done() and not task.cancelled() and task.exception() is None
     return task.result() if task is not None and done else None
+
+
+class WithGroups(ABC):
+    """The part of the `Wal` that concerns groups."""
+
+    __groups: Groups | None = None  # made when they are needed, on the loop that does
+
+    async def join(
+        self,
+        group: str,
+        channels: Sequence[str],
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+    ) -> GroupMember:
+        return await self._groups().start_member(group, channels, start, reset_to, session_timeout_s)
+
+    async def groups(self) -> list[GroupInfo]:
+        return await self._groups().groups()
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        await self._groups().seek_group(group, channel, start)
+
+    async def drop_group(self, group: str) -> None:
+        await self._groups().drop_group(group)
+
+    def _groups(self) -> Groups:
+        self._check_open()
+        if self.__groups is None:
+            self.__groups = Groups(cast(Host, self))
+        return self.__groups
+
+    def _channels_changed(self) -> None:
+        """To be called when a channel was made or dropped."""
+        if self.__groups is not None:
+            self.__groups.channels_changed()
+
+    async def _close_groups(self) -> None:
+        if self.__groups is not None:
+            await self.__groups.close()
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise `Closed` once the log is closed."""

@@ -148,7 +148,7 @@ class Survey:
     def has_between(self, after: Place, before: Place, now_ms: int) -> bool:
         """Whether there is, or was, any entry between the two; also when nobody knows."""
         entries = dict(self.ledgers)
-        if after.ledger not in entries and not self.is_whole(now_ms):
+        if after.ledger not in entries and not (after.entry < 0 and self.is_whole(now_ms)):  # it may have stayed empty
             return True
         if entries.get(after.ledger, 0) > after.entry + 1 and after.ledger != before.ledger:
             return True

@@ -40,8 +40,6 @@ from ...runtime.wal import (
     ChannelPolicy,
     Entry,
     From,
-    GroupInfo,
-    GroupMember,
     OnAppended,
     Payload,
     Start,
@@ -51,7 +49,7 @@ from .admin import DEFAULT_MESSAGE_BYTES, Admin
 from .appending import Appender
 from .client import Client, NativeProducer, NativeReader
 from .failures import call_failure
-from .groups import Groups
+from .groups import WithGroups
 from .ids import Place, decode, encode
 from .options import Options
 from .reading import Feed, Reader
@@ -76,7 +74,7 @@ BLOCKING_CALLS = 16  # at a time, on threads
 METADATA_BYTES = 1024  # that belong to a message beside its payload, at most
 
 
-class Pulsar:
+class Pulsar(WithGroups):
     """An open log in one namespace; see `Wal`."""
 
     name = "pulsar"
@@ -93,10 +91,9 @@ class Pulsar:
 
     def __init__(self, options: Options, metrics: Metrics | None = None) -> None:
         self._options = options
-        self._groups: Groups | None = None  # made when they are needed, on the loop that does
         self.stalls = StallWatch(metrics)
         self._namespace = options.namespace
-        self._admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
+        self.admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
         self._client = Client(
             options.service_url,
             options.request_timeout_s,
@@ -123,8 +120,8 @@ class Pulsar:
         """Connect, and make the namespace where there is none. Raises `Unavailable`, `ConfigError`."""
         wal = Pulsar(options, metrics)
         try:
-            await wal._blocking(wal._admin.prepare_namespace)
-            largest = await wal._blocking(wal._admin.max_message_bytes) - METADATA_BYTES
+            await wal.blocking(wal.admin.prepare_namespace)
+            largest = await wal.blocking(wal.admin.max_message_bytes) - METADATA_BYTES
             wal._message_bytes = min(largest, options.max_message_bytes or largest)
         except BaseException:
             await wal.close()
@@ -136,25 +133,25 @@ class Pulsar:
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         self._check_open()
         check_name(channel)
-        await self._blocking(partial(self._create, Topic(channel, policy)))
+        await self.blocking(partial(self._create, Topic(channel, policy)))
         self._channels_changed()
 
     def _create(self, topic: Topic) -> None:
-        if not self._admin.create(topic):
-            existing = self._admin.survey(topic).policy
+        if not self.admin.create(topic):
+            existing = self.admin.survey(topic).policy
             if existing is None:
                 raise ChannelExists(
                     f"there is a topic {topic.name} in {self._namespace} that is no channel", channel=topic.channel
                 )
             if existing != topic.policy:
                 raise ChannelExists(f"channel {topic.channel} exists with another policy", channel=topic.channel)
-        self._admin.set_policies(topic)  # again where it exists: whoever made it may have died before this
+        self.admin.set_policies(topic)  # again where it exists: whoever made it may have died before this
         self._policies[topic.channel] = topic.policy
 
     async def channels(self) -> list[str]:
         self._check_open()
-        names = [name for name in map(channel_of, await self._blocking(self._admin.topics)) if is_name(name)]
-        found = await asyncio.gather(*(self._blocking(partial(self._is_channel, name)) for name in names))
+        names = [name for name in map(channel_of, await self.blocking(self.admin.topics)) if is_name(name)]
+        found = await asyncio.gather(*(self.blocking(partial(self._is_channel, name)) for name in names))
         return sorted(name for name, is_channel in zip(names, found, strict=True) if is_channel)
 
     def _is_channel(self, channel: str) -> bool:
@@ -167,7 +164,7 @@ class Pulsar:
 
     async def describe(self, channel: str) -> ChannelInfo:
         self._check_open()
-        return await self._blocking(partial(self._describe, channel))
+        return await self.blocking(partial(self._describe, channel))
 
     def _describe(self, channel: str) -> ChannelInfo:
         survey = self.survey(channel)
@@ -183,13 +180,13 @@ class Pulsar:
 
     async def drop_channel(self, channel: str) -> None:
         self._check_open()
-        await self._blocking(partial(self._drop, channel))
+        await self.blocking(partial(self._drop, channel))
         self._channels_changed()
 
     def _drop(self, channel: str) -> None:
         with contextlib.suppress(ChannelNotFound):
             self.survey(channel)
-            self._admin.delete(Topic(channel))
+            self.admin.delete(Topic(channel))
         self._forget(channel)
 
     def _forget(self, channel: str) -> None:
@@ -286,7 +283,7 @@ class Pulsar:
 
     def open_reader(self, channel: str, start: Place, queue_messages: int | None = None) -> NativeReader:
         """A reader of the client library; what it prefetches is bounded by `prefetch_bytes`. Blocks."""
-        policy = self._policy(channel)
+        policy = self.policy(channel)
         if queue_messages is None:
             message_bytes = min(policy.max_message_bytes, self._message_bytes)
             queue_messages = max(1, min(self._options.prefetch_bytes // message_bytes, 1000))
@@ -295,7 +292,7 @@ class Pulsar:
 
     async def latest_id(self, channel: str) -> bytes | None:
         self._check_open()
-        last = await self._blocking(partial(self.last, channel))
+        last = await self.blocking(partial(self.last, channel))
         return None if last.entry < 0 else encode(last)
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
@@ -304,64 +301,32 @@ class Pulsar:
         def find() -> Place | None:
             return seeking.find_time(self, channel, self.survey(channel), timestamp)
 
-        found = await self._blocking(find)
+        found = await self.blocking(find)
         return None if found is None else encode(found)
 
     # ---- retention ----------------------------------------------------------------------------------------------
 
     async def truncate(self, channel: str, id: bytes) -> None:
         self._check_open()
-        await self._blocking(partial(self._truncate, channel, id))
+        await self.blocking(partial(self._truncate, channel, id))
 
     def _truncate(self, channel: str, id: bytes) -> None:
         survey = self.survey(channel)
         place = _place(id)
         if survey.truncated is None or place > survey.truncated:
-            self._admin.set_property(Topic(channel), TRUNCATED_PROPERTY, truncated_property(place))
+            self.admin.set_property(Topic(channel), TRUNCATED_PROPERTY, truncated_property(place))
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         self._check_open()
-        await self._blocking(partial(self._hold, channel, holder, id))
+        await self.blocking(partial(self._hold, channel, holder, id))
 
     def _hold(self, channel: str, holder: str, id: bytes | None) -> None:
         self.survey(channel)
         topic, cursor = Topic(channel), HOLD_CURSOR + holder
         if id is None:
-            self._admin.drop_cursor(topic, cursor)
+            self.admin.drop_cursor(topic, cursor)
         else:
-            self._admin.keep_cursor(topic, cursor, _place(id))
-
-    # ---- groups -------------------------------------------------------------------------------------------------
-
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupMember:
-        return await self._all_groups().start_member(group, channels, start, reset_to, session_timeout_s)
-
-    async def groups(self) -> list[GroupInfo]:
-        return await self._all_groups().groups()
-
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        await self._all_groups().seek_group(group, channel, start)
-
-    async def drop_group(self, group: str) -> None:
-        await self._all_groups().drop_group(group)
-
-    def _all_groups(self) -> Groups:
-        self._check_open()
-        if self._groups is None:
-            self._groups = Groups(self)
-        return self._groups
-
-    def _channels_changed(self) -> None:
-        if self._groups is not None:
-            self._groups.channels_changed()
+            self.admin.keep_cursor(topic, cursor, _place(id))
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
@@ -371,8 +336,7 @@ class Pulsar:
         await asyncio.shield(self._close_done)
 
     async def _close(self) -> None:
-        if self._groups is not None:
-            await self._groups.close()
+        await self._close_groups()
         with self._feeds_lock:
             self._closed = True
             feeds = list(self._feeds)
@@ -386,7 +350,7 @@ class Pulsar:
 
     def _end(self) -> None:
         self._appender.close()
-        self._admin.close()
+        self.admin.close()
         for feed in list(self._feeds):
             feed.join()
         self._executor.shutdown(wait=True)  # before the client is closed: what it makes then would never be made
@@ -403,10 +367,6 @@ class Pulsar:
     def timeout_s(self) -> float:
         return self._options.request_timeout_s
 
-    @property
-    def admin(self) -> Admin:
-        return self._admin
-
     def behind_all(self, channel: str) -> Place:
         """The last message of the channel, or where the first one will be. Blocks. Raises `ChannelNotFound`."""
         return seeking.after_last(self, channel, self.survey(channel))
@@ -415,20 +375,12 @@ class Pulsar:
         """A producer of that name, which nobody else has meanwhile. Blocks. Raises `Unavailable`, `ChannelNotFound`."""
         return self._client.producer(self._address(Topic(channel)), name, batches=batches)
 
-    def policy(self, channel: str) -> ChannelPolicy:
-        """Blocks. Raises `ChannelNotFound`."""
-        return self._policy(channel)
-
-    async def blocking(self, call: Callable[[], T]) -> T:
-        """Call on a thread."""
-        return await self._blocking(call)
-
     def survey(self, channel: str) -> Survey:
         """What the channel's topic holds. Blocks. Raises `ChannelNotFound`, also for a topic that is no channel."""
         if not is_topic_of_ours(channel):
             raise ChannelNotFound(f"there can be no channel {channel!r}", channel=channel)
         try:
-            survey = self._admin.survey(Topic(channel))
+            survey = self.admin.survey(Topic(channel))
         except ChannelNotFound:
             self._policies.pop(channel, None)
             raise
@@ -439,10 +391,11 @@ class Pulsar:
 
     def last(self, channel: str) -> Place:
         """The last message of the channel. Blocks. Raises `ChannelNotFound`."""
-        self._policy(channel)
-        return self._admin.last(Topic(channel))
+        self.policy(channel)
+        return self.admin.last(Topic(channel))
 
-    def _policy(self, channel: str) -> ChannelPolicy:
+    def policy(self, channel: str) -> ChannelPolicy:
+        """Blocks only where the channel is not known. Raises `ChannelNotFound`."""
         policy = self._policies.get(channel)
         if policy is None:
             policy = self.survey(channel).policy
@@ -470,7 +423,8 @@ class Pulsar:
     def _address(self, topic: Topic) -> str:
         return f"persistent://{self._namespace}/{topic.name}"
 
-    async def _blocking(self, call: Callable[[], T]) -> T:
+    async def blocking(self, call: Callable[[], T]) -> T:
+        """Call on a thread."""
         try:
             future = asyncio.get_running_loop().run_in_executor(self._executor, call)
         except RuntimeError as error:  # the threads are gone

@@ -106,6 +106,7 @@ def test_a_gap_between_ledgers_is_seen():
     assert not whole.has_between(Place(2, -1), Place(3, 0), NOW_MS + 59_000)  # it was empty
     assert whole.has_between(Place(2, -1), Place(3, 0), NOW_MS + 61_000)
     assert whole.has_between(Place(2, -1), Place(5, 0), NOW_MS)
+    assert whole.has_between(Place(2, 0), Place(3, 0), NOW_MS)  # it was not
 
 
 def test_options_win_over_the_url_and_that_over_settings():
