@@ -14,6 +14,22 @@ from .wal import Payload
 IOVEC_LIMIT = 1024  # buffers that one pwritev takes on Linux
 
 
+class Syncer(Protocol):
+    """Syncer that go on while the caller does something else, one at a time."""
+
+    file: int
+    """Readable when the sync that was started has ended."""
+
+    def start(self, file: int) -> bool:
+        """Begin to make durable what was written. False, and nothing was begun, where that is not possible now."""
+        ...
+
+    def finish(self) -> bool:
+        """Take note of the end of what was started: True for one caller of whatever thread, once; False when it has not
+        ended, or another caller was told. Raises what the sync failed with, instead of True. Never blocks."""
+        ...
+
+
 class Disk(Protocol):
     """Files by descriptor. A name or a write is durable only after its `sync` or `sync_directory` returned."""
 
@@ -33,6 +49,10 @@ class Disk(Protocol):
 
     def sync(self, file: int) -> None:
         """Make what was written durable. After an error nothing is known about it: never call it again."""
+        ...
+
+    def syncer(self) -> Syncer | None:
+        """A place for syncs that go on beside the caller; None where there is only `sync`."""
         ...
 
     def size(self, file: int) -> int: ...
@@ -76,6 +96,9 @@ class RealDisk:
 
     def sync(self, file: int) -> None:
         os.fdatasync(file)
+
+    def syncer(self) -> Syncer | None:
+        return None
 
     def size(self, file: int) -> int:
         return os.fstat(file).st_size

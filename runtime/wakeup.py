@@ -59,7 +59,8 @@ class Hub:
         self.deferring = False
         self._rung = False
         self._bell = Bell()
-        loop.add_reader(self._bell.file, self._answer)
+        self._watched: list[int] | None = []  # None once closed
+        self.watch(self._bell.file, self._answer)
 
     def settle(self, future: asyncio.Future[T], result: T | TidewalError) -> None:
         """Give the future its result or error; at once when called on the loop's own thread."""
@@ -71,9 +72,21 @@ class Hub:
         self._ring(thread)
 
     def settle_all(self, futures: Sequence[asyncio.Future[T]], results: Sequence[T]) -> None:
-        """Give each future its result, from any thread, on a later turn of the loop."""
+        """`settle` for many."""
+        thread = threading.get_ident()
+        if thread == self._thread:
+            for future, result in zip(futures, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+            return
         self._queue.extend(zip(futures, results, strict=True))
-        self._ring(threading.get_ident())
+        self._ring(thread)
+
+    def watch(self, file: int, call: Callable[[], None]) -> None:
+        """Call on the loop when the file is readable, until `close`; on the loop's own thread."""
+        if self._watched is not None:
+            self._watched.append(file)
+            self.loop.add_reader(file, call)
 
     def defer(self, call: Callable[[], None]) -> None:
         """Call on the loop's own thread when what is ready to run there has run; `deferring` until then."""
@@ -115,8 +128,10 @@ class Hub:
     def close(self) -> None:
         """Give the bell back; on the loop's own thread, unless the loop is closed. What is settled later takes the
         loop's own way."""
-        if not self.loop.is_closed():
-            self.loop.remove_reader(self._bell.file)
+        watched, self._watched = self._watched or (), None
+        for file in watched:
+            if not self.loop.is_closed():
+                self.loop.remove_reader(file)
         self._bell.close()
         self._take()
 
@@ -157,6 +172,13 @@ class Hubs:
             hubs[loop].close()
         self._hubs = hubs
         return hubs[loop]
+
+    def running(self) -> Hub | None:
+        """The hub of the running loop, if one runs on this thread."""
+        try:
+            return self.current()
+        except RuntimeError:
+            return None
 
     def promise(self) -> tuple[asyncio.Future[list[bytes]], OnAppended]:
         """A future of the running loop, and what settles it from any thread."""

@@ -9,7 +9,7 @@ Foreign exceptions never pass this seam: an adapter raises the errors of `runtim
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
@@ -236,8 +236,8 @@ class Wal(Protocol):
         pause). Where the log is in another process these may come through `done` instead."""
         ...
 
-    def append(self, channel: str, payload: Payload, timestamp: int = 0) -> Awaitable[bytes]:
-        """Append one entry; await its id, which comes once it is as durable as the channel's policy says."""
+    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+        """Append one entry and return its id once it is as durable as the channel's policy says."""
         ...
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:

@@ -10,14 +10,14 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ...runtime.errors import MessageTooLarge, TidewalError
-from ...runtime.wakeup import Hub
+from ...runtime.wakeup import Hubs
 from ...runtime.wal import Append, Durability, OnAppended, Payload
 from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES
 from .gate import Gate
 from .journal import Journal
-from .live import Channel, make_entry
-from .pending import Row, Write
+from .live import Channel
+from .pending import Row, Write, settle_first
 from .registry import Registry
 
 STAMP_BYTES, STAMP_ENTRY_BYTES = 128, 24  # what the record of a stamp may take, and for each entry
@@ -29,25 +29,36 @@ class Appender:
     """Appends from any thread. What is done once for each entry decides what small appends cost, so it is little, and
     most of it is done for whole columns at once."""
 
-    def __init__(self, registry: Registry, journal: Journal, gate: Gate) -> None:
-        self._registry, self._journal, self._gate = registry, journal, gate
+    def __init__(self, registry: Registry, journal: Journal, gate: Gate, hubs: Hubs) -> None:
+        self._registry, self._journal, self._gate, self._hubs = registry, journal, gate, hubs
 
-    def append(self, name: str, payload: Payload, timestamp: int, hub: Hub) -> asyncio.Future[bytes]:
-        """`Wal.append` from the loop of `hub`: a future of the id."""
+    def append(self, channel: str, payload: Payload, timestamp: int = 0) -> asyncio.Future[bytes]:
+        """`Wal.append`, from a loop: queued, or refused, when this returns."""
+        hub = self._hubs.current()
         future: asyncio.Future[bytes] = hub.loop.create_future()
         registry, journal = self._registry, self._journal
         with registry.lock:
-            channel = registry.names.get(name)
-            if channel is not None and channel.synced and type(payload) is bytes:
-                size = len(payload) + ROW_BYTES
-                if len(payload) <= channel.policy.max_message_bytes and self._gate.admits(size):
-                    id = channel.next_id
-                    channel.next_id = id + 1
-                    journal.pending.add_one((channel.number, id, timestamp, payload), size, hub, future)
-                    if journal.idle and not hub.deferring:
-                        hub.defer(journal.wake)
+            found = registry.names.get(channel)
+            if found is not None and type(payload) is bytes and len(payload) <= found.plain_bytes:
+                pending = journal.pending
+                size = pending.size + ROW_BYTES + len(payload)
+                if size <= self._gate.room:
+                    id = found.next_id
+                    found.next_id = id + 1
+                    pending.rows.append((found.number, id, timestamp, payload))
+                    pending.size = size
+                    if pending.hub is hub:
+                        pending.waiting.append(future)
+                    else:
+                        pending.wait(hub, future)
+                    if not hub.deferring:
+                        journal.notice(hub)
                     return future
-        self.submit(((name, payload, timestamp),), partial(_settle_first, hub, future))
+        settle = partial(settle_first, hub, future)
+        try:
+            self.submit(((channel, payload, timestamp),), settle)
+        except TidewalError as error:
+            settle(error)
         return future
 
     def submit(
@@ -90,7 +101,7 @@ class Appender:
             else:
                 published = self._queue(channels, rows, done, records, stamp)
         if not at_once:
-            self._journal.wake()
+            self._journal.notice()
         if published is not None:
             done(published)
 
@@ -99,7 +110,7 @@ class Appender:
         `stamp` makes of all their ids. `done` gets one id more than there are entries, at the end. Whether that was
         possible: only where every append would be acknowledged when it is durable, and none refused.
 
-        The writer is not woken: call `Journal.wake`.
+        Nobody is told of it: call `Journal.notice`.
         """
         registry, journal = self._registry, self._journal
         names, payloads, timestamps = zip(*entries, strict=True)
@@ -221,12 +232,7 @@ def _ids(rows: Sequence[Row]) -> list[bytes]:
 def _publish(channels: Sequence[Channel], rows: Sequence[Row]) -> None:
     """Deliver entries of ephemeral channels."""
     for channel, run in groupby(zip(channels, rows, strict=True), itemgetter(0)):
-        entries = [make_entry((encode_id(id), timestamp, payload)) for _, (_, id, timestamp, payload) in run]
-        channel.publish(entries, int.from_bytes(entries[-1].id, "big"))
-
-
-def _settle_first(hub: Hub, future: asyncio.Future[bytes], result: list[bytes] | TidewalError) -> None:
-    hub.settle(future, result if isinstance(result, TidewalError) else result[0])
+        channel.publish([row for _, row in run])
 
 
 def _frozen(payload: Payload) -> bytes | memoryview:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, cast
 
 import msgpack
@@ -32,8 +33,7 @@ def check_name(channel: str) -> None:
         raise InvalidRequest(f"channel name {channel!r}: 1-250 characters of A-Z a-z 0-9 . _ - are allowed")
 
 
-def encode_id(number: int) -> bytes:
-    return number.to_bytes(ID_BYTES, "big")
+encode_id = Struct(">Q").pack  # the id of a number
 
 
 def decode_id(id: bytes) -> int:

@@ -14,11 +14,22 @@ class Gate:
     ) -> None:
         self.closing = False
         self.pressure = False  # less free space than there should be
+        self.room = 0  # what may be pending if nothing stands in the way; below 0 if anything does
         self._path, self._journal = path, journal
         self._commit_bytes, self._pending_bytes, self._free_space_bytes = commit_bytes, pending_bytes, free_space_bytes
+        self._look()
+
+    def _look(self) -> None:
+        """Whoever fails later, with the journal, fails when it is committed."""
+        self.room = -1 if self.closing or self.pressure else min(self._pending_bytes, self._commit_bytes)
+
+    def close(self) -> None:
+        self.closing = True
+        self._look()
 
     def note_free_space(self, free_bytes: int) -> None:
         self.pressure = free_bytes < self._free_space_bytes
+        self._look()
 
     def check_open(self) -> None:
         """Raises `Closed`."""

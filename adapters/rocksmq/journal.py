@@ -1,83 +1,84 @@
-"""The journal's writer: one thread that turns whatever is pending into one frame, one write and one sync.
+"""Who commits, and when: what is pending becomes a frame as soon as the one before it is durable.
 
-There is no timer: while a sync runs, the next commit gathers. The order after a commit is: entries become visible,
-their submitters are told, the index is written. Any error of a write or sync poisons the journal for good
-(`JournalFailed`, `DiskFull`); a sync is never tried again on the same pages. Only where nothing was written, because no
-segment could be made ready, does the journal stay usable (`DiskPressure`).
+There is no timer: while a sync runs, the next commit gathers. One party at a time has the turn to commit. A commit of a
+size that does not hold up a loop is written by the event loop that has something to append, and the kernel syncs it
+meanwhile (`runtime/kernel_sync.py`). Everything else is the writer thread's: large commits, new segments,
+appends from threads, disks that can only sync while one waits. When a loop's sync runs and others want to go on, the
+thread waits for its end as well as that loop, and whoever is first goes on: a loop that is blocked, or gone, holds
+nobody up.
+
+Any error of a write or sync poisons the journal for good (`JournalFailed`, `DiskFull`); a sync is never tried again on
+the same pages. Only where nothing was written, because no segment could be made ready, does the journal stay usable
+(`DiskPressure`).
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import select
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from functools import partial
+from typing import Final
 
 from ...runtime.clock import Clock
-from ...runtime.disk import Disk, write_all
-from ...runtime.errors import ChannelNotFound, DiskFull, DiskPressure, JournalFailed, Overloaded
-from ...runtime.wakeup import Bell, Hubs
-from ...runtime.wal import Entry, Payload
-from .channels import encode_id
-from .frame import CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
-from .index import Index, SegmentSummary
-from .live import TailBudget, make_entry
+from ...runtime.disk import Disk, Syncer
+from ...runtime.errors import DiskFull, DiskPressure, JournalFailed, Overloaded
+from ...runtime.wakeup import Bell, Hub, Hubs
+from .channels import ChannelTable
+from .commits import Commits, Written
+from .index import SegmentSummary
 from .measures import Measures
-from .pending import Pending, Row, Write
+from .pending import Pending, Write
 from .pending import control as control
-from .recovery import Recovered
-from .segments import HEADER_BYTES, Segment, Segments
-from .tally import Tally
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_WRITES = 4096
+LOOP_COMMIT_BYTES = 2 * 1024 * 1024  # what a loop may write: some tenths of a millisecond
+LOOP_WRITE_S = 0.01  # a write that takes longer tells that the disk holds up whoever writes ...
+LOOP_PAUSE_S = 1.0  # ... so loops leave it to the thread for so long
 PENDING_BYTES = 256 * 1024 * 1024
-
-# The rows of one frame, a sequence for each field.
-Columns: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[Payload]]
 
 _log = logging.getLogger(__name__)
 
 
-class Deliver(Protocol):
-    """Make entries visible to readers, by channel number; `size` is that of their bodies."""
+class _Thread:
+    """Has the turn when the writer thread has it."""
 
-    def __call__(self, numbers: Sequence[int], ids: Sequence[int], entries: Sequence[Entry], size: int) -> None: ...
+
+WRITER: Final = _Thread()
+
+
+class _Flight:
+    """A commit that a loop has written, while it is synced."""
+
+    __slots__ = ("syncer", "written")
+
+    def __init__(self, written: Written, syncer: Syncer | None) -> None:
+        self.written, self.syncer = written, syncer  # None: the sync was not begun, and is left to the thread
 
 
 class Journal:
-    """The writer and what waits for it."""
+    """What is pending, and who commits it. Thread-safe."""
 
     def __init__(
-        self,
-        disk: Disk,
-        segments: Segments,
-        index: Index,
-        recovered: Recovered,
-        *,
-        clock: Clock,
-        lock: threading.Lock,
-        deliver: Deliver,
-        hubs: Hubs,
-        budget: TailBudget,
-        need_spare: Callable[[], OSError | None],
-        keep_ready: Callable[[], None],
-        measures: Measures,
-    ) -> None:
-        """Whoever calls `put` or `put_one` holds `lock`."""
+        self, disk: Disk, commits: Commits, *, capacity: int, clock: Clock, lock: threading.Lock, hubs: Hubs,
+        measures: Measures
+    ) -> None:  # fmt: skip
+        """`capacity` is what a frame may have. Whoever adds to `pending` holds `lock`, and calls `notice` or `wake`."""
         self.failure: JournalFailed | None = None
-        self.table = recovered.table
-        self.sealed = recovered.sealed
         self.pending = Pending()
-        self._disk, self._segments, self._index, self._clock, self._lock = disk, segments, index, clock, lock
-        self._deliver, self._budget, self._need_spare, self._keep_ready = deliver, budget, need_spare, keep_ready
-        self._measures, self._hubs = measures, hubs
-        self._segment: Segment | None = recovered.current
-        self._sequence = recovered.next_sequence
-        self._tally = Tally(self.table, index, recovered.extents)
-        self.idle = self._stopping = False
+        self._disk, self._commits, self._clock, self._lock, self._hubs = disk, commits, clock, lock, hubs
+        self._measures = measures
+        self._limit = min(COMMIT_BYTES, capacity // 2)
+        self._loop_limit = min(LOOP_COMMIT_BYTES, capacity // 2)
+        self._loops_from = 0.0  # when loops may write, by `time.perf_counter`
+        self._turn: Hub | _Thread | None = WRITER  # whose it is; changes under the lock
+        self._flight: _Flight | None = None
+        self._awaited = False  # the thread wants to know when a loop with the turn has come to a sync, or let it go
+        self._stopping = False
+        self._syncers: dict[Hub, Syncer | None] = {}
         self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name="tidewal-journal", daemon=True)
 
@@ -85,21 +86,43 @@ class Journal:
         self._thread.start()
 
     @property
+    def table(self) -> ChannelTable:
+        return self._commits.table
+
+    @property
+    def sealed(self) -> dict[int, SegmentSummary]:
+        return self._commits.sealed
+
+    @property
     def extents(self) -> dict[int, tuple[int, int]]:
         """What the segment in use holds, but for the frames not counted yet: channel number → (last id, bytes)."""
-        return self._tally.extents.channels
+        return self._commits.tally.extents.channels
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
 
     def put(self, write: Write) -> None:
-        """Queue for the next commit."""
+        """Queue for the next commit. Under the lock."""
         self.pending.add(write)
         self.wake()
 
+    def notice(self, hub: Hub | None = None) -> None:
+        """See to it that what is pending is committed: by the running loop, whose hub may be given, where there is one
+        and that is possible."""
+        hub = hub or self._hubs.running()
+        if hub is None:
+            self.wake()
+            return
+        turn = self._turn
+        if turn is None:
+            if not hub.deferring:  # what other tasks append in this turn of the loop goes into the same commit
+                hub.defer(partial(self._begin, hub))
+        elif turn is not hub and turn is not WRITER:
+            self._bell.ring()
+
     def wake(self) -> None:
-        """Let the writer look at what is pending, if it waits."""
-        if self.idle:
+        """See to it that what is pending is committed, by the thread or whoever has the turn."""
+        if self._turn is not WRITER:
             self._bell.ring()
 
     def stop(self) -> None:
@@ -109,154 +132,198 @@ class Journal:
         if self._thread.is_alive():
             self._thread.join()
         self._bell.close()
+        self._syncers.clear()
+
+    def mark_end(self) -> None:
+        """Tell the index where the journal ends, so that the next opening can be sure of it. After `stop`."""
+        if self.failure is None:
+            self._commits.mark_end()
+
+    # ---- on a loop ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, hub: Hub) -> None:
+        """Take the turn and commit what is pending; leave it to the thread where a loop should not."""
+        syncer = self._syncer_of(hub)
+        with self._lock:
+            commit = self.pending
+            if self._turn is None and not commit.waiting:
+                return
+            flies = self._turn is None and syncer is not None and self._suits_loop(commit)
+            if flies:
+                self.pending, self._turn = Pending(), hub
+        if flies and syncer is not None:
+            self._fly(hub, commit, syncer)
+        else:
+            self.wake()
+
+    def _suits_loop(self, commit: Pending) -> bool:
+        return (
+            commit.size <= self._loop_limit
+            and len(commit.waiting) <= COMMIT_WRITES
+            and not commit.written
+            and self.failure is None
+            and self._commits.has_room(commit)
+            and time.perf_counter() >= self._loops_from
+        )
+
+    def _fly(self, hub: Hub, commit: Pending, syncer: Syncer) -> None:
+        """Write the commit and begin its sync."""
+        try:
+            written = self._commits.write(commit)
+        except Exception as error:
+            self._fail(commit, error)
+            written = None
+        if written is None:
+            self._pass_on(hub)
+            return
+        took_s = time.perf_counter() - written.started
+        if took_s > LOOP_WRITE_S:
+            self._loops_from = time.perf_counter() + LOOP_PAUSE_S
+        if syncer.start(written.segment.file):
+            self._flight = _Flight(written, syncer)
+            if self._awaited:
+                self._bell.ring()
+        else:
+            self._syncers[hub] = None
+            self._flight, self._turn = _Flight(written, None), WRITER
+            self._bell.ring()
+
+    def _land(self, hub: Hub, syncer: Syncer) -> None:
+        """A sync has ended. Unless the thread was quicker, tell those who wait for it."""
+        if self._finish(syncer):
+            self._pass_on(hub)
+
+    def _pass_on(self, hub: Hub) -> None:
+        """Let go of the turn after a commit."""
+        with self._lock:
+            self._turn = None
+            more = self.pending.waiting
+        if self._awaited:
+            self._bell.ring()
+        elif more and not hub.deferring:
+            hub.defer(partial(self._begin, hub))
+
+    def _syncer_of(self, hub: Hub) -> Syncer | None:
+        """Where the hub's loop has its syncs; None where it must not write."""
+        if hub not in self._syncers:
+            self._syncers = {other: kept for other, kept in self._syncers.items() if not other.loop.is_closed()}
+            syncer = self._syncers[hub] = self._disk.syncer()
+            if syncer is not None:
+                hub.watch(syncer.file, partial(self._land, hub, syncer))
+        return self._syncers[hub]
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         self._hubs.gather()
-        while (commit := self._take()) is not None:
-            self._commit_or_fail(commit)
+        while self._step():
+            self._hubs.flush()
 
-    def _take(self) -> Pending | None:
-        """What is pending, up to the cap, once there is something; None at the end."""
-        while True:
-            with self._lock:
-                pending = self.pending
-                self.idle = not pending.waiting
-                if pending.waiting:
-                    limit = min(COMMIT_BYTES, self._segments.capacity // 2)
-                    if pending.size > limit or len(pending.waiting) > COMMIT_WRITES:
-                        return pending.take(COMMIT_WRITES, limit)
-                    self.pending = Pending()
-                    return pending
-            if self._stopping:
-                return None
+    def _step(self) -> bool:
+        """Do what is next, or wait for it; False at the end."""
+        with self._lock:
+            mine = self._turn is None or self._turn is WRITER
+            flight, commit = self._flight, None
+            wanted = self._stopping or bool(self.pending.waiting)
+            self._awaited = wanted and not mine
+            if mine and flight is None:
+                commit = self._next()
+                self._turn = WRITER if commit is not None or self._stopping else None
+        if mine and flight is not None:
+            self._sync(flight.written)
+        elif commit is not None:
+            self._commit(commit)
+        elif mine and self._stopping:
+            return False
+        elif flight is not None and flight.syncer is not None and wanted:
+            self._take_over(flight.syncer)
+        else:
             self._bell.wait()
+        return True
 
-    def _commit_or_fail(self, commit: Pending) -> None:
+    def _next(self) -> Pending | None:
+        """What is pending, up to the cap. Under the lock."""
+        pending = self.pending
+        if not pending.waiting:
+            return None
+        if pending.size > self._limit or len(pending.waiting) > COMMIT_WRITES:
+            return pending.take(COMMIT_WRITES, self._limit)
+        self.pending = Pending()
+        return pending
+
+    def _commit(self, commit: Pending) -> None:
         try:
             if self.failure is not None:
                 commit.fail(_again(self.failure))
-            elif commit.rows:
-                self._commit(commit)
-            else:
-                commit.tell([])
-        except (DiskPressure, Overloaded) as error:
-            commit.fail(error)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            kind = DiskFull if full else JournalFailed
-            self._poison(commit, kind(f"the journal failed: {error}", outcome_unknown=True))
-        except Exception as error:
-            _log.exception("the journal's writer failed")
-            failed = JournalFailed(f"the journal failed: {type(error).__name__}: {error}", outcome_unknown=True)
-            self._poison(commit, failed)
-        finally:
-            self._hubs.flush()
-
-    def _poison(self, commit: Pending, failure: JournalFailed) -> None:
-        _log.error("%s", failure.message)
-        self.failure = failure
-        self._measures.failed()
-        commit.fail(failure)
-
-    def _commit(self, commit: Pending) -> None:
-        rows = commit.rows
-        numbers, ids, timestamps, bodies = columns = _columns(rows)
-        unknown = set(numbers).difference(self.table.by_number)
-        if len(unknown) > (CONTROL in unknown):
-            created = {id for number, id, _, _ in rows if number == CONTROL}
-            if not unknown <= created | {CONTROL}:
-                self._refuse(commit, unknown)
                 return
-        body_bytes = commit.size - ROW_BYTES * len(rows)
-        segment = self._room(frame_bytes(len(rows), body_bytes))
-        offset, started = segment.end, time.perf_counter()
-        self._write(segment, columns, body_bytes, commit.written)
-        elapsed_s = time.perf_counter() - started
-        self._tally.note(offset, rows)
-        if commit.urgent:
-            self._tally.count(segment)
-        keys = list(map(encode_id, ids))
-        self._deliver(numbers, ids, list(map(make_entry, zip(keys, timestamps, bodies, strict=True))), body_bytes)
-        commit.tell(keys)
-        self._hubs.flush()
-        self._measures.committed(elapsed_s, body_bytes, segment.end - offset)
-        if self._budget.full:  # what memory forgets must be in the index
-            self._tally.index(segment)
-            self._budget.trim()
-        elif self._tally.due(segment):
-            self._tally.index(segment)
-
-    def _write(
-        self, segment: Segment, columns: Columns, body_bytes: int, written: Sequence[Callable[[], None]]
-    ) -> None:
-        numbers, ids, timestamps, bodies = columns
-        table = list(map(pack_row, numbers, map(len, bodies), ids, timestamps))
-        buffers = encode(segment.epoch, segment.salt, self._sequence, table, bodies, body_bytes)
-        write_all(self._disk, segment.file, buffers, segment.end)
-        if written:
-            for call in written:
+            written = self._commits.write(commit)
+            if written is None:
+                return
+            for call in commit.written:
                 call()
             self._hubs.flush()
-        self._disk.sync(segment.file)
-        segment.end += frame_bytes(len(numbers), body_bytes)
-        self._sequence += 1
+        except Exception as error:
+            self._fail(commit, error)
+            return
+        self._sync(written)
 
-    def _refuse(self, commit: Pending, unknown: set[int]) -> None:
-        """Refuse writes to channels whose creation failed before them; commit the others."""
-        unknown.difference_update(id for number, id, _, _ in commit.rows if number == CONTROL)
-        good, refused = commit.divide(lambda row: row[0] == CONTROL or row[0] not in unknown)
-        commit.waiting = []
-        refused.fail(ChannelNotFound("the channel could not be created, or was dropped"))
-        self._commit_or_fail(good)
+    def _sync(self, written: Written) -> None:
+        try:
+            self._flight = None
+            self._commits.sync(written)
+            self._commits.complete(written)
+        except Exception as error:
+            self._fail(written.commit, error)
 
-    # ---- segments ----------------------------------------------------------------------------------------------------
+    def _take_over(self, syncer: Syncer) -> None:
+        """Wait for the end of a loop's sync; unless the loop is quicker, and rings, go on in its place."""
+        poll = select.poll()
+        poll.register(syncer.file, select.POLLIN)
+        poll.register(self._bell.file, select.POLLIN)
+        if any(file == self._bell.file for file, _ in poll.poll()):
+            self._bell.wait()
+        if self._finish(syncer):
+            with self._lock:
+                self._turn = WRITER
 
-    def _room(self, size: int) -> Segment:
-        if self._segment is None or self._segment.room < size:
-            self._segment = self._roll(size)
-        return self._segment
+    # ---- either ------------------------------------------------------------------------------------------------------
 
-    def _roll(self, size: int) -> Segment:
-        """Begin the next segment with a snapshot, durable before anything else is written there."""
-        before, wall_ms = self._segment, self._clock.wall_ms()
-        if before is not None:
-            self._tally.index(before)
-        snapshot = self.table.snapshot(wall_ms)
-        if frame_bytes(1, len(snapshot)) + size > self._segments.capacity * 8 // 7:
-            raise Overloaded("what is known of channels, groups and clients fills a segment", limit="channels")
-        spare = self._take_spare()
-        self._write(spare, ([CONTROL], [0], [wall_ms], [snapshot]), len(snapshot), ())
-        if before is not None:
-            summary = SegmentSummary(wall_ms, self._sequence - 2, before.end, self._tally.extents.channels)
-            self._index.seal(before.epoch, summary)
-            self.sealed[before.epoch] = summary  # from now on retention may take it
-        self._tally.begin_segment()
-        self._keep_ready()
-        return spare
+    def _finish(self, syncer: Syncer) -> bool:
+        """Complete the commit in flight if its sync has ended; False when another thread does, or did."""
+        try:
+            if not syncer.finish():
+                return False
+            error = None
+        except OSError as failed:
+            error = failed
+        flight = self._flight  # only now: it is that of the sync whose end we were told
+        assert flight is not None
+        self._flight = None
+        try:
+            if error is not None:
+                raise error
+            self._commits.complete(flight.written)
+        except Exception as failure:
+            self._fail(flight.written.commit, failure)
+        return True
 
-    def _take_spare(self) -> Segment:
-        spare = self._segments.take_spare()
-        if spare is not None:
-            return spare
-        error = self._need_spare()
-        spare = self._segments.take_spare()
-        if spare is None:
-            raise DiskPressure(f"no segment could be made ready: {error}", limit="disk")
-        return spare
-
-    def mark_end(self) -> None:
-        """Tell the index where the journal ends, so that the next opening can be sure of it. After `stop`."""
-        if self._segment is not None and self.failure is None and self._segment.end > HEADER_BYTES:
-            self._tally.index(self._segment)
+    def _fail(self, commit: Pending, error: Exception) -> None:
+        """Give everybody who waits for the commit the error; the journal has failed, unless nothing was written."""
+        if isinstance(error, DiskPressure | Overloaded):
+            commit.fail(error)
+            return
+        kind = JournalFailed
+        if not isinstance(error, OSError):
+            _log.error("the journal's writer failed", exc_info=error)
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            kind = DiskFull
+        what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        self.failure = kind(f"the journal failed: {what}", outcome_unknown=True)
+        _log.error("%s", self.failure.message)
+        self._measures.failed()
+        commit.fail(self.failure)
 
 
 def _again(failure: JournalFailed) -> JournalFailed:
     """The error for a write that came after the failure: it was not written, and that is known."""
     return type(failure)(failure.message)
-
-
-def _columns(rows: Sequence[Row]) -> Columns:
-    numbers, ids, timestamps, bodies = zip(*rows, strict=True)
-    return numbers, ids, timestamps, bodies

@@ -1,8 +1,9 @@
 """What the owning process knows of a channel beyond the journal: the next id, the tail in memory, who waits for more.
 
-A tail is one list of entries, shared by all readers. Whoever reads takes the list object and then looks what has been
+A tail is one list of rows, shared by all readers. Whoever reads takes the list object and then looks what has been
 forgotten: adding appends to that list, forgetting replaces it, so a reader on another thread sees a whole state at any
-time.
+time. Rows are plain tuples, and become entries when they are read: the garbage collector gives up looking at plain
+tuples of plain things, while a tail of entries would cost it more than all else that an append does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -20,58 +21,59 @@ from typing import cast
 from ...runtime.groups.progress import Progress
 from ...runtime.wakeup import Hub
 from ...runtime.wal import ChannelPolicy, Delivery, Durability, Entry, Payload
-from .channels import ChannelState, decode_id, encode_id
+from .channels import ChannelState, encode_id
 from .losses import Losses
+from .pending import Row
 
 TAKE_BYTES = 1024 * 1024  # handed to a reader at once, unless one entry is larger
 TAKE_ENTRIES = 4096
 ENTRY_OVERHEAD_BYTES = 200  # what an entry costs in memory beside its payload
 
-make_entry = cast("Callable[[tuple[bytes, int, Payload]], Entry]", partial(tuple.__new__, Entry))
-_id_of, _timestamp_of, _payload_of = itemgetter(0), itemgetter(1), itemgetter(2)
+_make_entry = cast("Callable[[tuple[bytes, int, Payload]], Entry]", partial(tuple.__new__, Entry))
+_id_of, _timestamp_of, _payload_of = itemgetter(1), itemgetter(2), itemgetter(3)
 
 
-def memory_bytes(entries: Sequence[Entry]) -> int:
-    return sum(map(len, map(_payload_of, entries))) + ENTRY_OVERHEAD_BYTES * len(entries)
+def entries_of(rows: Sequence[Row]) -> list[Entry]:
+    keys = map(encode_id, map(_id_of, rows))
+    return list(map(_make_entry, zip(keys, map(_timestamp_of, rows), map(_payload_of, rows), strict=True)))
 
 
 class Tail:
     """The newest entries of one channel. One thread at a time adds and forgets; any thread reads."""
 
-    __slots__ = ("entries", "forgotten_timestamp", "forgotten_to")
+    __slots__ = ("forgotten_timestamp", "forgotten_to", "rows")
 
     def __init__(self, forgotten_to: int, forgotten_timestamp: int) -> None:
-        self.entries: list[Entry] = []
+        self.rows: list[Row] = []
         self.forgotten_to = forgotten_to  # highest id that is not here any more
         self.forgotten_timestamp = forgotten_timestamp  # highest timestamp among those
 
     def forget(self, count: int) -> None:
         """Forget the oldest `count` entries."""
-        gone = self.entries[:count]
+        gone = self.rows[:count]
         if gone:
             self.forgotten_timestamp = max(self.forgotten_timestamp, max(map(_timestamp_of, gone)))
-            self.forgotten_to = decode_id(gone[-1].id)  # before the list: see above
-            self.entries = self.entries[count:]
+            self.forgotten_to = _id_of(gone[-1])  # before the list: see above
+            self.rows = self.rows[count:]
 
     def clear(self) -> None:
-        self.forget(len(self.entries))
+        self.forget(len(self.rows))
 
     def take(self, next_id: int) -> Sequence[Entry] | None:
         """What there is from `next_id` on, up to `TAKE_BYTES`: empty when it is yet to come, None when forgotten."""
-        entries = self.entries
-        end = len(entries)  # now: there may be more in a moment
+        rows = self.rows
+        end = len(rows)  # now: there may be more in a moment
         if next_id <= self.forgotten_to:
             return None
-        following = decode_id(entries[end - 1].id) - next_id + 1 if end else 0  # at most so many: ids ascend
+        following = _id_of(rows[end - 1]) - next_id + 1 if end else 0  # at most so many: ids ascend
         if following <= 0:
             return ()
         first = max(end - following, 0)
-        key = encode_id(next_id)
-        if entries[first].id < key:  # ids have holes where a life ended
-            first = bisect_left(entries, key, first, end, key=_id_of)
-        taken = entries[first : min(end, first + TAKE_ENTRIES)]
+        if _id_of(rows[first]) < next_id:  # ids have holes where a life ended
+            first = bisect_left(rows, next_id, first, end, key=_id_of)
+        taken = rows[first : min(end, first + TAKE_ENTRIES)]
         sizes = list(accumulate(map(len, map(_payload_of, taken))))
-        return taken if sizes[-1] <= TAKE_BYTES else taken[: max(1, bisect_right(sizes, TAKE_BYTES))]
+        return entries_of(taken if sizes[-1] <= TAKE_BYTES else taken[: max(1, bisect_right(sizes, TAKE_BYTES))])
 
 
 @dataclass(slots=True, eq=False)
@@ -95,10 +97,12 @@ class Channel:
     created: bool = True
     dropped: bool = False
     synced: bool = field(init=False)  # an append is acknowledged when it is on the disk
+    plain_bytes: int = field(init=False)  # of an append with nothing special; below 0 where all are special
     waiters: set[tuple[Hub, asyncio.Future[None]]] = field(default_factory=set[tuple[Hub, asyncio.Future[None]]])
 
     def __post_init__(self) -> None:
         self.synced = not self.policy.ephemeral and self.policy.acks is Durability.ALL
+        self.plain_bytes = self.policy.max_message_bytes if self.synced else -1
 
     @property
     def kept_from(self) -> int:
@@ -131,25 +135,25 @@ class Channel:
         """The last visible id; None when there was none ever."""
         return encode_id(self.visible_to) if self.visible_to > self.floor else None
 
-    def deliver(self, entries: Iterable[Entry], last_id: int) -> None:
+    def deliver(self, rows: Sequence[Row]) -> None:
         """Make entries visible and wake the readers."""
-        self.tail.entries.extend(entries)
-        self.visible_to = last_id
+        self.tail.rows.extend(rows)
+        self.visible_to = _id_of(rows[-1])
         if self.waiters:
             self.wake()
 
-    def publish(self, entries: Sequence[Entry], last_id: int) -> None:
+    def publish(self, rows: Sequence[Row]) -> None:
         """`deliver` for an ephemeral channel, which forgets what is over its limit; the newest entry always stays."""
-        self.deliver(entries, last_id)
-        self.ephemeral_size += memory_bytes(entries)
+        self.deliver(rows)
+        self.ephemeral_size += sum(map(len, map(_payload_of, rows))) + ENTRY_OVERHEAD_BYTES * len(rows)
         limit = self.policy.ephemeral_bytes
         if self.ephemeral_size <= limit:
             return
         count = 0
-        for entry in self.tail.entries[:-1]:
+        for row in self.tail.rows[:-1]:
             if self.ephemeral_size <= limit * 7 // 8:  # so much at once that the list is seldom copied
                 break
-            self.ephemeral_size -= ENTRY_OVERHEAD_BYTES + len(entry.payload)
+            self.ephemeral_size -= ENTRY_OVERHEAD_BYTES + len(row[3])
             count += 1
         self.tail.forget(count)
 
@@ -180,17 +184,18 @@ def channel_of(state: ChannelState, base: int, removed_to: int) -> Channel:
 
 
 class TailBudget:
-    """Bounds what all tails of durable channels hold together. Belongs to the writer thread."""
+    """Bounds what all tails of durable channels hold together. Belongs to whoever has the turn to
+    commit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._commits: deque[tuple[Sequence[Channel | None], int]] = deque()  # the channel of each entry, and the size
+        self._commits: deque[tuple[Mapping[Channel | None, int], int]] = deque()  # entries by channel, and the size
         self._size = 0
 
-    def added(self, channels: Sequence[Channel | None], size: int) -> None:
-        """Count the entries of one commit, whose payloads have `size` bytes."""
-        size += ENTRY_OVERHEAD_BYTES * len(channels)
-        self._commits.append((channels, size))
+    def added(self, counts: Mapping[Channel | None, int], size: int) -> None:
+        """Count the entries of one commit, by channel; their payloads have `size` bytes."""
+        size += ENTRY_OVERHEAD_BYTES * sum(counts.values())
+        self._commits.append((counts, size))
         self._size += size
 
     @property
@@ -201,9 +206,9 @@ class TailBudget:
         """Forget the oldest commits, an eighth at a time so that the lists are seldom copied."""
         counts: Counter[Channel | None] = Counter()
         while self._commits and self._size > self._limit * 7 // 8:
-            channels, size = self._commits.popleft()
+            of_commit, size = self._commits.popleft()
             self._size -= size
-            counts.update(channels)
+            counts.update(of_commit)
         for channel, count in counts.items():
             if channel is not None:
                 channel.tail.forget(count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .channels import decode_id
 from .history import Gone, History
 from .live import Channel
 
@@ -27,7 +26,7 @@ def first_entry(channel: Channel, history: History) -> bytes | None:
 def first_at(channel: Channel, history: History, timestamp: int) -> int | None:
     """The id of the first entry whose timestamp is ≥ `timestamp`."""
     while True:
-        entries, first = channel.tail.entries, channel.first_visible
+        rows, first = channel.tail.rows, channel.first_visible
         forgotten_to, reaches = channel.tail.forgotten_to, channel.tail.forgotten_timestamp >= timestamp
         if reaches and first <= forgotten_to and not channel.policy.ephemeral:
             try:
@@ -36,7 +35,7 @@ def first_at(channel: Channel, history: History, timestamp: int) -> int | None:
                 continue
             if found is not None:
                 return found if found <= channel.visible_to else None
-        for entry in entries:
-            if entry.timestamp >= timestamp and (id := decode_id(entry.id)) >= first:
+        for _, id, of_row, _ in rows:
+            if of_row >= timestamp and id >= first:
                 return id
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from functools import partial
 from typing import TypeAlias, cast
 
 from ...runtime.errors import TidewalError
@@ -14,10 +14,10 @@ from ...runtime.wal import OnAppended, Payload
 from .frame import CONTROL, ROW_BYTES
 
 Row: TypeAlias = tuple[int, int, int, Payload]  # channel number, id, timestamp, body; as in a frame's table
-# Who waits for how many rows: a future of a hub for one of them, or a callback.
-WaitingTask: TypeAlias = tuple[Hub, "asyncio.Future[bytes]", int]
-WaitingCall: TypeAlias = tuple[None, OnAppended, int]
-Waiting: TypeAlias = WaitingTask | WaitingCall
+# The rows of one frame, a sequence for each field.
+Columns: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[Payload]]
+# Who waits: a future for one row, or a callback for so many.
+Waiting: TypeAlias = "asyncio.Future[bytes] | tuple[OnAppended, int]"
 
 _log = logging.getLogger(__name__)
 
@@ -49,93 +49,106 @@ def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) 
 
 
 class Pending:
-    """Writes that gather, in order. Belongs to the registry's lock until the journal's writer takes it."""
+    """Writes that gather, in order. Belongs to the registry's lock until somebody takes it to commit it."""
 
-    __slots__ = ("rows", "size", "urgent", "waiting", "written")
+    __slots__ = ("calls", "hub", "rows", "size", "urgent", "waiting", "written")
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.waiting: list[Waiting] = []  # those whom nobody has told yet
+        self.hub: Hub | None = None  # whose loop's futures those are
+        self.calls = 0  # how many of `waiting` are none
         self.size = 0
         self.written: list[Callable[[], None]] = []
         self.urgent = False  # whether some write may be
 
     def add(self, write: Write) -> None:
         self.rows += write.rows
-        self.waiting.append((None, write.done, len(write.rows)))
+        self.waiting.append((write.done, len(write.rows)))
+        self.calls += 1
         self.size += write.size
         self.urgent = self.urgent or write.urgent
         if write.written is not None:
             self.written.append(write.written)
 
-    def add_one(self, row: Row, size: int, hub: Hub, future: asyncio.Future[bytes]) -> None:
-        """A write of one row, for which a task waits."""
-        self.rows.append(row)
-        self.waiting.append((hub, future, 1))
-        self.size += size
+    def wait(self, hub: Hub, future: asyncio.Future[bytes]) -> None:
+        """Let a task wait for the row added last."""
+        if self.hub is None:
+            self.hub = hub
+        if self.hub is hub:
+            self.waiting.append(future)
+        else:
+            self.waiting.append((partial(settle_first, hub, future), 1))
+            self.calls += 1
 
     def take(self, count: int, size: int) -> Pending:
         """Split off the first writes: at most `count` and, but for the first, `size` bytes. `written` stays behind:
         who may be told before the sync may be told after it, too."""
-        taken, at = Pending(), 0
+        taken = Pending()
         taken.urgent = self.urgent
-        for waiting in self.waiting[:count]:
-            rows = self.rows[at : at + waiting[2]]
-            if taken.waiting and taken.size + _size(rows) > size:
+        for waiting, rows in self._writes():
+            if taken.waiting and (len(taken.waiting) == count or taken.size + _size(rows) > size):
                 break
-            taken._move(waiting, rows)
-            at += len(rows)
-        del self.rows[:at], self.waiting[: len(taken.waiting)]
+            taken._move(self.hub, waiting, rows)
+        del self.rows[: len(taken.rows)], self.waiting[: len(taken.waiting)]
         self.size -= taken.size
+        self.calls -= taken.calls
         return taken
 
-    def divide(self, good: Callable[[Row], bool]) -> tuple[Pending, Pending]:
-        """The writes whose rows are all good, and the others."""
-        parts, at = (Pending(), Pending()), 0
-        for waiting in self.waiting:
-            rows = self.rows[at : at + waiting[2]]
-            parts[not all(map(good, rows))]._move(waiting, rows)
-            at += len(rows)
-        parts[0].written, parts[0].urgent = self.written, self.urgent
-        return parts
+    def split(self, bad: Callable[[Row], bool]) -> Pending:
+        """Split off the writes of which a row is bad."""
+        good, refused = Pending(), Pending()
+        for waiting, rows in self._writes():
+            (refused if any(map(bad, rows)) else good)._move(self.hub, waiting, rows)
+        self.rows, self.waiting, self.size, self.calls = good.rows, good.waiting, good.size, good.calls
+        return refused
 
-    def _move(self, waiting: Waiting, rows: list[Row]) -> None:
+    def _writes(self) -> Iterator[tuple[Waiting, list[Row]]]:
+        at = 0
+        for waiting in self.waiting:
+            end = at + (waiting[1] if isinstance(waiting, tuple) else 1)
+            yield waiting, self.rows[at:end]
+            at = end
+
+    def _move(self, hub: Hub | None, waiting: Waiting, rows: list[Row]) -> None:
         self.waiting.append(waiting)
+        self.calls += isinstance(waiting, tuple)
+        self.hub = hub
         self.rows += rows
         self.size += _size(rows)
 
     def tell(self, ids: list[bytes]) -> None:
         """Give everybody the ids of his rows."""
         waiting, self.waiting = self.waiting, []
+        if self.hub is not None and not self.calls:
+            self.hub.settle_all(cast("list[asyncio.Future[bytes]]", waiting), ids)
+            return
         at = 0
-        for hub, group in groupby(waiting, _hub):
-            if hub is not None:
-                futures = [future for _, future, _ in cast("Iterator[WaitingTask]", group)]
-                hub.settle_all(futures, ids[at : at + len(futures)])
-                at += len(futures)
-                continue
-            for _, done, count in cast("Iterator[WaitingCall]", group):
+        for one in waiting:
+            if isinstance(one, tuple):
+                done, count = one
                 _call(done, ids[at : at + count])
                 at += count
+            elif self.hub is not None:
+                self.hub.settle(one, ids[at])
+                at += 1
 
     def fail(self, error: TidewalError) -> None:
         """Give the error to everybody who was not told before."""
         waiting, self.waiting = self.waiting, []
-        for hub, group in groupby(waiting, _hub):
-            if hub is not None:
-                for _, future, _ in cast("Iterator[WaitingTask]", group):
-                    hub.settle(future, error)
-                continue
-            for _, done, _ in cast("Iterator[WaitingCall]", group):
-                _call(done, error)
-
-
-def _hub(waiting: Waiting) -> Hub | None:
-    return waiting[0]
+        for one in waiting:
+            if isinstance(one, tuple):
+                _call(one[0], error)
+            elif self.hub is not None:
+                self.hub.settle(one, error)
 
 
 def _size(rows: Sequence[Row]) -> int:
     return sum([ROW_BYTES + len(row[3]) for row in rows])
+
+
+def settle_first(hub: Hub, future: asyncio.Future[bytes], result: list[bytes] | TidewalError) -> None:
+    hub.settle(future, result if isinstance(result, TidewalError) else result[0])
 
 
 def _call(done: OnAppended, result: list[bytes] | TidewalError) -> None:

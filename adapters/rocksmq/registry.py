@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
 from ...runtime.errors import ChannelNotFound, Overloaded
-from ...runtime.wal import ChannelPolicy, Durability, Entry
+from ...runtime.wal import ChannelPolicy, Durability
 from .channels import LIFE_SHIFT, ChannelState
 from .live import Channel, TailBudget, channel_of
+from .pending import Row
 from .recovery import Recovered
 
 CHANNEL_BYTES = 64  # what a channel takes in a snapshot beside its name
@@ -82,18 +84,19 @@ class Registry:
         for channel in list(self.by_number.values()):
             channel.wake()
 
-    def deliver(self, numbers: Sequence[int], ids: Sequence[int], entries: Sequence[Entry], size: int) -> None:
-        """Make visible what a commit made durable, in order; payloads of `size` bytes."""
-        channels = list(map(self.by_number.get, numbers))
-        self.budget.added(channels, size)
-        only = channels[0]
-        if channels.count(only) == len(channels):
+    def deliver(self, numbers: Sequence[int], rows: Sequence[Row], size: int) -> None:
+        """Make visible what a commit made durable, in order: rows of these channels, payloads of `size` bytes."""
+        if numbers.count(numbers[0]) == len(numbers):
+            only = self.by_number.get(numbers[0])
+            self.budget.added({only: len(rows)}, size)
             if only is not None:
-                only.deliver(entries, ids[-1])
+                only.deliver(rows)
             return
+        channels = list(map(self.by_number.get, numbers))
+        self.budget.added(Counter(channels), size)
         at = 0
         for channel, run in groupby(channels):
             end = at + len(list(run))
             if channel is not None:  # neither dropped nor a control record
-                channel.deliver(entries[at:end], ids[end - 1])
+                channel.deliver(rows[at:end])
             at = end

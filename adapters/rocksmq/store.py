@@ -15,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ...runtime.clock import Clock, SystemClock
-from ...runtime.disk import Disk, RealDisk
+from ...runtime.disk import Disk
 from ...runtime.errors import DirectoryInUse, DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ...runtime.groups.coordinator import Coordinator
 from ...runtime.groups.link import GroupLink
 from ...runtime.groups.local_link import LocalLink, settled
 from ...runtime.groups.member import start_member
 from ...runtime.groups.positions import resolve
+from ...runtime.kernel_sync import KernelDisk
 from ...runtime.metrics import Metrics
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
@@ -40,6 +41,7 @@ from ...runtime.wal import (
 from . import channels as records
 from .appending import Appender
 from .channels import encode_id
+from .commits import Commits
 from .directory import Directory
 from .gate import Gate
 from .group_service import GroupService
@@ -114,7 +116,7 @@ class RocksMQ:
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
-        store = cls(disk or RealDisk(), clock or SystemClock(), metrics, give_way)
+        store = cls(disk or KernelDisk(), clock or SystemClock(), metrics, give_way)
         return await asyncio.to_thread(
             store._open,
             directory,
@@ -187,18 +189,25 @@ class RocksMQ:
         self._history = History(self._segments, self._index)
         self._registry = Registry(recovered, tail_bytes, self._segments.capacity // 7)  # an eighth of a segment
         self._keeper = Keeper(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)
-        self._journal = Journal(
+        commits = Commits(
             self._disk,
             self._segments,
             self._index,
             recovered,
             clock=self._clock,
-            lock=self._registry.lock,
             deliver=self._registry.deliver,
-            hubs=self._hubs,
             budget=self._registry.budget,
             need_spare=self._keeper.need_spare,
             keep_ready=self._keeper.wake,
+            measures=self._measures,
+        )
+        self._journal = Journal(
+            self._disk,
+            commits,
+            capacity=self._segments.capacity,
+            clock=self._clock,
+            lock=self._registry.lock,
+            hubs=self._hubs,
             measures=self._measures,
         )
         self._gate = Gate(
@@ -208,7 +217,7 @@ class RocksMQ:
             pending_bytes=pending_bytes,
             free_space_bytes=free_space_bytes,
         )
-        self._appender = Appender(self._registry, self._journal, self._gate)
+        self._appender = Appender(self._registry, self._journal, self._gate, self._hubs)
         self._repeats = Repeats(recovered.table.clients, self._registry, self._appender, self._clock)
         self._coordinator = Coordinator(
             self._clock, JournalGroups(self._registry, self._journal.table, self._appender), self._registry.boot
@@ -243,7 +252,8 @@ class RocksMQ:
 
     async def close(self) -> None:
         with self._registry.lock:
-            first, self._gate.closing = not self._gate.closing, True
+            first = not self._gate.closing
+            self._gate.close()
         self._registry.wake_all()
         self._coordinator.close()
         await asyncio.to_thread(self._close if first else self._closed.wait)
@@ -327,10 +337,10 @@ class RocksMQ:
 
     def wake(self) -> None:
         """Let the journal look at what `submit_each_from` has queued."""
-        self._journal.wake()
+        self._journal.notice()
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        return await self._appender.append(channel, payload, timestamp, self._hubs.current())
+        return await self._appender.append(channel, payload, timestamp)
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future, done = self._hubs.promise()

@@ -10,25 +10,25 @@ from .channels import ChannelTable
 from .clients import is_result
 from .frame import CONTROL
 from .index import SPAN_BYTES, Index, Place
-from .pending import Row
+from .pending import Columns
 from .recovery import Extents
 from .segments import Segment
 
 
 class Tally:
-    """Belongs to the writer thread. A span is a run of frames that begin within `SPAN_BYTES`; each channel in it gets
-    one index entry, at its first frame there."""
+    """Belongs to whoever has the turn to commit. A span is a run of frames that begin within `SPAN_BYTES`; each channel
+    in it gets one index entry, at its first frame there."""
 
     def __init__(self, table: ChannelTable, index: Index, extents: Extents) -> None:
         self.extents = extents
         self._table, self._index = table, index
-        self._frames: list[tuple[int, list[Row]]] = []  # offset and rows of those not counted yet
+        self._frames: list[tuple[int, Columns, int]] = []  # not counted yet: offset, rows, bytes of bodies
         self._places: dict[int, Place] = {}
         self._span_offset: int | None = None
 
-    def note(self, offset: int, rows: list[Row]) -> None:
+    def note(self, offset: int, columns: Columns, body_bytes: int) -> None:
         """Remember a frame that is durable."""
-        self._frames.append((offset, rows))
+        self._frames.append((offset, columns, body_bytes))
         if self._span_offset is None:
             self._span_offset = offset
 
@@ -49,16 +49,14 @@ class Tally:
     def count(self, segment: Segment) -> None:
         """Bring table and extents up to date; control records take effect."""
         spans: dict[int, _Span] = {}
-        for offset, rows in self._frames:
-            for number, id, timestamp, body in rows:
-                span = spans.get(number)
-                if span is not None:
-                    span.last_id = id
-                    span.size += len(body)
-                    if timestamp > span.max_timestamp:
-                        span.max_timestamp = timestamp
-                elif number != CONTROL:
-                    spans[number] = _Span(offset, id, timestamp, len(body))
+        for offset, (numbers, ids, timestamps, bodies), body_bytes in self._frames:
+            number = numbers[0]
+            if number != CONTROL and numbers.count(number) == len(numbers):
+                _count(spans, number, offset, ids[0], ids[-1], max(timestamps), body_bytes)
+                continue
+            for number, id, timestamp, body in zip(numbers, ids, timestamps, bodies, strict=True):
+                if number != CONTROL:
+                    _count(spans, number, offset, id, id, timestamp, len(body))
                 elif is_result(body):
                     self._table.apply(body)
                 else:  # it may create or end channels: what comes before it counts before it
@@ -81,5 +79,19 @@ class Tally:
 class _Span:
     __slots__ = ("first_id", "last_id", "max_timestamp", "offset", "size")
 
-    def __init__(self, offset: int, id: int, timestamp: int, size: int) -> None:
-        self.offset, self.first_id, self.last_id, self.max_timestamp, self.size = offset, id, id, timestamp, size
+    def __init__(self, offset: int, first_id: int, last_id: int, timestamp: int, size: int) -> None:
+        self.offset, self.first_id, self.last_id = offset, first_id, last_id
+        self.max_timestamp, self.size = timestamp, size
+
+
+def _count(
+    spans: dict[int, _Span], number: int, offset: int, first_id: int, last_id: int, timestamp: int, size: int
+) -> None:
+    span = spans.get(number)
+    if span is None:
+        spans[number] = _Span(offset, first_id, last_id, timestamp, size)
+        return
+    span.last_id = last_id
+    span.size += size
+    if timestamp > span.max_timestamp:
+        span.max_timestamp = timestamp

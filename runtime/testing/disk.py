@@ -11,11 +11,12 @@ import errno
 import os
 import random
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..disk import RealDisk
+from ..disk import RealDisk, Syncer
 from ..wal import Payload
 
 SECTOR_BYTES = 512
@@ -52,11 +53,40 @@ class _Fault:
     times: int
 
 
+class FaultySyncer:
+    """Syncs of a faulty disk that have ended as soon as they are begun."""
+
+    def __init__(self, disk: FaultyDisk) -> None:
+        self.file = os.eventfd(0, os.EFD_NONBLOCK)
+        self._disk = disk
+        self._error: OSError | None = None
+        weakref.finalize(self, os.close, self.file)
+
+    def start(self, file: int) -> bool:
+        self._error = None
+        try:
+            self._disk.sync(file)
+        except OSError as error:
+            self._error = error
+        os.eventfd_write(self.file, 1)
+        return True
+
+    def finish(self) -> bool:
+        try:
+            os.eventfd_read(self.file)
+        except BlockingIOError:
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+
 class FaultyDisk(RealDisk):
     """A `Disk` for tests. Thread-safe."""
 
-    def __init__(self, seed: int = 0, *, keep_chance: float = 0.5) -> None:
-        """`keep_chance` is how likely an unsynced sector survives a loss of power."""
+    def __init__(self, seed: int = 0, *, keep_chance: float = 0.5, beside: bool = True) -> None:
+        """`keep_chance` is how likely an unsynced sector survives a loss of power. `beside`: it has a syncer."""
+        self._beside = beside
         self.free: int | None = None  # pretend this much space
         self.write_limit: int | None = None  # bytes that one write takes at most
         self.read_only = False  # as after a remount: nothing can be written, made, renamed or removed
@@ -173,6 +203,9 @@ class FaultyDisk(RealDisk):
                 raise
             known.dirty.clear()
             self.syncs += 1
+
+    def syncer(self) -> Syncer | None:
+        return FaultySyncer(self) if self._beside else None
 
     def rename(self, old: str, new: str) -> None:
         with self._lock:

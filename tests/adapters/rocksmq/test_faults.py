@@ -16,9 +16,9 @@ SMALL = 64 * 1024
 PLAIN = ChannelPolicy()
 
 
-@pytest.fixture
-def disk(seed) -> FaultyDisk:
-    return FaultyDisk(seed)
+@pytest.fixture(params=[True, False], ids=["on the loop", "on the thread"])
+def disk(seed, request) -> FaultyDisk:
+    return FaultyDisk(seed, beside=request.param)
 
 
 async def ready(open_rocksmq, disk, helpers, **options):

@@ -90,11 +90,11 @@ async def test_outputs_and_position_lie_in_one_frame(open_rocksmq, tmp_path):
     ids = await fill(store, "in", 3)
     member = await store.join("g", ["in"])
     delivered = await take(member, 3)
-    before = store._journal._segment.end
+    before = store._journal._commits._segment.end
     (output,) = await member.commit(delivered, [Append("out", b"result")])
     shutil.copytree(tmp_path / "log", tmp_path / "whole", ignore=shutil.ignore_patterns("index", "socket"))
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    with open(store._journal._segment.path.replace("/log/", "/cut/"), "r+b") as file:  # noqa: ASYNC230 -- a test
+    with open(store._journal._commits._segment.path.replace("/log/", "/cut/"), "r+b") as file:  # noqa: ASYNC230 -- a test
         file.seek(before + 40)
         file.write(b"torn")
     await store.close()
@@ -311,11 +311,11 @@ async def test_members_cost_an_idle_log_nothing(open_rocksmq, clock):
     member = await store.join("g", ["a"])
     for batch in await take(member, 3):
         await member.acknowledge(batch)
-    before = store._journal._segment.epoch, store._journal._segment.end
+    before = store._journal._commits._segment.epoch, store._journal._commits._segment.end
     for _ in range(3000):
         clock.advance(0.5)
         store._tick()
-    assert (store._journal._segment.epoch, store._journal._segment.end) == before
+    assert (store._journal._commits._segment.epoch, store._journal._commits._segment.end) == before
     assert member.channels == {"a"}
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tidewal.adapters.rocksmq import channels as records
 from tidewal.runtime.errors import JournalFailed, MessageTooLarge, Overloaded
+from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, Durability
 
 PLAIN = ChannelPolicy()
@@ -78,18 +79,15 @@ async def test_records_count_towards_what_a_commit_takes(open_rocksmq):
         await submitted(store, [], records=[bytes(1024 * 1024)])
 
 
-async def test_a_failed_sync_takes_the_records_with_the_entries(open_rocksmq, monkeypatch):
-    store = await open_rocksmq()
+async def test_a_failed_sync_takes_the_records_with_the_entries(open_rocksmq, helpers):
+    disk = FaultyDisk()
+    store = await open_rocksmq(disk=disk)
     await store.create_channel("a", PLAIN)
+    await helpers.until(lambda: not store._segments.wants_spare)  # so that the next sync is the commit's
     number = store.find("a").number
-    good = store._disk.sync
-
-    def fail(file):
-        raise OSError(5, "no")
-
-    monkeypatch.setattr(store._disk, "sync", fail)
+    disk.fail("sync")
     result, holds = await submitted(store, [Append("a", b"1")], records=[records.hold(number, "x", 1)])
-    monkeypatch.setattr(store._disk, "sync", good)
+    disk.heal()
     assert isinstance(result, JournalFailed)
     assert result.outcome_unknown
     assert holds["a"] == {}

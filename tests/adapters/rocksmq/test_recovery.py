@@ -260,7 +260,8 @@ def test_recovery_counts_what_the_writer_counted(tmp_path_factory, frames):
     table = ChannelTable()
     tally = Tally(table, None, Extents())  # counting does not ask the index
     for rows in [FIRST, *frames]:
-        tally.note(0, rows)
+        columns = tuple(zip(*rows, strict=True))
+        tally.note(0, columns, sum(map(len, columns[3])))
         tally.count(recovered.current)
     shutil.rmtree(directory)
     assert facts(recovered.table, recovered.extents) == facts(table, tally.extents)

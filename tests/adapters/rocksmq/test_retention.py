@@ -153,7 +153,7 @@ async def test_a_slow_reader_costs_bounded_memory_and_gets_everything(open_rocks
         for entry in batch:
             assert bytes(entry.payload) == bytes([number]) * 512 * 1024
             number += 1
-    assert sum(len(entry.payload) for entry in store.find("a").tail.entries) <= 4 * 1024 * 1024
+    assert sum(len(row[3]) for row in store.find("a").tail.rows) <= 4 * 1024 * 1024
 
 
 # ---- by acknowledgement ----------------------------------------------------------------------------------------------

@@ -1,0 +1,179 @@
+"""A commit: one frame, one write, one sync, and what follows from it.
+
+The order behind the sync is: entries become visible, their submitters are told, the index is written. One thread at a
+time calls this, whoever has the turn in `journal.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ...runtime.clock import Clock
+from ...runtime.disk import Disk, write_all
+from ...runtime.errors import ChannelNotFound, DiskPressure, Overloaded
+from .channels import encode_id
+from .frame import ALIGNMENT, CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
+from .index import Index, SegmentSummary
+from .live import TailBudget
+from .measures import Measures
+from .pending import Columns, Pending, Row
+from .recovery import Recovered
+from .segments import HEADER_BYTES, Segment, Segments
+from .tally import Tally
+
+ONLY_CONTROL = {CONTROL}
+
+
+class Deliver(Protocol):
+    """Make entries visible to readers: rows of these channels, whose bodies have `size` bytes."""
+
+    def __call__(self, numbers: Sequence[int], rows: Sequence[Row], size: int) -> None: ...
+
+
+class Written:
+    """A commit whose frame is in the file and waits for the sync."""
+
+    __slots__ = ("body_bytes", "columns", "commit", "segment", "started")
+
+    def __init__(self, commit: Pending, segment: Segment, columns: Columns, body_bytes: int, started: float) -> None:
+        self.commit, self.segment, self.columns, self.body_bytes = commit, segment, columns, body_bytes
+        self.started = started  # when the write began, by `time.perf_counter`
+
+
+class Commits:
+    """Writes what is pending into segments. Everything but `has_room` may raise `OSError`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        index: Index,
+        recovered: Recovered,
+        *,
+        clock: Clock,
+        deliver: Deliver,
+        budget: TailBudget,
+        need_spare: Callable[[], OSError | None],
+        keep_ready: Callable[[], None],
+        measures: Measures,
+    ) -> None:
+        self.table = recovered.table
+        self.sealed = recovered.sealed
+        self.tally = Tally(self.table, index, recovered.extents)
+        self._disk, self._segments, self._index, self._clock = disk, segments, index, clock
+        self._deliver, self._budget, self._measures = deliver, budget, measures
+        self._need_spare, self._keep_ready = need_spare, keep_ready
+        self._segment: Segment | None = recovered.current
+        self._sequence = recovered.next_sequence
+
+    def has_room(self, commit: Pending) -> bool:
+        """Whether it fits into the segment in use."""
+        segment = self._segment
+        return segment is not None and segment.room >= frame_bytes(0, commit.size) + ALIGNMENT
+
+    def write(self, commit: Pending) -> Written | None:
+        """Write its frame; None where nothing was left to write. Rows of unknown channels are refused here. Raises
+        `DiskPressure` and `Overloaded` when nothing was written."""
+        rows = commit.rows
+        if not rows:
+            commit.tell([])
+            return None
+        columns = _columns(rows)
+        unknown = set(columns[0]).difference(self.table.by_number)
+        if unknown and unknown != ONLY_CONTROL and self._refuse(commit, unknown):
+            return self.write(commit)
+        body_bytes = commit.size - ROW_BYTES * len(rows)
+        segment = self._room(frame_bytes(len(rows), body_bytes))
+        started = time.perf_counter()
+        self._write_frame(segment, columns, body_bytes)
+        return Written(commit, segment, columns, body_bytes, started)
+
+    def sync(self, written: Written) -> None:
+        """Make it durable. Blocks."""
+        self._disk.sync(written.segment.file)
+
+    def complete(self, written: Written) -> None:
+        """What follows from the sync."""
+        commit, segment, body_bytes = written.commit, written.segment, written.body_bytes
+        numbers, ids, _, _ = written.columns
+        elapsed_s = time.perf_counter() - written.started
+        size = frame_bytes(len(numbers), body_bytes)
+        self.tally.note(segment.end, written.columns, body_bytes)
+        self._advance(segment, size)
+        if commit.urgent:
+            self.tally.count(segment)
+        self._deliver(numbers, commit.rows, body_bytes)
+        commit.tell(list(map(encode_id, ids)))
+        self._measures.committed(elapsed_s, body_bytes, size)
+        if self._budget.full:  # what memory forgets must be in the index
+            self.tally.index(segment)
+            self._budget.trim()
+        elif self.tally.due(segment):
+            self.tally.index(segment)
+
+    def _refuse(self, commit: Pending, unknown: set[int]) -> bool:
+        """Refuse writes to channels whose creation failed before them; whether there were any."""
+        unknown -= {id for number, id, _, _ in commit.rows if number == CONTROL} | ONLY_CONTROL  # created here
+        if unknown:
+            refused = commit.split(lambda row: row[0] in unknown)
+            refused.fail(ChannelNotFound("the channel could not be created, or was dropped"))
+        return bool(unknown)
+
+    def _write_frame(self, segment: Segment, columns: Columns, body_bytes: int) -> None:
+        numbers, ids, timestamps, bodies = columns
+        table = list(map(pack_row, numbers, map(len, bodies), ids, timestamps))
+        buffers = encode(segment.epoch, segment.salt, self._sequence, table, bodies, body_bytes)
+        write_all(self._disk, segment.file, buffers, segment.end)
+
+    def _advance(self, segment: Segment, size: int) -> None:
+        segment.end += size
+        self._sequence += 1
+
+    # ---- segments ----------------------------------------------------------------------------------------------------
+
+    def _room(self, size: int) -> Segment:
+        if self._segment is None or self._segment.room < size:
+            self._segment = self._roll(size)
+        return self._segment
+
+    def _roll(self, size: int) -> Segment:
+        """Begin the next segment with a snapshot, durable before anything else is written there."""
+        before, wall_ms = self._segment, self._clock.wall_ms()
+        if before is not None:
+            self.tally.index(before)
+        snapshot = self.table.snapshot(wall_ms)
+        if frame_bytes(1, len(snapshot)) + size > self._segments.capacity * 8 // 7:
+            raise Overloaded("what is known of channels, groups and clients fills a segment", limit="channels")
+        spare = self._take_spare()
+        self._write_frame(spare, ([CONTROL], [0], [wall_ms], [snapshot]), len(snapshot))
+        self._disk.sync(spare.file)
+        self._advance(spare, frame_bytes(1, len(snapshot)))
+        if before is not None:
+            summary = SegmentSummary(wall_ms, self._sequence - 2, before.end, self.tally.extents.channels)
+            self._index.seal(before.epoch, summary)
+            self.sealed[before.epoch] = summary  # from now on retention may take it
+        self.tally.begin_segment()
+        self._keep_ready()
+        return spare
+
+    def _take_spare(self) -> Segment:
+        spare = self._segments.take_spare()
+        if spare is not None:
+            return spare
+        error = self._need_spare()
+        spare = self._segments.take_spare()
+        if spare is None:
+            raise DiskPressure(f"no segment could be made ready: {error}", limit="disk")
+        return spare
+
+    def mark_end(self) -> None:
+        """Tell the index where the journal ends, so that the next opening can be sure of it."""
+        if self._segment is not None and self._segment.end > HEADER_BYTES:
+            self.tally.index(self._segment)
+
+
+def _columns(rows: Sequence[Row]) -> Columns:
+    numbers, ids, timestamps, bodies = zip(*rows, strict=True)
+    return numbers, ids, timestamps, bodies
