@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .runtime.config import load_settings
     from .runtime.errors import TidewalError
     from .runtime.factory import Factory, open_wal
+    from .runtime.groups.processing import Semantics, process
     from .runtime.messages import MsgPack, Position
     from .runtime.record import Record, RecordType
     from .runtime.schema import CollectionSchema, Field
@@ -50,6 +51,7 @@ _HOME = {
     "Position": ".runtime.messages",
     "Record": ".runtime.record",
     "RecordType": ".runtime.record",
+    "Semantics": ".runtime.groups.processing",
     "Settings": ".runtime.settings",
     "Standalone": ".actors.standalone",
     "Supervision": ".runtime.actor",
@@ -60,6 +62,7 @@ _HOME = {
     "errors": ".runtime",
     "load_settings": ".runtime.config",
     "open_wal": ".runtime.factory",
+    "process": ".runtime.groups.processing",
     "standalone": ".actors.standalone",
 }
 
@@ -84,6 +87,7 @@ __all__ = [
     "Position",
     "Record",
     "RecordType",
+    "Semantics",
     "Settings",
     "Standalone",
     "Supervision",
@@ -94,6 +98,7 @@ __all__ = [
     "errors",
     "load_settings",
     "open_wal",
+    "process",
     "standalone",
 ]
 

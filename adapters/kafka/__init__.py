@@ -7,7 +7,7 @@ Beside what every log does (`runtime/wal.py`):
 - An ephemeral channel is a topic that keeps five minutes and acknowledges as soon as its leader has the entry. It is on
   disk, and `ephemeral_bytes` is a hint for retention.
 - A batch over several channels is not atomic; when a part of it fails the error says `outcome_unknown`.
-- Consumer groups are missing.
+- Consumer groups are Kafka's own (`groups/`); readers read what transactions have committed.
 """
 
 from __future__ import annotations

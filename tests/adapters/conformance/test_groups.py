@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLost
+from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From, FromId, FromTime
 
 PLAIN = ChannelPolicy()
@@ -522,3 +523,39 @@ async def test_what_one_group_has_not_acknowledged_stays(wal):
     await first.acknowledge(delivered)
     assert (await wal.describe("a")).first_id == ids[0]  # the other group has had nothing of it
     assert await collect(other, 4) == {"a": ids}
+
+
+@pytest.mark.parametrize(
+    ("semantics", "worked", "copied"),
+    [
+        (Semantics.AT_MOST_ONCE, [b"0", b"2"], [b"2"]),
+        (Semantics.AT_LEAST_ONCE, [b"0", b"0", b"2"], [b"0", b"2"]),
+        (Semantics.EXACTLY_ONCE, [b"0", b"0", b"2"], [b"0", b"2"]),
+    ],
+)
+async def test_one_argument_says_what_becomes_of_work_that_failed_in_the_middle(
+    wal, helpers, semantics, worked, copied
+):
+    await create(wal, "a", "out")
+    seen = []
+
+    async def handle(delivered):
+        seen.extend(helpers.payloads(delivered.entries))
+        if len(seen) == 1:
+            raise ArithmeticError
+        return [Append("out", bytes(entry.payload)) for entry in delivered.entries]
+
+    await fill(wal, "a", 1)
+    member = await wal.join("g", ["a"])
+    with pytest.raises(ArithmeticError):
+        await process(wal, member, handle, semantics)
+    await member.aclose()
+    member = await wal.join("g", ["a"])
+    await fill(wal, "a", 1, 2)
+    processing = asyncio.create_task(process(wal, member, handle, semantics))
+    found = await helpers.take(wal, "out", From.EARLIEST, len(copied))
+    await member.aclose()
+    with suppress(Closed):  # where it left before the last acknowledgement
+        await processing
+    assert seen == worked
+    assert helpers.payloads(found) == copied
