@@ -51,6 +51,7 @@ class Groups:
         self._heart = Heart()
         self._followed: dict[str, asyncio.Task[Following]] = {}
         self._users: Counter[asyncio.Task[Following]] = Counter()  # beside the members
+        self._loop = asyncio.get_running_loop()
         self._closed = False
 
     # ---- for `Wal` --------------------------------------------------------------------------------------------------
@@ -111,7 +112,11 @@ class Groups:
             await self._visit(group, drop, make=False)
 
     def channels_changed(self) -> None:
-        """To be called when this process has made or dropped a channel."""
+        """To be called, from anywhere, when a channel was made or dropped."""
+        with suppress(RuntimeError):  # the loop is closed, and with it the groups are
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
         for task in self._followed.values():
             if _result(task) is not None and task.result().log.local:
                 task.result().look()
@@ -159,8 +164,13 @@ class Groups:
         return await self._of(group, member).log.shares(member, seen, wait_s)
 
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
-        followed = self._of(group, member)
-        ids = await followed.commit(member, acks, outputs)
+        try:
+            followed = self._of(group, member)
+            ids = await followed.commit(member, acks, outputs)
+        except Fenced as error:
+            if "channel" in error.fields or not acks:
+                raise
+            raise Fenced(error.message, channel=acks[0].channel, term=acks[0].lease) from error
         for ack in acks:  # what is acknowledged of a queue is gone
             found = followed.log.state.known.get(ack.channel)
             if found is not None and found.queue and ack.upto:

@@ -54,8 +54,9 @@ class Source(Protocol):
 class Feed:
     """One channel's messages behind `after`, on a thread of its own, until it is closed or fails."""
 
-    def __init__(self, source: Source, channel: str, after: Place, hub: Hub) -> None:
-        """`after` is excluded. Blocks while the reader is made."""
+    def __init__(self, source: Source, channel: str, made: str, after: Place, hub: Hub) -> None:
+        """`made` tells which channel of that name; `after` is excluded. Blocks while the reader is made."""
+        self._made = made
         self._source = source
         self._channel = channel
         self._hub = hub
@@ -185,11 +186,17 @@ class Feed:
     def _survey(self) -> Survey:
         while True:
             try:
-                return self._source.survey(self._channel)
+                return self._of_this_channel(self._source.survey(self._channel))
             except Unavailable as error:
                 if self._closed:
                     raise
                 log.warning("reading %s waits for the broker: %s", self._channel, error)
+
+    def _of_this_channel(self, survey: Survey) -> Survey:
+        """The survey. Raises `ChannelNotFound` where it is that of a later channel of the name."""
+        if survey.made != self._made:
+            raise ChannelNotFound(f"channel {self._channel} was dropped, and made again", channel=self._channel)
+        return survey
 
     def _first(self) -> NativeMessage | None:
         """The next message; None when the feed was closed meanwhile."""
@@ -232,7 +239,7 @@ class Feed:
         """Whether the broker has entries that this reader has not got; None when it does not answer. Raises
         `ChannelNotFound`."""
         try:
-            survey = self._source.survey(self._channel)
+            survey = self._of_this_channel(self._source.survey(self._channel))
         except Unavailable:
             return None  # the library reconnects when the broker is back
         if survey.last[:2] > self._after[:2]:
@@ -263,8 +270,10 @@ def lost(channel: str, requested: bytes, survey: Survey) -> PositionLost:
 class Reader:
     """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, begin_opening: Callable[[], Future[Feed]], executor: Executor) -> None:
-        """`begin_opening` is called when the iterator is first awaited, which fixes the start."""
+    def __init__(self, begin_opening: Callable[[], Future[Feed]], executor: Executor, gone: Callable[[], None]) -> None:
+        """`begin_opening` is called when the iterator is first awaited, which fixes the start; `gone` when it turns out
+        that the channel is dropped."""
+        self._gone = gone
         self._begin_opening = begin_opening
         self._executor = executor
         self._feed: Feed | None = None
@@ -285,6 +294,7 @@ class Reader:
         except Closed:
             self._closed = True
         except ChannelNotFound:
+            self._gone()
             await self.aclose()
             raise
         raise StopAsyncIteration

@@ -108,6 +108,7 @@ class Pulsar(WithGroups):
         self.process = uuid.uuid4().hex
         self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(self.process), itertools.count(1))
         self._policies: dict[str, ChannelPolicy] = {}
+        self._made: dict[str, str] = {}  # which channel of the name was seen last
         self._message_bytes = DEFAULT_MESSAGE_BYTES  # that the brokers take, whatever a channel's policy says
         self._feeds_lock = threading.Lock()
         self._feeds: dict[Feed, str] = {}
@@ -244,7 +245,7 @@ class Pulsar(WithGroups):
     # ---- reading ------------------------------------------------------------------------------------------------
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
-        return Reader(partial(self._begin_opening, channel, start), self._executor)
+        return Reader(partial(self._begin_opening, channel, start), self._executor, self._channels_changed)
 
     def _begin_opening(self, channel: str, start: Start) -> Future[Feed]:
         self._check_open()
@@ -263,7 +264,7 @@ class Pulsar(WithGroups):
             finally:
                 if start is From.LATEST:
                     self._appender.go_on(channel)
-            feed = Feed(self, channel, after, hub)
+            feed = Feed(self, channel, self._made[channel], after, hub)
         except Exception as error:  # whatever it is: somebody waits for the opening
             failure = call_failure(error, f"reading {channel}", channel=channel)
             if failure is not error:
@@ -387,6 +388,7 @@ class Pulsar(WithGroups):
         if survey.policy is None:
             raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel)
         self._policies[channel] = survey.policy
+        self._made[channel] = survey.made
         return survey
 
     def last(self, channel: str) -> Place:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import suppress
 
 import pytest
 
+from tests.brokers.fixtures import require
+from tests.brokers.pulsar import PulsarStandalone
+from tidewal.adapters.pulsar import open_wal as open_wal_at
+from tidewal.adapters.pulsar.client import message
 from tidewal.adapters.pulsar.ids import decode
 from tidewal.runtime.errors import MessageTooLarge, Overloaded, Unavailable
 from tidewal.runtime.metrics import Metrics
@@ -259,3 +264,33 @@ async def test_a_reader_at_the_end_misses_nothing_over_a_restart(open_wal, pulsa
         await helpers.until(lambda: read[-1].id == ids[-1])
     assert [entry.id for entry in read if entry.payload.startswith(b"after")] == ids
     reader.cancel()
+
+
+async def test_what_is_sent_again_is_stored_once_where_brokers_remove_no_duplicates(tmp_path):
+    require("pulsar")
+    with PulsarStandalone(tmp_path, deduplication=False) as broker:
+        wal = await open_wal_at(f"{broker.url}/public/x", web_url=broker.web_url)
+        await wal.create_channel("a", PLAIN)
+        answers: asyncio.Queue = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def answered(result, id):
+            loop.call_soon_threadsafe(answers.put_nowait, (result.name, id.ledger_id() >= 0))
+
+        def send():
+            producer = wal.publisher("a", "somebody", batches=False)
+            closed = threading.Event()
+            for number in (1, 2):
+                producer.send_async(message(str(number).encode(), 0, number), answered)
+            flushed = threading.Event()
+            producer.flush_async(lambda _: flushed.set())
+            assert flushed.wait(BOUND_S)
+            producer.close_async(lambda _: closed.set())
+            assert closed.wait(BOUND_S)
+
+        await asyncio.to_thread(send)
+        await asyncio.to_thread(send)
+        found = [await answers.get() for _ in range(4)]
+        assert found == [("Ok", True), ("Ok", True), ("Ok", False), ("Ok", False)]
+        assert [bytes(entry.payload) for entry in await everything(wal, "a")] == [b"1", b"2"]
+        await wal.close()

@@ -17,7 +17,7 @@ import pytest
 
 from tidewal.adapters.pulsar import group_log
 from tidewal.adapters.pulsar.topics import HOLD_CURSOR, group_topic
-from tidewal.runtime.errors import Fenced, InvalidRequest
+from tidewal.runtime.errors import Fenced, InvalidRequest, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 pytestmark = pytest.mark.broker
@@ -185,6 +185,20 @@ async def test_a_broker_killed_and_restarted_silences_nobody(open_wal, pulsar):
     assert not first.channels & second.channels
     for worker in workers:
         worker.cancel()
+
+
+async def test_leaving_and_closing_wait_for_no_broker_for_ever(open_wal, pulsar):
+    wal = await open_wal(request_timeout_s=2)
+    await create(wal, "c0")
+    member, other = await wal.join("g", ["c*"]), await wal.join("h", ["c*"])
+    waiting = asyncio.ensure_future(anext(other, None))
+    pulsar.pause()
+    async with asyncio.timeout(BOUND_S):
+        await member.aclose()
+        await wal.close()
+        (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
+    assert outcome is None or isinstance(outcome, Unavailable)
+    pulsar.resume()
 
 
 async def test_a_position_in_an_empty_channel_outlives_the_broker(open_wal, pulsar):
