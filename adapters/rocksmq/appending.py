@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ...runtime.errors import MessageTooLarge, TidewalError
-from ...runtime.wakeup import Hubs
+from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import Append, Durability, OnAppended, Payload
 from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES
@@ -36,30 +36,39 @@ class Appender:
         """`Wal.append`, from a loop: queued, or refused, when this returns."""
         hub = self._hubs.current()
         future: asyncio.Future[bytes] = hub.loop.create_future()
-        registry, journal = self._registry, self._journal
-        with registry.lock:
-            found = registry.names.get(channel)
-            if found is not None and type(payload) is bytes and len(payload) <= found.plain_bytes:
-                pending = journal.pending
-                size = pending.size + ROW_BYTES + len(payload)
-                if size <= self._gate.room:
-                    id = found.next_id
-                    found.next_id = id + 1
-                    pending.rows.append((found.number, id, timestamp, payload))
-                    pending.size = size
-                    if pending.hub is hub:
-                        pending.waiting.append(future)
-                    else:
-                        pending.wait(hub, future)
-                    if not hub.deferring:
-                        journal.notice(hub)
-                    return future
+        if self._queue_plain(channel, payload, timestamp, hub, future):
+            if not hub.deferring:
+                self._journal.notice(hub, at_once=True)
+            return future
         settle = partial(settle_first, hub, future)
         try:
             self.submit(((channel, payload, timestamp),), settle)
         except TidewalError as error:
             settle(error)
         return future
+
+    def _queue_plain(
+        self, channel: str, payload: Payload, timestamp: int, hub: Hub, future: asyncio.Future[bytes]
+    ) -> bool:
+        """Queue what nothing stands in the way of; whether that is so."""
+        registry = self._registry
+        with registry.lock:
+            found = registry.names.get(channel)
+            if found is None or type(payload) is not bytes or len(payload) > found.plain_bytes:
+                return False
+            pending = self._journal.pending
+            size = pending.size + ROW_BYTES + len(payload)
+            if size > self._gate.room:
+                return False
+            id = found.next_id
+            found.next_id = id + 1
+            pending.rows.append((found.number, id, timestamp, payload))
+            pending.size = size
+            if pending.hub is hub:
+                pending.waiting.append(future)
+            else:
+                pending.wait(hub, future)
+            return True
 
     def submit(
         self,

@@ -26,7 +26,7 @@ import msgpack
 import rocksdict
 
 SPAN_BYTES = 1024 * 1024  # one index entry per channel and this much journal
-WRITE_BYTES = 1024 * 1024  # of journal, after which its places are written together
+WRITE_BYTES = 4 * 1024 * 1024  # of journal, after which its places are written together
 WRITE_PLACES = 256  # or so many: a thousand channels must not stop the journal for all of theirs at once
 FORMAT = b"1"
 

@@ -76,6 +76,7 @@ class Journal:
         self._loops_from = 0.0  # when loops may write, by `time.perf_counter`
         self._turn: Hub | _Thread | None = WRITER  # whose it is; changes under the lock
         self._flight: _Flight | None = None
+        self._alone = True  # the last commit of a loop was one append: who comes now will hardly have company either
         self._awaited = False  # the thread wants to know when a loop with the turn has come to a sync, or let it go
         self._stopping = False
         self._syncers: dict[Hub, Syncer | None] = {}
@@ -106,16 +107,19 @@ class Journal:
         self.pending.add(write)
         self.wake()
 
-    def notice(self, hub: Hub | None = None) -> None:
+    def notice(self, hub: Hub | None = None, *, at_once: bool = False) -> None:
         """See to it that what is pending is committed: by the running loop, whose hub may be given, where there is one
-        and that is possible."""
+        and that is possible. With `at_once` perhaps before this returns: not for who holds locks that a callback of an
+        append may want, which is told of a failure then."""
         hub = hub or self._hubs.running()
         if hub is None:
             self.wake()
             return
         turn = self._turn
         if turn is None:
-            if not hub.deferring:  # what other tasks append in this turn of the loop goes into the same commit
+            if at_once and self._alone:
+                self._begin(hub)
+            elif not hub.deferring:  # what other tasks append in this turn of the loop goes into the same commit
                 hub.defer(partial(self._begin, hub))
         elif turn is not hub and turn is not WRITER:
             self._bell.ring()
@@ -151,6 +155,7 @@ class Journal:
             flies = self._turn is None and syncer is not None and self._suits_loop(commit)
             if flies:
                 self.pending, self._turn = Pending(), hub
+                self._alone = len(commit.waiting) == 1
         if flies and syncer is not None:
             self._fly(hub, commit, syncer)
         else:
@@ -185,7 +190,8 @@ class Journal:
                 self._bell.ring()
         else:
             self._syncers[hub] = None
-            self._flight, self._turn = _Flight(written, None), WRITER
+            with self._lock:
+                self._flight, self._turn = _Flight(written, None), WRITER
             self._bell.ring()
 
     def _land(self, hub: Hub, syncer: Syncer) -> None:
