@@ -173,13 +173,6 @@ class Hubs:
         self._hubs = hubs
         return hubs[loop]
 
-    def running(self) -> Hub | None:
-        """The hub of the running loop, if one runs on this thread."""
-        try:
-            return self.current()
-        except RuntimeError:
-            return None
-
     def promise(self) -> tuple[asyncio.Future[list[bytes]], OnAppended]:
         """A future of the running loop, and what settles it from any thread."""
         hub = self.current()

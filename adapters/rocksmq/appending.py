@@ -75,11 +75,13 @@ class Appender:
         entries: Sequence[tuple[str, Payload, int]],
         done: OnAppended,
         *,
+        hub: Hub | None = None,
         records: Sequence[bytes] = (),
         stamp: Stamp | None = None,
     ) -> None:
         """`Wal.submit`, with control records that are in the journal with the entries or not at all.
 
+        With the `hub` of the running loop, that loop may commit: its caller must let it run until `done` is called.
         `stamp` makes one more record from the ids of the entries; it is called under the registry's lock and may not
         raise. Each of `records` has taken effect in the journal's table when `done` is called. A write with records or
         a stamp is acknowledged when it is durable, whatever the channels ask for.
@@ -105,12 +107,14 @@ class Appender:
                 _publish(channels, rows)
                 published = _ids(rows)
             elif not ephemeral and not recorded and all(channel.synced for channel in kinds):
-                self._journal.pending.add(Write(done, rows, size))
+                self._journal.pending.add(Write(done, rows, size, hub=hub))
                 published = None
             else:
                 published = self._queue(channels, rows, done, records, stamp)
-        if not at_once:
-            self._journal.notice()
+        if not at_once and hub is not None:
+            self._journal.notice(hub)
+        elif not at_once:
+            self._journal.wake()
         if published is not None:
             done(published)
 
@@ -119,7 +123,7 @@ class Appender:
         `stamp` makes of all their ids. `done` gets one id more than there are entries, at the end. Whether that was
         possible: only where every append would be acknowledged when it is durable, and none refused.
 
-        Nobody is told of it: call `Journal.notice`.
+        From a loop; nobody is told of it: call `Journal.notice`.
         """
         registry, journal = self._registry, self._journal
         names, payloads, timestamps = zip(*entries, strict=True)
@@ -140,7 +144,7 @@ class Appender:
             record = stamp([row[1] for row in rows])
             rows.append((CONTROL, 0, journal.wall_ms(), record))
             size += len(record) - STAMP_BYTES - STAMP_ENTRY_BYTES * len(entries)
-            journal.pending.add(Write(done, rows, size))
+            journal.pending.add(Write(done, rows, size, hub=self._hubs.current()))
         return True
 
     def _queue(

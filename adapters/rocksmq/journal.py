@@ -53,9 +53,10 @@ WRITER: Final = _Thread()
 class _Flight:
     """A commit that a loop has written, while it is synced."""
 
-    __slots__ = ("syncer", "written")
+    __slots__ = ("shared", "syncer", "written")
 
-    def __init__(self, written: Written, syncer: Syncer | None) -> None:
+    def __init__(self, written: Written, syncer: Syncer | None, *, shared: bool) -> None:
+        self.shared = shared  # others wait for it than the loop: the thread goes on if that does not
         self.written, self.syncer = written, syncer  # None: the sync was not begun, and is left to the thread
 
 
@@ -76,6 +77,7 @@ class Journal:
         self._loops_from = 0.0  # when loops may write, by `time.perf_counter`
         self._turn: Hub | _Thread | None = WRITER  # whose it is; changes under the lock
         self._flight: _Flight | None = None
+        self._looked_after: _Flight | None = None
         self._alone = True  # the last commit of a loop was one append: who comes now will hardly have company either
         self._awaited = False  # the thread wants to know when a loop with the turn has come to a sync, or let it go
         self._stopping = False
@@ -107,14 +109,10 @@ class Journal:
         self.pending.add(write)
         self.wake()
 
-    def notice(self, hub: Hub | None = None, *, at_once: bool = False) -> None:
-        """See to it that what is pending is committed: by the running loop, whose hub may be given, where there is one
-        and that is possible. With `at_once` perhaps before this returns: not for who holds locks that a callback of an
-        append may want, which is told of a failure then."""
-        hub = hub or self._hubs.running()
-        if hub is None:
-            self.wake()
-            return
+    def notice(self, hub: Hub, *, at_once: bool = False) -> None:
+        """See to it that what is pending is committed, by the running loop if that is possible. Not under the lock.
+        With `at_once` perhaps before this returns: not for who holds locks that a callback of an append may want, which
+        is told of a failure then."""
         turn = self._turn
         if turn is None:
             if at_once and self._alone:
@@ -128,6 +126,14 @@ class Journal:
         """See to it that what is pending is committed, by the thread or whoever has the turn."""
         if self._turn is not WRITER:
             self._bell.ring()
+
+    def look_after(self) -> None:
+        """Let the thread go on where a loop has not come back to its sync since the last time: readers wait, too."""
+        flight = self._flight
+        if flight is not None and flight is self._looked_after:
+            flight.shared = True
+            self._bell.ring()
+        self._looked_after = flight
 
     def stop(self) -> None:
         """Commit what is queued, then end the thread. Blocks."""
@@ -184,14 +190,14 @@ class Journal:
         took_s = time.perf_counter() - written.started
         if took_s > LOOP_WRITE_S:
             self._loops_from = time.perf_counter() + LOOP_PAUSE_S
-        if syncer.start(written.segment.file):
-            self._flight = _Flight(written, syncer)
-            if self._awaited:
-                self._bell.ring()
-        else:
-            self._syncers[hub] = None
+        shared = commit.shared or commit.hub is not hub
+        flight = self._flight = _Flight(written, syncer, shared=shared)  # first: the thread may be told at once
+        if not syncer.start(written.segment.file):
             with self._lock:
-                self._flight, self._turn = _Flight(written, None), WRITER
+                self._syncers[hub] = None
+                flight.syncer, self._turn = None, WRITER
+            self._bell.ring()
+        elif self._awaited or shared:
             self._bell.ring()
 
     def _land(self, hub: Hub, syncer: Syncer) -> None:
@@ -211,12 +217,15 @@ class Journal:
 
     def _syncer_of(self, hub: Hub) -> Syncer | None:
         """Where the hub's loop has its syncs; None where it must not write."""
-        if hub not in self._syncers:
-            self._syncers = {other: kept for other, kept in self._syncers.items() if not other.loop.is_closed()}
-            syncer = self._syncers[hub] = self._disk.syncer()
-            if syncer is not None:
-                hub.watch(syncer.file, partial(self._land, hub, syncer))
-        return self._syncers[hub]
+        if hub in self._syncers:
+            return self._syncers[hub]
+        syncer = self._disk.syncer()
+        if syncer is not None:
+            hub.watch(syncer.file, partial(self._land, hub, syncer))
+        with self._lock:  # other loops do the same
+            kept = {other: kept for other, kept in self._syncers.items() if not other.loop.is_closed()}
+            self._syncers = kept | {hub: syncer}
+        return syncer
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
@@ -230,7 +239,7 @@ class Journal:
         with self._lock:
             mine = self._turn is None or self._turn is WRITER
             flight, commit = self._flight, None
-            wanted = self._stopping or bool(self.pending.waiting)
+            wanted = self._stopping or bool(self.pending.waiting) or (flight is not None and flight.shared)
             self._awaited = wanted and not mine
             if mine and flight is None:
                 commit = self._next()

@@ -29,7 +29,7 @@ class Write:
     effect in the journal's table before `done` is called.
     """
 
-    __slots__ = ("done", "rows", "size", "urgent", "written")
+    __slots__ = ("done", "hub", "rows", "size", "urgent", "written")
 
     def __init__(
         self,
@@ -39,7 +39,9 @@ class Write:
         written: Callable[[], None] | None = None,
         *,
         urgent: bool = False,
+        hub: Hub | None = None,
     ) -> None:
+        self.hub = hub  # whose loop waits for it, if it is a loop's
         self.done, self.rows, self.size, self.written, self.urgent = done, rows, size, written, urgent
 
 
@@ -51,12 +53,13 @@ def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) 
 class Pending:
     """Writes that gather, in order. Belongs to the registry's lock until somebody takes it to commit it."""
 
-    __slots__ = ("calls", "hub", "rows", "size", "urgent", "waiting", "written")
+    __slots__ = ("calls", "hub", "rows", "shared", "size", "urgent", "waiting", "written")
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.waiting: list[Waiting] = []  # those whom nobody has told yet
         self.hub: Hub | None = None  # whose loop's futures those are
+        self.shared = False  # whether anybody else waits, too
         self.calls = 0  # how many of `waiting` are none
         self.size = 0
         self.written: list[Callable[[], None]] = []
@@ -66,6 +69,8 @@ class Pending:
         self.rows += write.rows
         self.waiting.append((write.done, len(write.rows)))
         self.calls += 1
+        self.hub = self.hub or write.hub
+        self.shared = self.shared or write.hub is None or write.hub is not self.hub
         self.size += write.size
         self.urgent = self.urgent or write.urgent
         if write.written is not None:
@@ -80,6 +85,7 @@ class Pending:
         else:
             self.waiting.append((partial(settle_first, hub, future), 1))
             self.calls += 1
+            self.shared = True
 
     def take(self, count: int, size: int) -> Pending:
         """Split off the first writes: at most `count` and, but for the first, `size` bytes. `written` stays behind:

@@ -336,15 +336,15 @@ class RocksMQ:
         return self._repeats.submit_each(client, number, settled, entries, done)
 
     def wake(self) -> None:
-        """Let the journal look at what `submit_each_from` has queued."""
-        self._journal.notice()
+        """Let the journal look at what `submit_each_from` has queued. From a loop."""
+        self._journal.notice(self._hubs.current())
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
         return await self._appender.append(channel, payload, timestamp)
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future, done = self._hubs.promise()
-        self._appender.submit(entries, done)
+        self._appender.submit(entries, done, hub=self._hubs.current())
         return await future
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -437,6 +437,7 @@ class RocksMQ:
         now = self._clock.monotonic()
         late_s, self._ticked = now - self._ticked - TICK_S, now
         self._management.notice()
+        self._journal.look_after()
         if late_s > LATE_TICK_S:  # what members have said meanwhile waits in the sockets: the next tick will know it
             self._coordinator.excuse(late_s)
         else:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
@@ -144,6 +145,19 @@ async def test_a_blocked_loop_holds_nobody_up(store, disk, helpers):
     assert disk.synced_by == ["tidewal-journal"]  # of the second alone: no sync twice
 
 
+async def test_whoever_submits_may_block_the_loop_until_it_is_answered(store, helpers):
+    answered = threading.Event()
+    store.submit([Append("a", b"x")], lambda _: answered.set())
+    assert answered.wait(BOUND_S)
+    append = asyncio.ensure_future(store.append("a", b"y"))
+    await asyncio.sleep(0)
+    answered.clear()
+    store.submit([Append("a", b"z")], lambda _: answered.set())
+    assert answered.wait(BOUND_S)
+    assert await append
+    assert await payloads(store, helpers, 3) == [b"x", b"y", b"z"]
+
+
 async def test_a_loop_that_is_quicker_lets_the_thread_go_on(store, disk, helpers):
     disk.holding = disk.loops_are_quicker = True
     append = asyncio.ensure_future(store.append("a", b"here"))
@@ -231,3 +245,39 @@ async def test_a_disk_that_holds_up_its_writers_is_left_to_the_thread(store, dis
     disk.writers.clear()
     await store.append("a", b"x")
     assert set(disk.writers) == {"tidewal-journal"}
+
+
+@pytest.mark.slow
+async def test_loops_and_threads_that_come_and_go_are_all_answered(open_rocksmq, rng):
+    """Loops end while a commit of theirs, which holds what others wait for, is still under way."""
+
+    async def produce(store, random: Random) -> None:
+        for _ in range(random.randint(1, 60)):
+            match random.randrange(4):
+                case 0:
+                    await store.append_many([Append("a", bytes(20_000))] * random.randint(1, 9))
+                case 1:
+                    submit_and_wait(store)
+                case _:
+                    await store.append("a", bytes(random.choice((10, 1000, 30_000))))
+
+    def submit_and_wait(store) -> None:
+        answered = threading.Event()
+        store.submit([Append("a", b"x")], lambda _: answered.set())
+        assert answered.wait(BOUND_S)
+
+    async def several(store, random: Random) -> None:
+        await asyncio.gather(*[produce(store, random) for _ in range(random.randint(1, 6))])
+
+    for _ in range(20):
+        store = await open_rocksmq(segment_bytes=1024 * 1024)
+        if "a" not in await store.channels():
+            await store.create_channel("a", ChannelPolicy(retention_bytes=1024 * 1024))
+        seeds = [Random(rng.random()) for _ in range(3)]
+        loops = [
+            asyncio.to_thread(lambda store=store, random=random: asyncio.run(several(store, random)))
+            for random in seeds[:2]
+        ]
+        thread = asyncio.to_thread(lambda store=store: [submit_and_wait(store) for _ in range(30)])
+        await asyncio.wait_for(asyncio.gather(several(store, seeds[2]), thread, *loops), 3 * BOUND_S)
+        await asyncio.wait_for(store.close(), BOUND_S)
