@@ -36,8 +36,9 @@ class Appender:
         """`Wal.append`, from a loop: queued, or refused, when this returns."""
         hub = self._hubs.current()
         future: asyncio.Future[bytes] = hub.loop.create_future()
-        if self._queue_plain(channel, payload, timestamp, hub, future):
-            if not hub.deferring:
+        count = self._queue_plain(channel, payload, timestamp, hub, future)
+        if count:
+            if not hub.deferring or count >= self._journal.company:
                 self._journal.notice(hub, at_once=True)
             return future
         settle = partial(settle_first, hub, future)
@@ -49,17 +50,17 @@ class Appender:
 
     def _queue_plain(
         self, channel: str, payload: Payload, timestamp: int, hub: Hub, future: asyncio.Future[bytes]
-    ) -> bool:
-        """Queue what nothing stands in the way of; whether that is so."""
+    ) -> int:
+        """Queue what nothing stands in the way of: how many wait now, or 0."""
         registry = self._registry
         with registry.lock:
             found = registry.names.get(channel)
             if found is None or type(payload) is not bytes or len(payload) > found.plain_bytes:
-                return False
+                return 0
             pending = self._journal.pending
             size = pending.size + ROW_BYTES + len(payload)
             if size > self._gate.room:
-                return False
+                return 0
             id = found.next_id
             found.next_id = id + 1
             pending.rows.append((found.number, id, timestamp, payload))
@@ -68,7 +69,7 @@ class Appender:
                 pending.waiting.append(future)
             else:
                 pending.wait(hub, future)
-            return True
+            return len(pending.waiting)
 
     def submit(
         self,

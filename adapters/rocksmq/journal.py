@@ -78,7 +78,7 @@ class Journal:
         self._turn: Hub | _Thread | None = WRITER  # whose it is; changes under the lock
         self._flight: _Flight | None = None
         self._looked_after: _Flight | None = None
-        self._alone = True  # the last commit of a loop was one append: who comes now will hardly have company either
+        self.company = 1  # how many waited for the last commit of a loop: once so many wait, others will hardly come
         self._awaited = False  # the thread wants to know when a loop with the turn has come to a sync, or let it go
         self._stopping = False
         self._syncers: dict[Hub, Syncer | None] = {}
@@ -115,7 +115,7 @@ class Journal:
         is told of a failure then."""
         turn = self._turn
         if turn is None:
-            if at_once and self._alone:
+            if at_once and len(self.pending.waiting) >= self.company:
                 self._begin(hub)
             elif not hub.deferring:  # what other tasks append in this turn of the loop goes into the same commit
                 hub.defer(partial(self._begin, hub))
@@ -156,12 +156,12 @@ class Journal:
         syncer = self._syncer_of(hub)
         with self._lock:
             commit = self.pending
-            if self._turn is None and not commit.waiting:
+            if self._turn is hub or (self._turn is None and not commit.waiting):
                 return
             flies = self._turn is None and syncer is not None and self._suits_loop(commit)
             if flies:
                 self.pending, self._turn = Pending(), hub
-                self._alone = len(commit.waiting) == 1
+                self.company = len(commit.waiting)
         if flies and syncer is not None:
             self._fly(hub, commit, syncer)
         else:
