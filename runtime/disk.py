@@ -15,7 +15,7 @@ IOVEC_LIMIT = 1024  # buffers that one pwritev takes on Linux
 
 
 class Syncer(Protocol):
-    """Syncer that go on while the caller does something else, one at a time."""
+    """Syncs that go on while the caller does something else, one at a time."""
 
     file: int
     """Readable when the sync that was started has ended."""

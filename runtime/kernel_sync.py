@@ -1,4 +1,4 @@
-"""Syncer that the kernel runs beside an event loop: no thread of ours waits for them.
+"""Syncs that the kernel runs beside an event loop: no thread of ours waits for them.
 
 Handing a commit to a thread and back costs two switches of the interpreter, as much as the sync of a small commit
 itself takes. Linux AIO (`IOCB_CMD_FDSYNC`, since 4.18; through `caio`) runs the sync in a thread of the kernel and

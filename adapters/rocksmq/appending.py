@@ -139,7 +139,7 @@ class Appender:
             size += sum(lengths)
             if max(lengths) > min([channel.policy.max_message_bytes for channel in set(channels)]):
                 return False
-            if not self._gate.admits(size):
+            if journal.pending.size + size > self._gate.room:
                 return False
             rows = _rows(channels, timestamps, payloads)
             record = stamp([row[1] for row in rows])

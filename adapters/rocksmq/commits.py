@@ -95,7 +95,7 @@ class Commits:
         self._disk.sync(written.segment.file)
 
     def complete(self, written: Written) -> None:
-        """What follows from the sync."""
+        """What follows from the sync, but for the index."""
         commit, segment, body_bytes = written.commit, written.segment, written.body_bytes
         numbers, ids, _, _ = written.columns
         elapsed_s = time.perf_counter() - written.started
@@ -107,6 +107,10 @@ class Commits:
         self._deliver(numbers, commit.rows, body_bytes)
         commit.tell(list(map(encode_id, ids)))
         self._measures.committed(elapsed_s, body_bytes, size)
+
+    def keep_up(self, written: Written) -> None:
+        """Write the index where it is time to, behind `complete`, when those who wait know."""
+        segment = written.segment
         if self._budget.full:  # what memory forgets must be in the index
             self.tally.index(segment)
             self._budget.trim()

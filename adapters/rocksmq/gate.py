@@ -62,12 +62,5 @@ class Gate:
         if self._journal.pending.size + size > self._pending_bytes:
             raise Overloaded(f"{self._pending_bytes} bytes wait for the disk already", limit="pending_bytes")
 
-    def admits(self, size: int) -> bool:
-        """Whether all checks would pass for an append of `size` bytes to a durable channel."""
-        journal = self._journal
-        if size > self._commit_bytes or journal.pending.size + size > self._pending_bytes:
-            return False
-        return journal.failure is None and not self.closing and not self.pressure
-
     def closed(self) -> Closed:
         return Closed(f"the log {self._path} is closed")

@@ -31,7 +31,6 @@ from .commits import Commits, Written
 from .index import SegmentSummary
 from .measures import Measures
 from .pending import Pending, Write
-from .pending import control as control
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_WRITES = 4096
@@ -64,9 +63,16 @@ class Journal:
     """What is pending, and who commits it. Thread-safe."""
 
     def __init__(
-        self, disk: Disk, commits: Commits, *, capacity: int, clock: Clock, lock: threading.Lock, hubs: Hubs,
-        measures: Measures
-    ) -> None:  # fmt: skip
+        self,
+        disk: Disk,
+        commits: Commits,
+        *,
+        capacity: int,
+        clock: Clock,
+        lock: threading.Lock,
+        hubs: Hubs,
+        measures: Measures,
+    ) -> None:
         """`capacity` is what a frame may have. Whoever adds to `pending` holds `lock`, and calls `notice` or `wake`."""
         self.failure: JournalFailed | None = None
         self.pending = Pending()
@@ -274,9 +280,10 @@ class Journal:
             written = self._commits.write(commit)
             if written is None:
                 return
-            for call in commit.written:
-                call()
-            self._hubs.flush()
+            if commit.written:
+                for call in commit.written:
+                    call()
+                self._hubs.flush()
         except Exception as error:
             self._fail(commit, error)
             return
@@ -286,7 +293,7 @@ class Journal:
         try:
             self._flight = None
             self._commits.sync(written)
-            self._commits.complete(written)
+            self._complete(written)
         except Exception as error:
             self._fail(written.commit, error)
 
@@ -317,10 +324,16 @@ class Journal:
         try:
             if error is not None:
                 raise error
-            self._commits.complete(flight.written)
+            self._complete(flight.written)
         except Exception as failure:
             self._fail(flight.written.commit, failure)
         return True
+
+    def _complete(self, written: Written) -> None:
+        self._commits.complete(written)
+        if threading.current_thread() is self._thread:
+            self._hubs.flush()  # before the index: nobody who waits for the commit waits for that
+        self._commits.keep_up(written)
 
     def _fail(self, commit: Pending, error: Exception) -> None:
         """Give everybody who waits for the commit the error; the journal has failed, unless nothing was written."""

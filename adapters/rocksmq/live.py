@@ -184,8 +184,7 @@ def channel_of(state: ChannelState, base: int, removed_to: int) -> Channel:
 
 
 class TailBudget:
-    """Bounds what all tails of durable channels hold together. Belongs to whoever has the turn to
-    commit."""
+    """Bounds what all tails of durable channels hold together. Belongs to whoever has the turn to commit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

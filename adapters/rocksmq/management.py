@@ -12,8 +12,9 @@ from ...runtime.wal import ChannelPolicy, OnAppended
 from . import channels as records
 from .channels import check_name, decode_id
 from .gate import Gate
-from .journal import Journal, Write, control
+from .journal import Journal
 from .live import Channel
+from .pending import Write, control
 from .registry import Registry
 
 

@@ -48,12 +48,13 @@ from .group_service import GroupService
 from .groups import JournalGroups
 from .history import History
 from .index import Index
-from .journal import PENDING_BYTES, Journal, control
+from .journal import PENDING_BYTES, Journal
 from .keeper import TICK_S, Keeper
 from .live import Channel
 from .lookup import first_at, first_entry
 from .management import Management
 from .measures import Measures
+from .pending import control
 from .reader import Reader
 from .recovery import Recovered, Recovery, RecoveryReport
 from .registry import Registry
