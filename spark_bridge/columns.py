@@ -15,7 +15,7 @@ Of two versions of a key the one with the higher `(_ts, _cseq, _row)` counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ORDER: Final = ("_ts", "_cseq", "_row")
 KEY_METADATA: Final = "tidewal.primaryKey"
+DIM_METADATA: Final = "tidewal.dim"
 
 SYSTEM_COLUMNS: Final[dict[str, pa.DataType]] = {
     "_ts": pa.int64(),
@@ -49,14 +50,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_schema(schema: CollectionSchema) -> StructType:
-    """The same columns as Spark's schema. The primary key is marked in its metadata, where `latest` finds it."""
+    """The same columns as Spark's schema. Metadata mark the primary key, and the dimension of vectors."""
     from pyspark.sql.types import StructField, StructType
 
+    metadata: dict[str, dict[str, Any]] = {each.name: {DIM_METADATA: each.dim} for each in schema.fields if each.dim}
+    metadata[schema.primary_key] = {KEY_METADATA: True}
     return StructType(
-        [
-            StructField(name, _spark_type(kind), True, {KEY_METADATA: True} if name == schema.primary_key else None)
-            for name, kind in arrow_columns(schema).items()
-        ]
+        [StructField(name, _spark_type(kind), True, metadata.get(name)) for name, kind in arrow_columns(schema).items()]
     )
 
 

@@ -84,6 +84,7 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target: Cut | None = None
         self._targeted = False
+        self._seen: Cut | None = None
 
     @property
     def _plan(self) -> Planner:
@@ -109,12 +110,17 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The next cut behind `start` within the limit; `start` itself when there is none."""
         begin = from_offset(start, self._plan.collection())
-        newest = self._target if self._targeted else self._plan.newest()
+        newest = self._seen = self._target if self._targeted else self._plan.newest()
         if newest is None or newest.time <= begin.time:
             return start
         if isinstance(limit, ReadMaxRows):
             newest = self._plan.next(begin, limit.max_rows, newest.time) or newest
         return to_offset(newest)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The newest cut that `latestOffset` has seen, whatever the limit was: how far a query is behind, as Spark's
+        progress shows it."""
+        return None if self._seen is None else to_offset(self._seen)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """One per pchannel that has entries between the two offsets."""
