@@ -1,42 +1,110 @@
-"""The options of the data source, checked in one place. Spark hands them over as text, names in any case."""
+"""The options of the data source, checked in one place. Spark hands them over as text, names in any case. They are
+called as those of Spark's Kafka source and of Delta where they mean the same.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from ..runtime.clock import MAX_TIMESTAMP, compose
 from ..runtime.errors import ConfigError
 from ..runtime.names import DEFAULT_PREFIX
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+CHANNEL: Final = "channel"
+TICK: Final = "tick"
 
+_WHAT: Final = ("collection", "topic", "subscribePattern")
 _NAMES: Final = (
     "wal",
-    "collection",
+    *_WHAT,
     "prefix",
     "startingOffsets",
     "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
     "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "minRowsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
     "failOnDataLoss",
+    "columns",
+    "pushFilters",
+    "readChangeFeed",
+    "history",
+    "timestampAsOf",
+    "versionAsOf",
+    "consistency",
+    "includeHeaders",
 )
-_BATCH_ONLY: Final = frozenset({"endingOffsets"})
-_STREAM_ONLY: Final = frozenset({"maxRowsPerTrigger"})
+_OF_COLLECTIONS: Final = ("readChangeFeed", "history", "timestampAsOf", "versionAsOf")
+_OF_TOPICS: Final = ("consistency", "includeHeaders")
+_OF_BATCHES: Final = ("endingOffsets", "endingTimestamp", "pushFilters", "timestampAsOf", "versionAsOf")
+_OF_STREAMS: Final = (
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "minRowsPerTrigger",
+    "maxTriggerDelay",
+)
+_BOUNDS: Final = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
+_DEFAULT_DELAY: Final = "15m"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIT_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one micro-batch may hold at most, and when it is worth one. `rows`, `bytes` and `entries` of None are no
+    limit; with `min_rows` a smaller batch waits for up to `max_delay_s`."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    entries: int | None = None
+    min_rows: int | None = None
+    max_delay_s: float = 0.0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a limit to what a batch may hold."""
+        return any(limit is not None for limit in (self.rows, self.bytes, self.entries))
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one read. `starting` and `ending` are `earliest`, `latest`, the time of a stored cut, or
-    an offset as JSON."""
+    """The options of one read: of `collection`, or (where that is empty) of `topics`, or of what matches `pattern`.
+
+    `starting` and `ending` are `earliest`, `latest`, the time of a stored cut, or an offset as JSON; `starting_time`
+    and `ending_time` are timestamps and go before them: rows with a log time ≥ and < them. `timestamp_as_of` is the
+    last timestamp that is seen."""
 
     wal: str
-    collection: str
-    prefix: str
-    starting: str
-    ending: str
-    max_rows: int | None
-    fail_on_data_loss: bool
+    collection: str = ""
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    prefix: str = DEFAULT_PREFIX
+    starting: str = EARLIEST
+    ending: str = LATEST
+    starting_time: int | None = None
+    ending_time: int | None = None
+    limits: Limits = Limits()
+    min_partitions: int = 1
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = ()  # all
+    push_filters: bool = False
+    change_feed: bool = False
+    history: str = ""
+    timestamp_as_of: int | None = None
+    version_as_of: int | None = None
+    consistency: str = CHANNEL
+    headers: bool = False
 
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
@@ -45,25 +113,33 @@ class Options:
         Raises `ConfigError`, whose `key` is the option to correct.
         """
         options = _by_known_name(given)
-        _refuse_options_of_other_mode(options, streaming)
-        for name in ("wal", "collection"):
-            if not options.get(name):
-                raise ConfigError(f"option {name} is required", key=name)
-        starting = options.get("startingOffsets", LATEST if streaming else EARLIEST)
-        ending = options.get("endingOffsets", LATEST)
-        if streaming is False and starting == LATEST:
-            raise ConfigError("startingOffsets=latest would read nothing in a batch", key="startingOffsets")
-        if ending == EARLIEST:
-            raise ConfigError("endingOffsets=earliest would read nothing", key="endingOffsets")
-        return Options(
+        _check_what(options)
+        _check_mode(options, streaming)
+        _check_time_travel(options)
+        parsed = Options(
             options["wal"],
-            options["collection"],
+            options.get("collection", ""),
+            _list("topic", options.get("topic")),
+            _pattern(options.get("subscribePattern", "")),
             options.get("prefix", DEFAULT_PREFIX),
-            starting,
-            ending,
-            _positive("maxRowsPerTrigger", options.get("maxRowsPerTrigger")),
+            options.get("startingOffsets", LATEST if streaming else EARLIEST),
+            options.get("endingOffsets", LATEST),
+            _time("startingTimestamp", options.get("startingTimestamp")),
+            _time("endingTimestamp", options.get("endingTimestamp")),
+            _limits(options),
+            _count("minPartitions", options.get("minPartitions")) or 1,
             _boolean("failOnDataLoss", options.get("failOnDataLoss", "true")),
+            _list("columns", options.get("columns")),
+            _boolean("pushFilters", options.get("pushFilters", "false")),
+            _boolean("readChangeFeed", options.get("readChangeFeed", "false")),
+            options.get("history", ""),
+            _last_time("timestampAsOf", options.get("timestampAsOf")),
+            _count("versionAsOf", options.get("versionAsOf"), least=0),
+            _one_of("consistency", options.get("consistency", CHANNEL), (CHANNEL, TICK)),
+            _boolean("includeHeaders", options.get("includeHeaders", "false")),
         )
+        _check_bounds(parsed, streaming)
+        return parsed
 
 
 def _by_known_name(given: Mapping[str, str]) -> dict[str, str]:
@@ -74,24 +150,156 @@ def _by_known_name(given: Mapping[str, str]) -> dict[str, str]:
     return {known[name.lower()]: value for name, value in given.items()}
 
 
-def _refuse_options_of_other_mode(options: Mapping[str, str], streaming: bool | None) -> None:
-    if streaming is None:
-        return
-    wrong = sorted(set(options) & (_BATCH_ONLY if streaming else _STREAM_ONLY))
-    if wrong:
-        method = "spark.read" if streaming else "spark.readStream"
-        raise ConfigError(f"option {wrong[0]} is for {method} only", key=wrong[0])
+# ---- what goes together ---------------------------------------------------------------------------------------------
 
 
-def _positive(name: str, text: str | None) -> int | None:
+def _check_what(options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if name in ("wal", *_WHAT, "history") and not value.strip():
+            raise ConfigError(f"option {name} is empty", key=name)
+    if "wal" not in options:
+        raise ConfigError("option wal is required", key="wal")
+    named = [name for name in _WHAT if name in options]
+    if not named:
+        raise ConfigError(
+            "option collection is required: the name of a collection (or topic: names of channels by comma, or "
+            "subscribePattern: a regular expression of them)",
+            key="collection",
+        )
+    if len(named) > 1:
+        raise ConfigError(f"options {named[0]} and {named[1]} exclude each other: leave one out", key=named[1])
+    of_others = _OF_TOPICS if named == ["collection"] else _OF_COLLECTIONS
+    for name in of_others:
+        if name in options:
+            wanted = "topic or subscribePattern" if named == ["collection"] else "collection"
+            raise ConfigError(f"option {name} goes with {wanted}, not with {named[0]}: leave it out", key=name)
+
+
+def _check_mode(options: Mapping[str, str], streaming: bool | None) -> None:
+    if streaming is not None:
+        for name in _OF_BATCHES if streaming else _OF_STREAMS:
+            if name in options:
+                method = "spark.read" if streaming else "spark.readStream"
+                raise ConfigError(f"option {name} is for {method} only", key=name)
+    if "maxTriggerDelay" in options and "minRowsPerTrigger" not in options:
+        raise ConfigError(
+            "option maxTriggerDelay says how long to wait for minRowsPerTrigger: give that too", key="maxTriggerDelay"
+        )
+
+
+def _check_time_travel(options: Mapping[str, str]) -> None:
+    as_of = [name for name in ("timestampAsOf", "versionAsOf") if name in options]
+    if len(as_of) == 2:
+        raise ConfigError("options timestampAsOf and versionAsOf exclude each other: leave one out", key="versionAsOf")
+    if as_of == ["versionAsOf"] and "history" not in options:
+        raise ConfigError("versionAsOf is a version of a Delta table: say with history where it is", key="versionAsOf")
+    for name in (*_BOUNDS, "readChangeFeed"):
+        if as_of and name in options:
+            raise ConfigError(f"options {as_of[0]} and {name} exclude each other: leave one out", key=name)
+
+
+def _check_bounds(options: Options, streaming: bool | None) -> None:
+    if streaming is False and options.starting == LATEST and options.starting_time is None:
+        raise ConfigError("startingOffsets=latest would read nothing in a batch", key="startingOffsets")
+    if options.ending == EARLIEST and options.ending_time is None:
+        raise ConfigError("endingOffsets=earliest would read nothing", key="endingOffsets")
+    if options.ending_time is not None and options.ending_time < (options.starting_time or 0):
+        raise ConfigError("endingTimestamp lies before startingTimestamp", key="endingTimestamp")
+    if not options.collection and options.consistency == CHANNEL:
+        for name, text in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+            if text.isdecimal():
+                key = name.replace("Offsets", "Timestamp")
+                raise ConfigError(f"{name}={text} is a time: give it as {key}, or set consistency=tick", key=name)
+
+
+def _limits(options: Mapping[str, str]) -> Limits:
+    rows, size, entries, least = (
+        _count(name, options.get(name))
+        for name in ("maxRowsPerTrigger", "maxBytesPerTrigger", "maxOffsetsPerTrigger", "minRowsPerTrigger")
+    )
+    if rows is not None and least is not None and least > rows:
+        raise ConfigError("minRowsPerTrigger is more than maxRowsPerTrigger", key="minRowsPerTrigger")
+    delay_s = _duration_s("maxTriggerDelay", options.get("maxTriggerDelay", _DEFAULT_DELAY))
+    return Limits(rows, size, entries, least, 0.0 if least is None else delay_s)
+
+
+# ---- single values --------------------------------------------------------------------------------------------------
+
+
+def _count(name: str, text: str | None, least: int = 1) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"option {name} is {text!r}; it must be a whole number of 1 or more", key=name)
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"option {name} is {text!r}; it must be a whole number of {least} or more", key=name)
     return int(text)
 
 
 def _boolean(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {name} is {text!r}; it must be true or false", key=name)
-    return text.lower() == "true"
+    return _one_of(name, text.lower(), ("true", "false")) == "true"
+
+
+def _one_of(name: str, text: str, known: tuple[str, str]) -> str:
+    if text not in known:
+        raise ConfigError(f"option {name} is {text!r}; it must be {' or '.join(known)}", key=name)
+    return text
+
+
+def _list(name: str, text: str | None) -> tuple[str, ...]:
+    """Names by comma."""
+    if text is None:
+        return ()
+    names = tuple(each.strip() for each in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise ConfigError(f"option {name} is {text!r}; it must be names by comma, each once", key=name)
+    return names
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(
+            f"option subscribePattern is {text!r}, no regular expression: {error}", key="subscribePattern"
+        ) from error
+    return text
+
+
+def _duration_s(name: str, text: str) -> float:
+    """As Spark writes durations: a number (of milliseconds), or one with a unit."""
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if found is None or (found[2] or "ms") not in _UNIT_S:
+        raise ConfigError(f"option {name} is {text!r}; it must be a duration like 500ms, 30s, 15m or 1h", key=name)
+    return int(found[1]) * _UNIT_S[found[2] or "ms"]
+
+
+def _time(name: str, text: str | None) -> int | None:
+    """The first timestamp at or behind a time."""
+    if text is None:
+        return None
+    return compose(-(-_microseconds(name, text) // 1000))
+
+
+def _last_time(name: str, text: str | None) -> int | None:
+    """The last timestamp at a time: log time counts milliseconds, and in each a number."""
+    if text is None:
+        return None
+    return compose(_microseconds(name, text) // 1000 + 1) - 1
+
+
+def _microseconds(name: str, text: str) -> int:
+    """Since 1970, of a number of milliseconds or of ISO time, which is UTC where it does not say."""
+    text = text.strip()
+    try:
+        if text.isdecimal():
+            found = int(text) * 1000
+        else:
+            time = datetime.fromisoformat(text)
+            found = ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+    except ValueError:
+        found = -1
+    if not 0 <= found < 1000 * (MAX_TIMESTAMP >> 18):
+        raise ConfigError(
+            f"option {name} is {text!r}; it must be milliseconds since 1970, or a time like 2013-01-01T12:00:00Z",
+            key=name,
+        )
+    return found

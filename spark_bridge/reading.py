@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
 
 from .columns import chosen_columns
 from .log import open_log
-from .offsets import from_offset, to_offset
+from .offsets import first_offset, from_offset, to_offset
 from .options import Options
 from .planning import Planner
 from .rows import ChannelRange, arrow_batches
@@ -95,12 +95,13 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts; the same however often Spark asks."""
         if self._initial is None:
-            self._initial = to_offset(self._plan.resolve(self._options.starting))
+            cut = self._plan.resolve(self._options.starting)
+            self._initial = first_offset(cut, cut)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What option `maxRowsPerTrigger` says."""
-        return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
+        return ReadAllAvailable() if self._options.limits.rows is None else ReadMaxRows(self._options.limits.rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End this query at the newest cut there is now."""
@@ -115,7 +116,7 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if isinstance(limit, ReadMaxRows):
             newest = self._plan.next(begin, limit.max_rows, newest.time) or newest
-        return to_offset(newest)
+        return first_offset(begin, newest) if start == self._initial else to_offset(newest)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The newest cut that `latestOffset` has seen, whatever the limit was: how far a query is behind, as Spark's
@@ -124,10 +125,9 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """One per pchannel that has entries between the two offsets."""
-        if start == end:
-            return []
         collection = self._plan.collection()
-        return _tasks(self._plan.ranges(from_offset(start, collection), from_offset(end, collection)), self._schema)
+        begin = from_offset(end.get("from", start), collection)
+        return _tasks(self._plan.ranges(begin, from_offset(end, collection)), self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition as Arrow batches."""
