@@ -380,11 +380,13 @@ class BlockingClient:
         """The id of the first entry whose timestamp is ≥ `timestamp`, None when there is none yet."""
         return self._ask("id_at", channel, timestamp)
 
-    def read(self, channel: str, after: bytes | None = None, upto: bytes | None = None) -> Iterator[list[Entry]]:
-        """Batches of entries behind `after` (None: from the first there is) up to and with `upto` (None: the last one
-        acknowledged when the reading gets there). Raises `PositionLost` when retention has removed what comes next,
-        and when the channel ends before `upto`."""
-        start: list[object] = encode_start(From.EARLIEST if after is None else FromId(after))
+    def read(
+        self, channel: str, after: bytes | None = None, upto: bytes | None = None, *, inclusive: bool = False
+    ) -> Iterator[list[Entry]]:
+        """Batches of entries behind `after` (None: from the first there is), with `inclusive` that one too, up to
+        and with `upto` (None: the last one acknowledged when the reading gets there). Raises `PositionLost` when
+        retention has removed what comes next, and when the channel ends before `upto`."""
+        start: list[object] = encode_start(From.EARLIEST if after is None else FromId(after, inclusive))
         while True:
             entries, next_id, latest_id = self._ask("read", channel, start, upto, 0.0)
             if entries:

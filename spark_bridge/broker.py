@@ -29,15 +29,17 @@ class BrokerLog:
         """See `Log`. Raises also what the adapter raises."""
         return self._run(self._opened().latest_id(channel))
 
-    def read(self, channel: str, after: bytes | None, upto: bytes | None) -> Iterator[list[Entry]]:
+    def read(
+        self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
+    ) -> Iterator[list[Entry]]:
         """See `Log`. Raises also what the adapter raises."""
         latest = self.latest_id(channel)
         if upto is not None and (latest is None or latest < upto):
             raise PositionLost(f"channel {channel} ends before {upto.hex()}", requested=upto, first_available=latest)
         end = latest if upto is None else upto
-        if end is None or (after is not None and after >= end):
+        if end is None or (after is not None and (after > end if inclusive else after >= end)):
             return
-        batches: Any = self._opened().read(channel, From.EARLIEST if after is None else FromId(after))
+        batches: Any = self._opened().read(channel, From.EARLIEST if after is None else FromId(after, inclusive))
         try:
             while True:
                 entries: list[Entry] = list(self._run(_next(batches, channel)))

@@ -24,9 +24,11 @@ class Log(Protocol):
         """The id of the last entry, None when there was none ever. Raises `ChannelNotFound`."""
         ...
 
-    def read(self, channel: str, after: bytes | None, upto: bytes | None) -> Iterator[list[Entry]]:
-        """The entries behind `after` (None: from the first there is) up to and including `upto`, in order, in pieces.
-        Raises `PositionLost` when retention has removed what comes next."""
+    def read(
+        self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
+    ) -> Iterator[list[Entry]]:
+        """The entries behind `after` (None: from the first there is) up to and including `upto`, in order, in pieces;
+        with `inclusive` `after` too. Raises `PositionLost` when retention has removed what comes next."""
         ...
 
     def close(self) -> None:
@@ -46,10 +48,12 @@ class RocksMQLog:
         with self._advice():
             return self._client.latest_id(channel)
 
-    def read(self, channel: str, after: bytes | None, upto: bytes | None) -> Iterator[list[Entry]]:
+    def read(
+        self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
+    ) -> Iterator[list[Entry]]:
         """See `Log`. Raises `Unavailable`."""
         with self._advice():
-            yield from self._client.read(channel, after, upto)
+            yield from self._client.read(channel, after, upto, inclusive=inclusive)
 
     def close(self) -> None:
         """See `Log`."""

@@ -33,7 +33,10 @@ _logger = logging.getLogger("tidewal.spark")
 @dataclass(frozen=True, slots=True)
 class ChannelRange:
     """What one task reads: the entries behind `begin` up to and including `end` of one pchannel, and of their rows
-    those of one collection with `begin_ts < ts <= end_ts`. Complete in itself, for it travels to another process."""
+    those of one collection with `begin_ts < ts <= end_ts`. Complete in itself, for it travels to another process.
+
+    `begin_included`: the entry of `begin` itself may hold what was not read yet (positions of streams are like that).
+    `end_beyond`: `end` is that of a later time than `end_ts`, and what is later is left out."""
 
     wal: str
     channel: str
@@ -45,6 +48,8 @@ class ChannelRange:
     fences: Mapping[int, bytes]
     schema: CollectionSchema
     fail_on_data_loss: bool
+    begin_included: bool = False
+    end_beyond: bool = False
 
 
 class Rows(NamedTuple):
@@ -69,6 +74,8 @@ def read_rows(log: Log, wanted: ChannelRange) -> Iterator[Rows]:
             if record.type is not RecordType.ROWS or record.vchannel not in vchannels:
                 continue
             if record.ts > wanted.end_ts:
+                if wanted.end_beyond:
+                    return  # the log is in the order of time
                 raise CorruptLog(
                     f"{wanted.channel} has a record of {record.ts} before the end of the cut at {wanted.end_ts}: going "
                     "on would lose it; this is a fault of Tidewal, please report it",
@@ -82,7 +89,7 @@ def read_rows(log: Log, wanted: ChannelRange) -> Iterator[Rows]:
 
 def _entries(log: Log, wanted: ChannelRange) -> Iterator[list[Entry]]:
     try:
-        yield from log.read(wanted.channel, wanted.begin.id or None, wanted.end.id)
+        yield from log.read(wanted.channel, wanted.begin.id or None, wanted.end.id, inclusive=wanted.begin_included)
     except PositionLost as error:
         if wanted.fail_on_data_loss:
             raise PositionLost(

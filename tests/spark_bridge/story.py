@@ -58,12 +58,18 @@ class ListLog:
         entries = self.channels[channel]
         return entries[-1].id if entries else None
 
-    def read(self, channel: str, after: bytes | None, upto: bytes | None) -> Iterator[list[Entry]]:
+    def read(
+        self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
+    ) -> Iterator[list[Entry]]:
         self.reads.append((channel, after, upto))
         entries = self.channels[channel]
         if after is not None and entries[0].id > after:
             raise PositionLost(f"{after.hex()} is gone", requested=after, first_available=entries[0].id)
-        wanted = [each for each in entries if (after or b"") < each.id and (upto is None or each.id <= upto)]
+        wanted = [
+            each
+            for each in entries
+            if ((after or b"") < each.id or (inclusive and each.id == after)) and (upto is None or each.id <= upto)
+        ]
         for start in range(0, len(wanted), 3):
             yield wanted[start : start + 3]
 

@@ -152,6 +152,33 @@ def test_a_cut_that_would_lose_rows_is_refused(rng: random.Random) -> None:
         read(log, beginning(flights), lying)
 
 
+def test_a_position_before_its_entry_is_read_with_it(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.write(flights, 0, [random_row(rng)])
+    first = story.cut(flights)
+    story.write(flights, 0, [random_row(rng)])
+    [wanted] = Planner(log, "w", "flights", "by-dev").ranges(first, story.cut(flights))
+    begin = dataclasses.replace(first.ends[NAMES.pchannel(0)], cseq=first.ends[NAMES.pchannel(0)].cseq - 1)
+    wanted = dataclasses.replace(wanted, begin=begin, begin_ts=0)
+    for included in (False, True):
+        [batch] = arrow_batches(log, dataclasses.replace(wanted, begin_included=included), COLUMNS)
+        assert as_rows(batch) == story.between(0, story.now)[0 if included else 1 :]
+
+
+def test_an_end_in_the_middle_leaves_out_what_is_later(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.write(flights, 0, [random_row(rng)])
+    middle = story.now
+    story.write(flights, 0, [random_row(rng)])
+    [wanted] = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
+    [batch] = arrow_batches(log, dataclasses.replace(wanted, end_ts=middle, end_beyond=True), COLUMNS)
+    assert as_rows(batch) == story.between(0, middle)
+
+
 def test_rows_of_a_later_schema_ask_for_a_restart(rng: random.Random) -> None:
     log = ListLog()
     story = Story(log.append)

@@ -101,6 +101,7 @@ async def test_the_blocking_client_names_its_errors(store, directory):
         with pytest.raises(PositionLost):
             list(client.read("a", b"\x7f" * 8))
         assert [e.id for batch in client.read("a", ids[0]) for e in batch] == ids[1:]
+        assert [e.id for batch in client.read("a", ids[0], inclusive=True) for e in batch] == ids
         client.close()
         with pytest.raises(Closed):
             client.channels()
