@@ -161,24 +161,33 @@ def _refusal(number: int, error: TidewalError) -> bytes:
 class Caller:
     """Asks roles and waits for their answers. One per client or role; many calls at once are fine.
 
-    `name` must never have been used before: answers and writes are recognised by it.
+    `name` must never have been used before: answers are recognised by it. With `shared` several callers may have it,
+    also one after the other: each numbers its calls from a random number on and passes over the answers to others, and
+    none removes the reply channel. That is for processes that come and go without end, or are killed.
     """
 
-    def __init__(self, wal: Wal, names: Names, *, name: str = "", first_retry_s: float = FIRST_RETRY_S) -> None:
+    def __init__(
+        self, wal: Wal, names: Names, *, name: str = "", first_retry_s: float = FIRST_RETRY_S, shared: bool = False
+    ) -> None:
         self.name = name or f"client-{secrets.token_hex(8)}"
         self._wal = wal
         self._names = names
         self._first_retry_s = first_retry_s
-        self._numbers = itertools.count(1)
+        self._shared = shared
+        self._numbers = itertools.count(secrets.randbits(62) if shared else 1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._start: Start = From.EARLIEST
         self._pieces = Pieces(2 * MESSAGE_BYTES_MAX)
         self._limit = REQUEST_CHANNEL.max_message_bytes
 
     async def open(self) -> None:
         """Create the reply channel and listen."""
-        await self._wal.create_channel(self._names.replies(self.name), REQUEST_CHANNEL)
-        self._limit = (await self._wal.describe(self._names.replies(self.name))).max_message_bytes
+        channel = self._names.replies(self.name)
+        await self._wal.create_channel(channel, REQUEST_CHANNEL)
+        self._limit = (await self._wal.describe(channel)).max_message_bytes
+        latest = await self._wal.latest_id(channel)
+        self._start = From.EARLIEST if latest is None else FromId(latest)
         self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
 
     async def call(
@@ -216,7 +225,7 @@ class Caller:
 
     async def _listen(self) -> None:
         try:
-            async for entries in self._wal.read(self._names.replies(self.name), From.EARLIEST):
+            async for entries in self._wal.read(self._names.replies(self.name), self._start):
                 for entry in entries:
                     self._take(entry.payload)
         except TidewalError as error:
@@ -246,13 +255,15 @@ class Caller:
                 future.set_exception(error)
 
     async def close(self) -> None:
-        """End all calls with `Closed` and drop the reply channel. A second call does nothing."""
+        """End all calls with `Closed` and drop the reply channel, unless it is shared. A second call does nothing."""
         reader, self._reader = self._reader, None
         if reader is None:
             return
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         self._fail(Closed(f"{self.name} was closed"))
+        if self._shared:
+            return
         try:
             await self._wal.drop_channel(self._names.replies(self.name))
         except Closed:

@@ -180,7 +180,7 @@ class Proxy(Role):
             self._measures.answered((perf_counter() - started) * 1000, error)
             raise
         self._measures.answered((perf_counter() - started) * 1000, None)
-        return {"ts": appended.ts, "rows": appended.rows}
+        return {"ts": appended.ts, "rows": appended.rows, "digest": appended.digest}
 
     async def _append(self, request: Request) -> Appended:
         if self.node.settings.quota_and_limits.limit_writing.force_deny:
@@ -194,8 +194,8 @@ class Proxy(Role):
         rows = to_batch(decode_rows(request.body, schema.row_arrow()), schema, op=None)
         self._unflushed.check(collection.name, collection.vchannels, len(request.body))
         records = self._records(collection, rows)
-        producer, pseq = request.params["producer"], request.params["pseq"]
-        appended = await self._writer.append(records, producer=producer, pseq=pseq, rows=rows.num_rows)
+        producer, pseq, digest = request.params["producer"], request.params["pseq"], request.params.get("digest", 0)
+        appended = await self._writer.append(records, producer=producer, pseq=pseq, rows=rows.num_rows, digest=digest)
         if not appended.repeated:
             for _, record in records:
                 self._unflushed.add(record.vchannel, appended.ts, len(record.body))

@@ -15,18 +15,21 @@ from .acks import Opened
 from .owned import Owned
 
 BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the answer to a retry
+BATCH_DIGEST = "batch_digest"  # tag: what its producer says of its content, for the same
 
 RecordKey = tuple[str, int, int]  # channel, term, cseq
 
 
 class Appended(NamedTuple):
-    """What became of a batch. `repeated`: it had been appended before, by the same producer under the same number.
-    `ids` of its records, in order, where they are known: not for a repeated batch, nor for one found below a fence."""
+    """What became of a batch. `repeated`: it had been appended before, by the same producer under the same number, and
+    `rows` and `digest` are those of what was appended then. `ids` of its records, in order, where they are known: not
+    for a repeated batch, nor for one found below a fence."""
 
     ts: int
     rows: int
     repeated: bool
     ids: tuple[bytes, ...] = ()
+    digest: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +43,7 @@ class Batch:
     producer: str
     pseq: int
     records: list[tuple[Owned, int]]  # owner, cseq
+    digest: int = 0
     ids: list[bytes] = field(default_factory=list[bytes])
     error: TidewalError | None = None
     unknown: bool = False
@@ -71,7 +75,9 @@ class Batch:
         return True
 
 
-def prepared(records: Sequence[tuple[str, Record]], ts: int, producer: str, pseq: int, rows: int) -> list[Record]:
+def prepared(
+    records: Sequence[tuple[str, Record]], ts: int, producer: str, pseq: int, rows: int, digest: int = 0
+) -> list[Record]:
     """The records of one batch as the log must have them: with the producer's identity, by which a next owner
     recognises a retry, and in parts where a channel gets several, so that a reader sees all of them or none."""
     sizes = Counter(channel for channel, _ in records) if len(records) > 1 else Counter[str]()
@@ -79,7 +85,7 @@ def prepared(records: Sequence[tuple[str, Record]], ts: int, producer: str, pseq
     result: list[Record] = []
     for channel, record in records:
         if producer and record.producer != producer:
-            tags = {**record.tags, BATCH_ROWS: rows}
+            tags = {**record.tags, BATCH_ROWS: rows, **({BATCH_DIGEST: digest} if digest else {})}
             record = replace(record, producer=producer, pseq=pseq, tags=tags)
         if record.part is None and sizes[channel] > 1:
             record = replace(record, part=BatchPart(ts, numbers[channel], sizes[channel]))

@@ -20,13 +20,14 @@ _NEVER = -1
 
 
 class Outcome(NamedTuple):
-    """What became of one batch: its timestamp and its number of rows."""
+    """What became of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any."""
 
     ts: int
     rows: int
+    digest: int = 0
 
 
-_Wire = tuple[tuple[str, int, int, tuple[tuple[int, tuple[int, int]], ...]], ...]
+_Wire = tuple[tuple[str, int, int, tuple[tuple[int, tuple[int, ...]], ...]], ...]
 
 
 class _Producer:
@@ -52,13 +53,16 @@ class ProducerTable:
 
     def find(self, producer: str, pseq: int) -> Outcome | None:
         """The outcome of (producer, pseq), None when it never happened. Raises `OutcomeUnknown` for a number so low
-        that it is forgotten."""
+        that it is forgotten; its field `forgotten` is the highest such number, which did happen. A producer that waits
+        for each answer before it sends the next number knows by it that this one happened, too."""
         known = self._producers.get(producer)
         outcome = known.outcomes.get(pseq) if known is not None else None
         forgotten = known.forgotten if known is not None else self._silent.get(producer, _NEVER)
         if outcome is None and pseq <= forgotten:
             raise OutcomeUnknown(
-                f"batch {pseq} of producer {producer} is too old to tell whether it happened: read before writing again"
+                f"batch {pseq} of producer {producer} is too old to tell whether it happened: "
+                "read before writing again",
+                forgotten=forgotten,
             )
         return outcome
 
@@ -135,8 +139,8 @@ class ProducerTable:
             if version != 1:
                 raise ValueError(f"version {version}")
             for name, last_ms, forgotten, outcomes in entries:
-                for pseq, (ts, rows) in outcomes:
-                    table.remember(name, pseq, Outcome(ts, rows), last_ms)
+                for pseq, outcome in outcomes:
+                    table.remember(name, pseq, Outcome(*outcome), last_ms)
                 table._forget(name, forgotten)
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error

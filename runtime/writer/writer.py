@@ -21,7 +21,7 @@ from ..errors import Closed, DeadlineExceeded, Fenced, Overloaded, TidewalError,
 from ..record import Record, RecordType, stamp
 from ..wal import Append, From, FromId, Wal
 from .acks import AckManager
-from .batch import BATCH_ROWS, Appended, Batch, RecordKey, prepared
+from .batch import BATCH_DIGEST, BATCH_ROWS, Appended, Batch, RecordKey, prepared
 from .observer import WriterObserver
 from .owned import ChannelPoint, Grant, Owned, SyncPoint
 from .producers import Outcome, ProducerTable
@@ -136,8 +136,8 @@ class Writer:
         if record.type is RecordType.PRODUCERS:
             self._producers.merge(ProducerTable.from_bytes(memoryview(record.body)))
         elif record.producer:
-            rows = record.tags.get(BATCH_ROWS)
-            outcome = Outcome(record.ts, rows if isinstance(rows, int) else 0)
+            rows, digest = record.tags.get(BATCH_ROWS), record.tags.get(BATCH_DIGEST)
+            outcome = Outcome(record.ts, rows if isinstance(rows, int) else 0, digest if isinstance(digest, int) else 0)
             self._producers.remember(record.producer, record.pseq, outcome, physical_ms(record.ts))
 
     def _judge(self, terms: dict[str, int], found: Set[RecordKey]) -> None:
@@ -197,10 +197,17 @@ class Writer:
     # ---- appending --------------------------------------------------------------------------------------------------
 
     def append(
-        self, records: Sequence[tuple[str, Record]], *, producer: str = "", pseq: int = 0, rows: int = 0
+        self,
+        records: Sequence[tuple[str, Record]],
+        *,
+        producer: str = "",
+        pseq: int = 0,
+        rows: int = 0,
+        digest: int = 0,
     ) -> asyncio.Future[Appended]:
         """Append (channel, record) pairs as one batch under one timestamp, atomic where the backend is. Records get
         the producer's identity, and those that share a channel become parts of one whole, where they are not yet.
+        `rows` and `digest` are kept with the identity, and told whoever repeats it.
 
         The future ends with the outcome, at once for a batch of a known (producer, pseq), together with the first
         attempt for one that is on its way. Raises, having changed nothing: `Overloaded` (limit
@@ -211,24 +218,24 @@ class Writer:
             known = self._producers.find(producer, pseq) if producer else None
             pending = self._pending.get((producer, pseq)) if producer else None
             if known is not None:
-                future.set_result(Appended(known.ts, known.rows, repeated=True))
+                future.set_result(Appended(known.ts, known.rows, repeated=True, digest=known.digest))
                 self._observer.repeated()
             elif pending is not None:
                 pending.waiters.append(future)
                 self._observer.repeated()
             else:
-                self._submit(records, producer, pseq, rows).waiters.append(future)
+                self._submit(records, producer, pseq, rows, digest).waiters.append(future)
         return future
 
-    def _submit(self, records: Sequence[tuple[str, Record]], producer: str, pseq: int, rows: int) -> Batch:
+    def _submit(self, records: Sequence[tuple[str, Record]], producer: str, pseq: int, rows: int, digest: int) -> Batch:
         size = sum(len(record.body) for _, record in records)
         owned = self._check(records, size)
         ts = self._timestamp()
-        batch = Batch(ts, rows, size, producer, pseq, [(own, own.next()) for own in owned])
+        batch = Batch(ts, rows, size, producer, pseq, [(own, own.next()) for own in owned], digest)
         batch.opened = self._acks.begin(ts, batch)
         self._account(batch, 1)
         try:
-            whole = prepared(records, ts, producer, pseq, rows)
+            whole = prepared(records, ts, producer, pseq, rows, digest)
             entries = [
                 Append(own.channel, stamp(record, ts, own.term, cseq), ts)
                 for (own, cseq), record in zip(batch.records, whole, strict=True)
@@ -312,7 +319,8 @@ class Writer:
                 for (own, cseq), id in zip(batch.records, batch.ids, strict=False):  # no ids: found below a fence
                     own.ack(cseq, id, batch.ts)
                 if batch.producer:
-                    self._producers.remember(batch.producer, batch.pseq, Outcome(batch.ts, batch.rows), now_ms)
+                    outcome = Outcome(batch.ts, batch.rows, batch.digest)
+                    self._producers.remember(batch.producer, batch.pseq, outcome, now_ms)
             self._observer.decided(batch)
             self._resolved.append(batch)
         if self._resolved and not self._resolving:
@@ -331,7 +339,9 @@ class Writer:
                 if batch.error is not None:
                     waiter.set_exception(batch.error)
                 else:
-                    waiter.set_result(Appended(batch.ts, batch.rows, repeated=False, ids=tuple(batch.ids)))
+                    waiter.set_result(
+                        Appended(batch.ts, batch.rows, repeated=False, ids=tuple(batch.ids), digest=batch.digest)
+                    )
         self._settled.set()
 
     # ---- time -------------------------------------------------------------------------------------------------------
