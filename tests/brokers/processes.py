@@ -15,6 +15,7 @@ from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
 POLL_S = 0.02
+PAUSED_WITHIN_S = 10.0
 TAIL_LINES = 30
 LOWEST_PORT = 10_000
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -77,9 +78,10 @@ class Process:
             raise BrokerFailed(f"{self._command[0]} cannot be started{self.tail()}")
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
+        """SIGSTOP: it keeps its connections and answers nothing, once each of its threads has met the signal."""
         self._send(signal.SIGSTOP)
         self._paused = True
+        self.until(self._stands_still, PAUSED_WITHIN_S, "paused")
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -133,6 +135,13 @@ class Process:
         """The end of its log, and where it is."""
         lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if self.log.exists() else []
         return "\n".join(("", f"its log, {self.log}, ends with:", *lines))
+
+    def _stands_still(self) -> bool:
+        states: list[str] = []
+        for thread in Path(f"/proc/{self._pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                states.append(thread.read_text().rpartition(")")[2].split()[0])
+        return set(states) == {"T"}
 
     def _send(self, number: signal.Signals) -> None:
         assert self.running, "not running"
