@@ -25,6 +25,10 @@ class BrokerLog:
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
 
+    def channels(self) -> list[str]:
+        """See `Log`. Raises also what the adapter raises."""
+        return self._run(self._opened().channels())
+
     def latest_id(self, channel: str) -> bytes | None:
         """See `Log`. Raises also what the adapter raises."""
         return self._run(self._opened().latest_id(channel))
@@ -50,6 +54,10 @@ class BrokerLog:
                     return
         finally:
             self._run(batches.aclose())
+
+    def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        """See `Log`. Raises also what the adapter raises."""
+        return self._run(self._opened().id_at(channel, timestamp))
 
     def close(self) -> None:
         """See `Log`."""

@@ -18,7 +18,11 @@ BROKERS = ("kafka", "pulsar")
 
 
 class Log(Protocol):
-    """What the bridge asks of a log."""
+    """What the bridge asks of a log. Several readings may be under way at once, and other questions between them."""
+
+    def channels(self) -> list[str]:
+        """The names of all channels, sorted."""
+        ...
 
     def latest_id(self, channel: str) -> bytes | None:
         """The id of the last entry, None when there was none ever. Raises `ChannelNotFound`."""
@@ -29,6 +33,11 @@ class Log(Protocol):
     ) -> Iterator[list[Entry]]:
         """The entries behind `after` (None: from the first there is) up to and including `upto`, in order, in pieces;
         with `inclusive` `after` too. Raises `PositionLost` when retention has removed what comes next."""
+        ...
+
+    def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        """The id of the first entry whose timestamp is ≥ `timestamp`, None when there is none yet. Raises
+        `ChannelNotFound`."""
         ...
 
     def close(self) -> None:
@@ -43,6 +52,11 @@ class RocksMQLog:
         self._directory = directory
         self._client = BlockingClient(directory)
 
+    def channels(self) -> list[str]:
+        """See `Log`. Raises `Unavailable`."""
+        with self._advice():
+            return self._client.channels()
+
     def latest_id(self, channel: str) -> bytes | None:
         """See `Log`. Raises `Unavailable`."""
         with self._advice():
@@ -54,6 +68,11 @@ class RocksMQLog:
         """See `Log`. Raises `Unavailable`."""
         with self._advice():
             yield from self._client.read(channel, after, upto, inclusive=inclusive)
+
+    def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        """See `Log`. Raises `Unavailable`."""
+        with self._advice():
+            return self._client.id_at(channel, timestamp)
 
     def close(self) -> None:
         """See `Log`."""

@@ -41,7 +41,7 @@ class ListLog:
     """The log of the bridge's Protocol, in lists."""
 
     def __init__(self) -> None:
-        self.channels: dict[str, list[Entry]] = {}
+        self.entries: dict[str, list[Entry]] = {}
         self.reads: list[tuple[str, bytes | None, bytes | None]] = []
         self.closed = False
         self._last = 0
@@ -49,20 +49,25 @@ class ListLog:
     def append(self, channel: str, payload: bytes, timestamp: int) -> bytes:
         self._last += 1
         id = self._last.to_bytes(8, "big")
-        self.channels.setdefault(channel, []).append(Entry(id, timestamp, payload))
+        self.entries.setdefault(channel, []).append(Entry(id, timestamp, payload))
         return id
 
+    def channels(self) -> list[str]:
+        return sorted(self.entries)
+
     def latest_id(self, channel: str) -> bytes | None:
-        if channel not in self.channels:
+        if channel not in self.entries:
             raise ChannelNotFound(f"no channel {channel}", channel=channel)
-        entries = self.channels[channel]
+        entries = self.entries[channel]
         return entries[-1].id if entries else None
 
     def read(
         self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
     ) -> Iterator[list[Entry]]:
         self.reads.append((channel, after, upto))
-        entries = self.channels[channel]
+        if channel not in self.entries:
+            raise ChannelNotFound(f"no channel {channel}", channel=channel)
+        entries = self.entries[channel]
         if after is not None and entries[0].id > after:
             raise PositionLost(f"{after.hex()} is gone", requested=after, first_available=entries[0].id)
         wanted = [
@@ -72,6 +77,11 @@ class ListLog:
         ]
         for start in range(0, len(wanted), 3):
             yield wanted[start : start + 3]
+
+    def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        if channel not in self.entries:
+            raise ChannelNotFound(f"no channel {channel}", channel=channel)
+        return next((each.id for each in self.entries[channel] if each.timestamp >= timestamp), None)
 
     def close(self) -> None:
         self.closed = True

@@ -151,11 +151,11 @@ def test_a_snapshot_that_replaces_the_catalog_is_followed(rng: random.Random) ->
     plan = planner(log)
     plan.collection()
     catalog = Catalog()
-    for entry in log.channels[NAMES.catalog]:
+    for entry in log.entries[NAMES.catalog]:
         catalog.apply(decode(entry.payload, entry.id))
     story.event({"kind": "leader", "node": "other", "previous": catalog.leader_id}, term=2)
     snapshot = story.event({**catalog.snapshot()}, term=2)
-    entries = log.channels[NAMES.catalog]
+    entries = log.entries[NAMES.catalog]
     entries[:] = [entry for entry in entries if entry.id >= snapshot]
     story.event({"kind": "drop", "id": flights.id}, term=2)
     with pytest.raises(CollectionNotFound):
@@ -170,7 +170,7 @@ def test_cuts_that_retention_removed_are_not_missed(rng: random.Random) -> None:
     plan = planner(log)
     plan.newest()
     story.play(flights, rng, batches=10)
-    del log.channels[NAMES.cuts][:-1]
+    del log.entries[NAMES.cuts][:-1]
     assert plan.newest() == story.cuts[-1]
     assert plan.next(beginning(flights), 1) == story.cuts[-1]
 

@@ -95,7 +95,7 @@ def test_what_a_deposed_owner_wrote_behind_a_fence_does_not_count(rng: random.Ra
     after = story.cut(flights)
     assert read(log, before, after) == story.between(before.time, after.time)
     # Retention has removed the fence and all before it: the lowest term comes from the catalog.
-    del log.channels[NAMES.pchannel(0)][:4]
+    del log.entries[NAMES.pchannel(0)][:4]
     assert read(log, beginning(flights), after) == story.between(0, after.time)[-1:]
 
 
@@ -106,7 +106,7 @@ def test_parts_of_a_batch_are_seen_together(rng: random.Random) -> None:
     story.write(flights, 0, [random_row(rng) for _ in range(8)], parts=4)
     cut = story.cut(flights)
     assert read(log, beginning(flights), cut) == story.between(0, cut.time)
-    del log.channels[NAMES.pchannel(0)][-1]
+    del log.entries[NAMES.pchannel(0)][-1]
     assert read(log, beginning(flights), cut) == []
 
 
@@ -131,7 +131,7 @@ def test_lost_rows_are_an_error_unless_they_may_be_lost(rng: random.Random, capl
     for _ in range(3):
         story.write(flights, 0, [random_row(rng)])
     after = story.cut(flights)
-    del log.channels[NAMES.pchannel(0)][:3]
+    del log.entries[NAMES.pchannel(0)][:3]
     with pytest.raises(PositionLost, match=r"new checkpoint.*failOnDataLoss=false") as caught:
         read(log, before, after)
     assert caught.value.first_available is not None
