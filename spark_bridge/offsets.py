@@ -2,8 +2,8 @@
 
     {"v": 1, "collection_id": 7, "t": T, "ends": {pchannel: [message id in hex, term, cseq]}}
 
-An offset says that everything with ts ≤ T has been read. Spark compares offsets as text, so the order of the keys is
-fixed: as above, channels sorted.
+An offset says that everything with ts ≤ T has been read. That of a query's first batch has `from` too, the offset where
+the batch begins. Spark compares offsets as text, so the order of the keys is fixed: as above, channels sorted.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ def to_offset(cut: Cut) -> dict[str, Any]:
     """The offset of a cut."""
     ends = {channel: [end.id.hex(), end.term, end.cseq] for channel, end in sorted(cut.ends.items())}
     return {"v": VERSION, "collection_id": cut.collection_id, "t": cut.time, "ends": ends}
+
+
+def first_offset(begin: Cut, end: Cut) -> dict[str, Any]:
+    """The offset of a query's first batch. Spark does not keep where that one begins: when it has to run it again, it
+    asks for the initial offset anew, and `latest` is another cut by then."""
+    return {**to_offset(end), "from": to_offset(begin)}
 
 
 def to_json(cut: Cut) -> str:
