@@ -3,18 +3,20 @@
 | column | Spark type | meaning |
 |---|---|---|
 | `_ts` | bigint | log time of the row, a hybrid timestamp |
+| `_time` | timestamp | its physical part, in milliseconds |
 | `_op` | string | `insert`, `upsert` or `delete`; a delete has nothing but its key |
 | `_channel` | string | the vchannel; all versions of a key come through one |
 | `_watermark` | bigint | T of the cut the row was read up to: everything with `_ts` ≤ T has been read with it |
 | `_cseq` | bigint | the record's number in its channel |
 | `_row` | int | the row's place in its record |
 
-Of two versions of a key the one with the higher `(_ts, _cseq, _row)` counts.
+Of two versions of a key the one with the higher `(_ts, _cseq, _row)` counts. With option `readChangeFeed` three columns
+follow under Delta's names: `_change_type` (as `_op`), `_commit_version` (as `_ts`), `_commit_timestamp` (as `_time`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -29,8 +31,11 @@ ORDER: Final = ("_ts", "_cseq", "_row")
 KEY_METADATA: Final = "tidewal.primaryKey"
 DIM_METADATA: Final = "tidewal.dim"
 
+TIME: Final = pa.timestamp("us", tz="UTC")
+
 SYSTEM_COLUMNS: Final[dict[str, pa.DataType]] = {
     "_ts": pa.int64(),
+    "_time": TIME,
     "_op": pa.string(),
     "_channel": pa.string(),
     "_watermark": pa.int64(),
@@ -38,33 +43,53 @@ SYSTEM_COLUMNS: Final[dict[str, pa.DataType]] = {
     "_row": pa.int32(),
 }
 
+CHANGE_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "_change_type": pa.string(),
+    "_commit_version": pa.int64(),
+    "_commit_timestamp": TIME,
+}
 
-def arrow_columns(schema: CollectionSchema) -> dict[str, pa.DataType]:
+
+def arrow_columns(schema: CollectionSchema, *, change_feed: bool = False) -> dict[str, pa.DataType]:
     """All columns of a collection's DataFrame, in the Arrow types that Spark takes: it knows no fixed-size lists."""
     own = {each.name: _plain(each.arrow_type()) for each in schema.fields}
-    return {**own, **SYSTEM_COLUMNS}
+    return {**own, **SYSTEM_COLUMNS, **(CHANGE_COLUMNS if change_feed else {})}
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
 
 
-def spark_schema(schema: CollectionSchema) -> StructType:
-    """The same columns as Spark's schema. Metadata mark the primary key, and the dimension of vectors."""
+def spark_schema(schema: CollectionSchema, columns: Sequence[str] = (), *, change_feed: bool = False) -> StructType:
+    """The same columns as Spark's schema, or those of them that `columns` names. Metadata mark the primary key, and the
+    dimension of vectors. Raises `InvalidSchema` for a name that is no column."""
     from pyspark.sql.types import StructField, StructType
 
     metadata: dict[str, dict[str, Any]] = {each.name: {DIM_METADATA: each.dim} for each in schema.fields if each.dim}
     metadata[schema.primary_key] = {KEY_METADATA: True}
+    known = arrow_columns(schema, change_feed=change_feed)
     return StructType(
-        [StructField(name, _spark_type(kind), True, metadata.get(name)) for name, kind in arrow_columns(schema).items()]
+        [
+            StructField(name, spark_type(known[name]), True, metadata.get(name))
+            for name in known_columns(columns, known, f"collection {schema.name!r}")
+        ]
     )
 
 
-def _spark_type(kind: pa.DataType) -> DataType:
+def known_columns(asked: Sequence[str], known: Iterable[str], what: str) -> list[str]:
+    """The columns that were `asked` for: all where none was named. Raises `InvalidSchema` for one that is not there."""
+    there = list(known)
+    for name in asked:
+        if name not in there:
+            raise InvalidSchema(f"{what} has no column {name!r}; it has {', '.join(there)}")
+    return list(asked) or there
+
+
+def spark_type(kind: pa.DataType) -> DataType:
     from pyspark.sql import types
 
     if pa.types.is_list(kind):
-        return types.ArrayType(_spark_type(kind.value_type))
+        return types.ArrayType(spark_type(kind.value_type))
     known: dict[pa.DataType, DataType] = {
         pa.bool_(): types.BooleanType(),
         pa.int8(): types.ByteType(),
@@ -74,27 +99,27 @@ def _spark_type(kind: pa.DataType) -> DataType:
         pa.float32(): types.FloatType(),
         pa.float64(): types.DoubleType(),
         pa.string(): types.StringType(),
-        pa.timestamp("us", tz="UTC"): types.TimestampType(),
+        pa.binary(): types.BinaryType(),
+        TIME: types.TimestampType(),
     }
     return known[kind]
 
 
-def chosen_columns(asked: StructType, schema: CollectionSchema) -> tuple[str, ...]:
-    """The names of the columns to read for `asked`, the schema that Spark works with: all, or those that the user
-    named with `.schema(...)`. Raises `InvalidSchema` when it names another column or type."""
-    own = {field.name: field.dataType for field in spark_schema(schema).fields}
+def chosen_columns(asked: StructType, known: StructType, what: str) -> tuple[str, ...]:
+    """The names of the columns to read for `asked`, the schema that Spark works with: all that are `known`, or those
+    that the user named with `.schema(...)`. Raises `InvalidSchema` when it names another column or type."""
+    own = {field.name: field.dataType for field in known.fields}
+    names = known_columns([field.name for field in asked.fields], own, what) if asked.fields else []
     for field in asked.fields:
-        if field.name not in own:
-            raise InvalidSchema(f"collection {schema.name!r} has no column {field.name!r}; it has {', '.join(own)}")
         if field.dataType != own[field.name]:
             raise InvalidSchema(
                 f"column {field.name!r} is {own[field.name].simpleString()}, not {field.dataType.simpleString()}: "
                 "leave .schema(...) out, or correct it"
             )
-    return tuple(field.name for field in asked.fields)
+    return tuple(names)
 
 
 def arrow_schema(schema: CollectionSchema, columns: Sequence[str]) -> pa.Schema:
     """The Arrow schema of `columns`."""
-    known = arrow_columns(schema)
+    known = arrow_columns(schema, change_feed=True)
     return pa.schema([(name, known[name]) for name in columns])

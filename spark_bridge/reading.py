@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from .columns import chosen_columns
+from .columns import chosen_columns, spark_schema
 from .log import open_log
 from .offsets import first_offset, from_offset, to_offset
 from .options import Options
@@ -43,8 +43,12 @@ def planner(options: Options) -> Planner:
     )
 
 
-def _tasks(ranges: list[ChannelRange], schema: StructType) -> list[InputPartition]:
-    return [InputPartition((each, chosen_columns(schema, each.schema))) for each in ranges]
+def _tasks(ranges: list[ChannelRange], schema: StructType, options: Options) -> list[InputPartition]:
+    if not ranges:
+        return []
+    known = spark_schema(ranges[0].schema, change_feed=options.change_feed)
+    columns = chosen_columns(schema, known, f"collection {options.collection!r}")
+    return [InputPartition((each, columns)) for each in ranges]
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -67,7 +71,7 @@ class TidewalBatchReader(DataSourceReader):
         """One per pchannel that has entries between the two cuts."""
         with closing(planner(self._options)) as plan:
             start, end = plan.resolve(self._options.starting), plan.resolve(self._options.ending)
-            return _tasks(plan.ranges(start, end), self._schema)
+            return _tasks(plan.ranges(start, end), self._schema, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition as Arrow batches."""

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from ..runtime.arrow import decode_rows
 from ..runtime.channel_reader import ChannelReader
+from ..runtime.clock import physical_ms
 from ..runtime.cuts import CutEnd
 from ..runtime.errors import BadRecord, CorruptLog, InvalidRequest, PositionLost
 from ..runtime.record import Record, RecordType
 from ..runtime.schema import OP_COLUMN, OPS, CollectionSchema
 from ..runtime.wal import Entry
-from .columns import arrow_schema
+from .columns import TIME, arrow_schema
 from .log import Log
 
 BATCH_ROWS = 64 * 1024
@@ -59,17 +60,19 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
 
 
-def read_rows(log: Log, wanted: ChannelRange) -> Iterator[Rows]:
-    """The records of `wanted`, decoded, in log order.
+def read_rows(log: Log, wanted: ChannelRange, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+    """The records of `wanted`, decoded (with `columns` only those and `_op`), in log order.
 
     A record that cannot be read is skipped with a warning; the DataNode keeps it in the dead-letter channel. Raises
     `PositionLost` unless data loss is allowed, `CorruptLog` when the cut lies about what is behind it.
     """
     vchannels = frozenset(wanted.vchannels)
+    stored = wanted.schema.row_arrow()
+    needed = None if columns is None else [name for name in stored.names if name in columns or name == OP_COLUMN]
     reader = ChannelReader(
         wanted.channel, fences=wanted.fences, after=(wanted.begin.term, wanted.begin.cseq), on_bad=_warn
     )
-    for entries in _entries(log, wanted):
+    for entries in entries_of(log, wanted):
         for record in reader.accept(entries):
             if record.type is not RecordType.ROWS or record.vchannel not in vchannels:
                 continue
@@ -82,12 +85,13 @@ def read_rows(log: Log, wanted: ChannelRange) -> Iterator[Rows]:
                     channel=wanted.channel,
                 )
             if record.ts > wanted.begin_ts:
-                rows = _decoded(wanted, record)
+                rows = _decoded(wanted, record, stored, needed)
                 if rows is not None:
                     yield rows
 
 
-def _entries(log: Log, wanted: ChannelRange) -> Iterator[list[Entry]]:
+def entries_of(log: Log, wanted: ChannelRange) -> Iterator[list[Entry]]:
+    """The entries of `wanted` as they are. Raises `PositionLost` unless data loss is allowed."""
     try:
         yield from log.read(wanted.channel, wanted.begin.id or None, wanted.end.id, inclusive=wanted.begin_included)
     except PositionLost as error:
@@ -101,14 +105,14 @@ def _entries(log: Log, wanted: ChannelRange) -> Iterator[list[Entry]]:
         yield from log.read(wanted.channel, None, wanted.end.id)
 
 
-def _decoded(wanted: ChannelRange, record: Record) -> Rows | None:
+def _decoded(wanted: ChannelRange, record: Record, stored: pa.Schema, columns: Sequence[str] | None) -> Rows | None:
     if record.schema_version > wanted.schema.version:
         raise InvalidRequest(
             f"the schema of {wanted.schema.name!r} has changed (version {record.schema_version}, read as "
             f"{wanted.schema.version}): restart the query"
         )
     try:
-        return Rows(record, decode_rows(record.body, wanted.schema.row_arrow()))
+        return Rows(record, decode_rows(record.body, stored, columns))
     except BadRecord as error:
         _warn(wanted.channel, Entry(record.id, record.ts, b""), error)
         return None
@@ -127,7 +131,7 @@ def arrow_batches(log: Log, wanted: ChannelRange, columns: Sequence[str]) -> Ite
     """The rows of `wanted` in batches of about 64 k rows or 16 MiB, since each batch costs Spark a round trip."""
     held: list[Rows] = []
     count = size = 0
-    for rows in read_rows(log, wanted):
+    for rows in read_rows(log, wanted, columns):
         held.append(rows)
         count += rows.batch.num_rows
         size += len(rows.record.body)
@@ -140,10 +144,11 @@ def arrow_batches(log: Log, wanted: ChannelRange, columns: Sequence[str]) -> Ite
 
 def _joined(held: Sequence[Rows], wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     table = pa.Table.from_batches([rows.batch for rows in held])
-    arrays = {name: _spark_array(table[name]) for name in table.column_names}
-    arrays |= _system_columns(held, arrays[OP_COLUMN], wanted)
-    schema = arrow_schema(wanted.schema, columns)
-    batch = pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+    arrays = [
+        _spark_array(table[name]) if wanted.schema.find(name) else _system_column(name, held, table, wanted)
+        for name in columns
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(wanted.schema, columns))
     for start in range(0, batch.num_rows, BATCH_ROWS):
         yield batch.slice(start, BATCH_ROWS)
 
@@ -155,21 +160,30 @@ def _spark_array(column: pa.ChunkedArray[Any]) -> Array:
     return array
 
 
-def _system_columns(held: Sequence[Rows], ops: Array, wanted: ChannelRange) -> dict[str, Array]:
+def _system_column(name: str, held: Sequence[Rows], table: pa.Table, wanted: ChannelRange) -> Array:
     counts = [rows.batch.num_rows for rows in held]
-    places = {vchannel: place for place, vchannel in enumerate(wanted.vchannels)}
 
     def repeated(values: Iterable[int]) -> Array:
         return pa.array(np.repeat(np.fromiter(values, np.int64, len(held)), counts))
 
-    return {
-        "_ts": repeated(rows.record.ts for rows in held),
-        "_op": cast(Array, _OP_NAMES.take(ops)),
-        "_channel": pa.array(wanted.vchannels).take(repeated(places[rows.record.vchannel] for rows in held)),
-        "_watermark": pa.array(np.full(sum(counts), wanted.end_ts, np.int64)),
-        "_cseq": repeated(rows.record.cseq for rows in held),
-        "_row": pa.array(_places_in_records(counts)),
-    }
+    match name:
+        case "_ts" | "_commit_version":
+            return repeated(rows.record.ts for rows in held)
+        case "_time" | "_commit_timestamp":
+            return cast(Array, repeated(physical_ms(rows.record.ts) * 1000 for rows in held).view(TIME))
+        case "_op" | "_change_type":
+            return cast(Array, _OP_NAMES.take(_spark_array(table[OP_COLUMN])))
+        case "_channel":
+            places = {vchannel: place for place, vchannel in enumerate(wanted.vchannels)}
+            return pa.array(wanted.vchannels).take(repeated(places[rows.record.vchannel] for rows in held))
+        case "_watermark":
+            return pa.array(np.full(sum(counts), wanted.end_ts, np.int64))
+        case "_cseq":
+            return repeated(rows.record.cseq for rows in held)
+        case "_row":
+            return pa.array(_places_in_records(counts))
+        case _:
+            raise InvalidRequest(f"no column {name!r}")
 
 
 def _places_in_records(counts: Sequence[int]) -> npt.NDArray[np.int32]:

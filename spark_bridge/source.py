@@ -27,8 +27,9 @@ class TidewalSource(DataSource):
         from .options import Options
         from .reading import planner
 
-        with closing(planner(Options.parse(self.options))) as plan:
-            return spark_schema(plan.collection().schema)
+        options = Options.parse(self.options)
+        with closing(planner(options)) as plan:
+            return spark_schema(plan.collection().schema, options.columns, change_feed=options.change_feed)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch: the rows between two cuts."""

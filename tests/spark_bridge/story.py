@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidewal.runtime.arrow import encode_rows
 from tidewal.runtime.catalog import Collection, encode_event
-from tidewal.runtime.clock import compose
+from tidewal.runtime.clock import compose, physical_ms
 from tidewal.runtime.cuts import Cut, CutEnd
 from tidewal.runtime.errors import ChannelNotFound, PositionLost
 from tidewal.runtime.names import Names, physical
@@ -147,7 +147,7 @@ class Story:
             cseq = self._cseq[physical(vchannel)]
             self.rows += [
                 {**dict.fromkeys(collection.schema.arrow().names), **row}
-                | {"_ts": self.now, "_channel": vchannel, "_cseq": cseq, "_row": place}
+                | {"_ts": self.now, "_time": time_of(self.now), "_channel": vchannel, "_cseq": cseq, "_row": place}
                 for place, row in enumerate(some)
             ]
 
@@ -177,6 +177,10 @@ class Story:
             if rng.random() < 0.4:
                 self.cut(collection)
         self.cut(collection)
+
+
+def time_of(ts: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=physical_ms(ts))
 
 
 def number(row: Row, name: str) -> int:

@@ -79,6 +79,33 @@ def test_columns_may_be_chosen_in_any_order(rng: random.Random) -> None:
     assert batch.to_pylist() == [{name: story.between(0, story.now)[0][name] for name in batch.schema.names}]
 
 
+def test_a_change_feed_speaks_deltas_words(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    story.write(flights, 1, [random_row(rng) for _ in range(20)])
+    wanted = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[-1]
+    [batch] = arrow_batches(log, wanted, ("_change_type", "_commit_version", "_commit_timestamp"))
+    assert batch.schema.equals(arrow_schema(FLIGHTS, batch.schema.names))
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        (row["_op"], row["_ts"], row["_time"]) for row in story.rows
+    ]
+
+
+def test_columns_that_are_left_out_are_not_looked_at(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    rows = [random_row(rng) | {"origin": "\N{LATIN SMALL LETTER A WITH DIAERESIS}" * 9}]
+    batch = batch_of(FLIGHTS, rows)
+    broken = bytes(encode_rows(batch)).replace("\N{LATIN SMALL LETTER A WITH DIAERESIS}".encode() * 9, b"\xff" * 18)
+    story.record(NAMES.pchannel(0), Record(RecordType.ROWS, vchannel=flights.vchannels[0], body=broken))
+    [wanted] = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
+    assert list(arrow_batches(log, wanted, ("flight", "origin"))) == []
+    [batch] = arrow_batches(log, wanted, ("flight", "_op"))
+    assert batch.to_pylist() == [{name: rows[0][name] for name in ("flight", "_op")}]
+
+
 def test_what_a_deposed_owner_wrote_behind_a_fence_does_not_count(rng: random.Random) -> None:
     log = ListLog()
     story = Story(log.append)

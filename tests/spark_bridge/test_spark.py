@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 
 from tidewal.spark_bridge import latest
+from tidewal.spark_bridge.columns import SYSTEM_COLUMNS
 from tidewal.spark_bridge.offsets import to_json
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,9 +28,9 @@ pytestmark = pytest.mark.spark
 def in_utc(rows: list[Row]) -> list[Row]:
     """Spark hands out naive local times."""
     for row in rows:
-        time = row["event_time"]
-        if isinstance(time, datetime.datetime):
-            row["event_time"] = time.astimezone(datetime.UTC)
+        for name, value in row.items():
+            if isinstance(value, datetime.datetime):
+                row[name] = value.astimezone(datetime.UTC)
     return sorted_rows(rows)
 
 
@@ -38,7 +39,7 @@ def test_batch_holds_the_rows_between_two_cuts(spark, story: Story, options, rng
     story.play(flights, rng, batches=30)
     frame = spark.read.format("tidewal").options(**options)
     everything = frame.load()
-    assert everything.columns == [*FLIGHTS.arrow().names, "_ts", "_op", "_channel", "_watermark", "_cseq", "_row"]
+    assert everything.columns == [*FLIGHTS.arrow().names, *SYSTEM_COLUMNS]
     assert in_utc([row.asDict() for row in everything.collect()]) == story.between(0, story.cuts[-1].time)
     begin, end = sorted(rng.sample(story.cuts, 2), key=lambda cut: cut.time)
     part = frame.option("startingOffsets", to_json(begin)).option("endingOffsets", to_json(end)).load()
