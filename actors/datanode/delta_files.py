@@ -22,16 +22,14 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from ...runtime.errors import CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema
+from ...runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
+from ...runtime.tables import FORMAT, FORMAT_KEY, PRIMARY_KEY, SCHEMA_KEY, check_format
 from .row_versions import stored_schema
 
-FORMAT: Final = 1
 ROWS_PER_GROUP: Final = 65_536
 LOG_RETENTION: Final = "interval 1 hours"
 RETENTION_H: Final = 24
 MIN_RETENTION_H: Final = 1
-
-_FORMAT, _SCHEMA, _KEY = "tidewal.format", "tidewal.schema", "tidewal.primaryKey"
 
 # A longer string would have to be cut, and a cut maximum is no maximum.
 _STATISTICS_CHARACTERS = 64
@@ -52,12 +50,9 @@ def open_table(
         _create(path, schema, primary_key, columns(schema), checkpoint_every_commits)
     table = DeltaTable(path)
     properties = table.metadata().configuration
-    if _FORMAT not in properties:
-        raise InvalidSchema(f"{path} is a Delta table, but none of Tidewal's", path=str(path))
-    if int(properties[_FORMAT]) > FORMAT:
-        raise FormatTooNew(f"{path} was made by a newer Tidewal", found=int(properties[_FORMAT]), supported=FORMAT)
-    found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties[_SCHEMA])))
-    key = properties[_KEY]
+    check_format(properties, path)
+    found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties[SCHEMA_KEY])))
+    key = properties[PRIMARY_KEY]
     if schema is not None and not found.equals(schema):
         raise InvalidSchema(f"{path} holds columns {found.to_string()}, not {schema.to_string()}", path=str(path))
     if primary_key is not None and key != primary_key:
@@ -76,9 +71,9 @@ def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema,
             stored_schema(columns),
             mode="ignore",
             configuration={
-                _FORMAT: str(FORMAT),
-                _SCHEMA: base64.b64encode(schema.serialize()).decode(),
-                _KEY: primary_key,
+                FORMAT_KEY: str(FORMAT),
+                SCHEMA_KEY: base64.b64encode(schema.serialize()).decode(),
+                PRIMARY_KEY: primary_key,
                 "delta.checkpointInterval": str(checkpoint_every_commits),
                 "delta.enableExpiredLogCleanup": "true",
                 "delta.logRetentionDuration": LOG_RETENTION,

@@ -12,14 +12,12 @@ commit names; `vacuum` removes it.
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +27,15 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from ...runtime.errors import Fenced, InvalidRequest, Unavailable
+from ...runtime.tables import (
+    POSITIONS_KEY,
+    Position,
+    Positions,
+    commit_file,
+    encode_positions,
+    positions_at,
+    transaction_of,
+)
 from .delta_errors import storage_errors
 from .delta_files import RETENTION_H, open_table, sync_commit, vacuum_table, write_parquet
 from .file_joining import StoredFile, files_of, groups_to_join, join
@@ -36,14 +43,8 @@ from .row_versions import stored_schema, to_versions, version_schema
 
 R = TypeVar("R")
 
-PositionValue: TypeAlias = str | int | float | bytes | bool | None
-Position: TypeAlias = Mapping[str, PositionValue]
-
 CHECKPOINT_EVERY_COMMITS: Final = 32
 COMMIT_ATTEMPTS: Final = 100
-
-_APP = "tidewal/"
-_POSITIONS = "tidewal.positions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class LogTable:
         self._statistics = ("_ts", "_vchannel", primary_key)
         self._table = table
         self._checkpoint_every = int(table.metadata().configuration["delta.checkpointInterval"])
-        self._positions: dict[str, dict[str, PositionValue]] = {}
+        self._positions: Positions = {}
         self._positions_version = -1
         self._lock = threading.RLock()
 
@@ -110,7 +111,7 @@ class LogTable:
             self._refresh()
             return self._stored_t(vchannel)
 
-    def positions(self) -> dict[str, dict[str, PositionValue]]:
+    def positions(self) -> Positions:
         """For each vchannel, the position stored with its last flush.
 
         A vchannel that has a T but no position here (only where a foreign tool removed the commits that hold them)
@@ -174,7 +175,7 @@ class LogTable:
 
         def attempt() -> int:
             # The commits of a vacuum must carry the positions too, or the log's clean-up could remove the last ones.
-            positions = {_POSITIONS: json.dumps(self._read_positions(), default=_encode_bytes)}
+            positions = {POSITIONS_KEY: encode_positions(self._read_positions())}
             commit = CommitProperties(max_commit_retries=0, custom_metadata=positions)
             return len(vacuum_table(self._table, retention_h, commit))
 
@@ -211,7 +212,7 @@ class LogTable:
 
     def _until_committed(self, attempt: Callable[[], R]) -> R:
         """Run `attempt` on the snapshot in hand, and again on the next one whenever another commit came first."""
-        if not self._commit_file(self._table.version()).exists():
+        if not commit_file(self.path, self._table.version()).exists():
             self._table = DeltaTable(self.path)  # a snapshot whose commit was cleaned up is too old to be read
         for _ in range(COMMIT_ATTEMPTS):
             try:
@@ -253,13 +254,13 @@ class LogTable:
             commit_properties=CommitProperties(
                 # 0: never rebase onto a commit whose positions were not looked at.
                 max_commit_retries=0,
-                app_transactions=[Transaction(_APP + vchannel, t, now_ms) for vchannel, t in end.items()],
-                custom_metadata={_POSITIONS: json.dumps(merged, default=_encode_bytes)},
+                app_transactions=[Transaction(transaction_of(vchannel), t, now_ms) for vchannel, t in end.items()],
+                custom_metadata={POSITIONS_KEY: encode_positions(merged)},
             ),
             # The library's own checkpointing lists the whole log after every commit: twice the time at 500 commits.
             post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
         )
-        sync_commit(self._commit_file(version + 1))
+        sync_commit(commit_file(self.path, version + 1))
         self._refresh()
         if (version + 1) % self._checkpoint_every == 0:
             self._table.create_checkpoint()
@@ -267,7 +268,7 @@ class LogTable:
             self._table = DeltaTable(self.path)
 
     def _stored_t(self, vchannel: str) -> int:
-        return self._table.transaction_version(_APP + vchannel) or 0
+        return self._table.transaction_version(transaction_of(vchannel)) or 0
 
     def _refresh(self) -> None:
         """Move the snapshot to the newest version.
@@ -285,22 +286,11 @@ class LogTable:
         if self._table.version() // self._checkpoint_every != before // self._checkpoint_every:
             self._table = DeltaTable(self.path)
 
-    def _read_positions(self) -> dict[str, dict[str, PositionValue]]:
-        """The positions in the newest commit of the snapshot that has them: each flush writes those of all vchannels.
-
-        Commit files are read directly: `history()` numbers them wrongly when the snapshot is not the newest.
-        """
+    def _read_positions(self) -> Positions:
         version = self._table.version()
-        for candidate in range(version, self._positions_version, -1):
-            found = _positions_in(self._commit_file(candidate))
-            if found is not None:
-                self._positions = found
-                break
+        self._positions = positions_at(self.path, version, self._positions_version) or self._positions
         self._positions_version = version
         return dict(self._positions)
-
-    def _commit_file(self, version: int) -> Path:
-        return self.path / "_delta_log" / f"{version:020}.json"
 
 
 def _check_interval(
@@ -316,27 +306,3 @@ def _check_interval(
         vchannel, low, high = span["_vchannel"], span["_ts_min"], span["_ts_max"]
         if vchannel not in start or not (start[vchannel] < low and high <= end[vchannel]):
             raise InvalidRequest(f"rows of {vchannel!r} with _ts from {low} to {high} are outside the flush")
-
-
-def _positions_in(commit_file: Path) -> dict[str, dict[str, PositionValue]] | None:
-    try:
-        lines = commit_file.read_bytes().splitlines()
-    except FileNotFoundError:
-        return None
-    for line in lines:
-        if b'"commitInfo"' in line:
-            text = json.loads(line)["commitInfo"].get(_POSITIONS)
-            return None if text is None else json.loads(text, object_hook=_decode_bytes)
-    return None
-
-
-def _encode_bytes(value: object) -> dict[str, str]:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    raise InvalidRequest(f"a position cannot hold {type(value).__name__}")
-
-
-def _decode_bytes(pairs: dict[str, object]) -> object:
-    if pairs.keys() == {"base64"}:
-        return base64.b64decode(cast(str, pairs["base64"]))
-    return pairs

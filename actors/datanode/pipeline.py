@@ -21,6 +21,7 @@ from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, encode
 from ...runtime.rpc import Params
 from ...runtime.schema import OP_COLUMN, Op
+from ...runtime.tables import log_table
 from ..flushes import Flushed
 from ..following import Follower, open_stream, pchannels_of, rows_of
 from .current_table import CompactResult, CurrentTable, compact
@@ -60,6 +61,7 @@ class FlushPipeline:
         self._role = role
         self._node = role.node
         self._directory = role.node.tables / collection.name
+        self._log_path = log_table(role.node.tables, collection.name)
         self._loop = asyncio.get_running_loop()
         self._buffer = _Buffer(self._loop.time())
         self._stored = 0  # the T of the table
@@ -81,7 +83,7 @@ class FlushPipeline:
     async def run(self) -> None:
         """Open the table, hold the log from its T on, and read."""
         schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
-        self.log = await self._node.blocking(partial(LogTable.open, self._directory / "log", schema, key))
+        self.log = await self._node.blocking(partial(LogTable.open, self._log_path, schema, key))
         await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
         self._stored = min([await self._node.blocking(partial(self.log.flushed, v)) for v in self.collection.vchannels])
         self._stream = open_stream(self._role, self.collection, self._stored)
@@ -104,10 +106,15 @@ class FlushPipeline:
             await self._stream.close()
 
     async def _hold_start(self) -> None:
-        """Keep the log from what is not stored yet, before anything else can let go of it."""
+        """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
+        it."""
+        positions = (await self._node.blocking(self.log.positions)).values()
+        stored = {position["channel"]: position["message_id"] for position in positions}
         for channel in pchannels_of(self.collection):
-            first = await self._node.wal.id_at(channel, max(self._stored, self.collection.created_ts))
-            if first is not None:
+            first = stored.get(channel) or await self._node.wal.id_at(
+                channel, max(self._stored, self.collection.created_ts)
+            )
+            if isinstance(first, bytes):
                 await self._node.wal.hold(channel, self._holder, first)
 
     @property
@@ -141,12 +148,11 @@ class FlushPipeline:
         self._buffer = _Buffer(self._loop.time())
 
     async def _flush(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> None:
-        """Store `records`, which are all between the table's T and `end`; then say so and let go of the log."""
+        """Store `records` (there may be none), which are all between the table's T and `end`; then say so and let go of
+        the log: it may forget only what lies before the table's positions, for readers go on there."""
         started = perf_counter()
-        result = FlushResult(self.log.version, 0, 0)
-        if records:
-            result = await self._store_readable(records, end, positions)
-            self._stored = end
+        result = await self._store_readable(records, end, positions)
+        self._stored = end
         await self._tell(end, result)
         for position in positions.values():
             await self._node.wal.hold(position.channel, self._holder, position.message_id)

@@ -18,6 +18,7 @@ from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.messages import MsgPack
 from ...runtime.record import RecordType
 from ...runtime.schema import OP_COLUMN, Op
+from ...runtime.tables import log_table
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..following import Follower, open_stream, pchannels_of, rows_of
@@ -83,7 +84,7 @@ class RowPipeline:
 
     async def _load(self) -> int:
         """Apply what the table holds, and return its T."""
-        path = self._node.tables / self.collection.name / "log"
+        path = log_table(self._node.tables, self.collection.name)
         if not (path / "_delta_log").is_dir():
             return 0
         log = await self._node.blocking(partial(LogTable.open, path))
