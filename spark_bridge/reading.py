@@ -131,7 +131,7 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One per pchannel that has entries between the two offsets."""
         collection = self._plan.collection()
         begin = from_offset(end.get("from", start), collection)
-        return _tasks(self._plan.ranges(begin, from_offset(end, collection)), self._schema)
+        return _tasks(self._plan.ranges(begin, from_offset(end, collection)), self._schema, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition as Arrow batches."""
