@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from ..runtime.metrics import CHANNEL, METRICS, NODE_LABEL, Metric
+from ..runtime.metrics import CHANNEL, METRICS, NODE_LABEL, QUERY, Metric
 
 _NOTE = "written by `make dashboards`: change cli/dashboards.py or the table in runtime/metrics.py instead"
 _DATA_SOURCE = {"type": "prometheus", "uid": "prometheus"}
@@ -32,6 +32,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "MixCoord": ("mixcoord_", "rootcoord_"),
     "Actors": ("actor_", "event_loop_"),
     "RocksMQ": ("rocksmq_",),
+    "Spark": ("spark_",),
 }
 
 # What is looked at first, in a row of its own above the others.
@@ -48,7 +49,12 @@ AT_A_GLANCE = (
 )
 
 # Gauges that hold a moment: shown as how long ago it was.
-MOMENTS = ("wal_last_allocated_time_tick", "wal_last_confirmed_time_tick", "datanode_channel_checkpoint_unix_seconds")
+MOMENTS = (
+    "wal_last_allocated_time_tick",
+    "wal_last_confirmed_time_tick",
+    "datanode_channel_checkpoint_unix_seconds",
+    "spark_read_unix_seconds",
+)
 
 _UNITS = {"count": "short", "bytes": "bytes", "seconds": "s", "milliseconds": "ms", "info": "short"}
 _RATE_UNITS = {"count": "ops", "bytes": "Bps"}
@@ -110,6 +116,22 @@ ALERTS = (
     _lag_alert("Proxy", "proxy_tt_lag_ms"),
     _lag_alert("DataNode", "datanode_consume_tt_lag_ms"),
     _lag_alert("QueryNode", "querynode_consume_tt_lag_ms"),
+    Alert(
+        "SparkLags",
+        "spark_cut_lag_ms",
+        f"max by ({QUERY}) ({{metric}}) > 30000",
+        "2m",
+        "warning",
+        f"Spark: the query {{{{ $labels.{QUERY} }}}} is {{{{ $value }}}} ms behind",
+    ),
+    Alert(
+        "SparkQueryFailed",
+        "spark_query_ended_total",
+        f'sum by ({NODE_LABEL}) (increase({{metric}}{{status="failed"}}[10m])) > 0',
+        "0s",
+        "critical",
+        f"{_NODE}: a streaming query failed; it goes on from its checkpoint when it is started again",
+    ),
     Alert(
         "Overloaded",
         "overloaded_total",
@@ -200,7 +222,8 @@ def _rows() -> list[tuple[str, list[Metric]]]:
 
 
 def _node_choice() -> dict[str, object]:
-    query = f"label_values({_BY_NAME['event_loop_lag_seconds'].full_name}, {NODE_LABEL})"
+    each_has_one = "|".join(_BY_NAME[name].full_name for name in ("event_loop_lag_seconds", "spark_query_num"))
+    query = f'label_values({{__name__=~"{each_has_one}"}}, {NODE_LABEL})'
     return {
         "name": "node",
         "label": "node",

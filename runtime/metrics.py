@@ -32,6 +32,7 @@ def _exponential(first: float, last: float, count: int) -> tuple[float, ...]:
 
 SECONDS_BUCKETS = _exponential(0.001, 5.0, 10)
 COMMIT_SECONDS_BUCKETS = _exponential(0.0001, 2.0, 14)  # an fsync is well below Milvus' first bucket of 1 ms
+BATCH_BUCKETS = _exponential(0.05, 600.0, 12)  # seconds: a micro-batch costs Spark 0.1 s, and may take minutes
 MILLISECONDS_BUCKETS = _exponential(1.0, 5000.0, 10)
 BYTES_BUCKETS = _exponential(64, 8 * 1024 * 1024, 10)
 
@@ -213,7 +214,33 @@ _ACTORS = (
     _gauge("event_loop_lag_seconds", "seconds", "How late the event loop runs what is due"),
 )
 
-METRICS: tuple[Metric, ...] = (*_WAL, *_BACKEND, *_ROCKSMQ, *_PROXY, *_DATANODE, *_QUERYNODE, *_MIXCOORD, *_ACTORS)
+QUERY = "query_name"
+
+_SPARK = (
+    _gauge("spark_query_num", "count", "Streaming queries of the driver that run"),
+    _counter("spark_query_ended_total", "Streaming queries that ended, by outcome", "status"),
+    _counter("spark_input_rows_total", "Rows read, by all sources of the query", QUERY),
+    _gauge("spark_input_rows_per_second", "count", "Rows per second between the last two triggers", QUERY),
+    _gauge("spark_processed_rows_per_second", "count", "Rows per second while Spark worked on them", QUERY),
+    _seconds("spark_batch_duration_seconds", "One micro-batch, from trigger to commit", QUERY, buckets=BATCH_BUCKETS),
+    _gauge("spark_cut_lag_ms", "milliseconds", "The newest cut that was seen minus the one that was read up to", QUERY),
+    _gauge("spark_read_unix_seconds", "seconds", "Log time that the query has read up to", QUERY),
+    _gauge("spark_state_rows", "count", "Rows in the state of all operators", QUERY),
+    _gauge("spark_state_bytes", "bytes", "Memory of the state of all operators", QUERY),
+    _counter("spark_late_rows_total", "Rows that operators with state dropped behind the watermark", QUERY),
+)
+
+METRICS: tuple[Metric, ...] = (
+    *_WAL,
+    *_BACKEND,
+    *_ROCKSMQ,
+    *_PROXY,
+    *_DATANODE,
+    *_QUERYNODE,
+    *_MIXCOORD,
+    *_ACTORS,
+    *_SPARK,
+)
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
 _Family = TypeVar("_Family", Counter, Gauge, Histogram)

@@ -2,5 +2,6 @@
 
 from .latest import latest
 from .local import session
+from .progress import Progress, observe, progress
 
-__all__ = ["latest", "session"]
+__all__ = ["Progress", "latest", "observe", "progress", "session"]
