@@ -16,7 +16,7 @@ follow under Delta's names: `_change_type` (as `_op`), `_commit_version` (as `_t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -60,29 +60,25 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
 
 
-def spark_schema(schema: CollectionSchema, columns: Sequence[str] = (), *, change_feed: bool = False) -> StructType:
-    """The same columns as Spark's schema, or those of them that `columns` names. Metadata mark the primary key, and the
-    dimension of vectors. Raises `InvalidSchema` for a name that is no column."""
+def spark_schema(schema: CollectionSchema, *, change_feed: bool = False) -> StructType:
+    """The same columns as Spark's schema. Metadata mark the primary key, and the dimension of vectors."""
     from pyspark.sql.types import StructField, StructType
 
     metadata: dict[str, dict[str, Any]] = {each.name: {DIM_METADATA: each.dim} for each in schema.fields if each.dim}
     metadata[schema.primary_key] = {KEY_METADATA: True}
     known = arrow_columns(schema, change_feed=change_feed)
-    return StructType(
-        [
-            StructField(name, spark_type(known[name]), True, metadata.get(name))
-            for name in known_columns(columns, known, f"collection {schema.name!r}")
-        ]
-    )
+    return StructType([StructField(name, spark_type(kind), True, metadata.get(name)) for name, kind in known.items()])
 
 
-def known_columns(asked: Sequence[str], known: Iterable[str], what: str) -> list[str]:
+def some_columns(known: StructType, asked: Sequence[str], what: str) -> StructType:
     """The columns that were `asked` for: all where none was named. Raises `InvalidSchema` for one that is not there."""
-    there = list(known)
+    from pyspark.sql.types import StructType
+
+    there = {field.name: field for field in known.fields}
     for name in asked:
         if name not in there:
             raise InvalidSchema(f"{what} has no column {name!r}; it has {', '.join(there)}")
-    return list(asked) or there
+    return StructType([there[name] for name in asked]) if asked else known
 
 
 def spark_type(kind: pa.DataType) -> DataType:
@@ -107,16 +103,17 @@ def spark_type(kind: pa.DataType) -> DataType:
 
 def chosen_columns(asked: StructType, known: StructType, what: str) -> tuple[str, ...]:
     """The names of the columns to read for `asked`, the schema that Spark works with: all that are `known`, or those
-    that the user named with `.schema(...)`. Raises `InvalidSchema` when it names another column or type."""
-    own = {field.name: field.dataType for field in known.fields}
-    names = known_columns([field.name for field in asked.fields], own, what) if asked.fields else []
+    that the user named. Raises `InvalidSchema` when it names another column or type."""
+    names = tuple(field.name for field in asked.fields)
+    own = some_columns(known, names, what)
     for field in asked.fields:
-        if field.dataType != own[field.name]:
+        kind = own[field.name].dataType
+        if field.dataType != kind:
             raise InvalidSchema(
-                f"column {field.name!r} is {own[field.name].simpleString()}, not {field.dataType.simpleString()}: "
+                f"column {field.name!r} is {kind.simpleString()}, not {field.dataType.simpleString()}: "
                 "leave .schema(...) out, or correct it"
             )
-    return tuple(names)
+    return names
 
 
 def arrow_schema(schema: CollectionSchema, columns: Sequence[str]) -> pa.Schema:

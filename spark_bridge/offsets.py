@@ -1,9 +1,10 @@
 """Offsets are cuts. As Spark stores and compares them:
 
-    {"v": 1, "collection_id": 7, "t": T, "ends": {pchannel: [message id in hex, term, cseq]}}
+    {"v": 1, "wal": "kafka", "collection_id": 7, "t": T, "ends": {pchannel: [message id in hex, term, cseq]}}
 
 An offset says that everything with ts ≤ T has been read. That of a query's first batch has `from` too, the offset where
-the batch begins. Spark compares offsets as text, so the order of the keys is fixed: as above, channels sorted.
+the batch begins. Spark compares offsets as text, so the order of the keys is fixed: as above, channels sorted. `wal` is
+the kind of log that the ids are of.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from ..runtime.catalog import Collection
 from ..runtime.cuts import Cut, CutEnd
-from ..runtime.errors import InvalidRequest
+from ..runtime.errors import InvalidRequest, PositionMismatch
 from ..runtime.names import physical
 
 VERSION = 1
@@ -30,16 +32,39 @@ def beginning(collection: Collection) -> Cut:
     return Cut(collection.id, collection.name, 0, dict.fromkeys(pchannels_of(collection), CutEnd(0, 0, b"")))
 
 
-def to_offset(cut: Cut) -> dict[str, Any]:
-    """The offset of a cut."""
+def scheme_of(url: str) -> str:
+    """The kind of log that a URL names."""
+    return urlsplit(url).scheme.partition("+")[0]
+
+
+def to_offset(cut: Cut, wal: str = "") -> dict[str, Any]:
+    """The offset of a cut of a log of the kind `wal`, where that is known."""
     ends = {channel: [end.id.hex(), end.term, end.cseq] for channel, end in sorted(cut.ends.items())}
-    return {"v": VERSION, "collection_id": cut.collection_id, "t": cut.time, "ends": ends}
+    return {
+        "v": VERSION,
+        **({"wal": wal} if wal else {}),
+        "collection_id": cut.collection_id,
+        "t": cut.time,
+        "ends": ends,
+    }
 
 
-def first_offset(begin: Cut, end: Cut) -> dict[str, Any]:
+def first_offset(begin: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
     """The offset of a query's first batch. Spark does not keep where that one begins: when it has to run it again, it
     asks for the initial offset anew, and `latest` is another cut by then."""
-    return {**to_offset(end), "from": to_offset(begin)}
+    return {**end, "from": {name: value for name, value in begin.items() if name != "from"}}
+
+
+def check_wal(offset: Mapping[str, Any], wal: str) -> None:
+    """Raises `PositionMismatch` for an offset of another kind of log."""
+    found = offset.get("wal", wal)
+    if found != wal:
+        raise PositionMismatch(
+            f"the offset is of a {found} log, option wal names a {wal} one: correct option wal, or start with a new "
+            "checkpoint",
+            expected=wal,
+            found=str(found),
+        )
 
 
 def to_json(cut: Cut) -> str:
@@ -47,8 +72,11 @@ def to_json(cut: Cut) -> str:
     return json.dumps(to_offset(cut))
 
 
-def from_offset(offset: Mapping[str, Any], collection: Collection) -> Cut:
-    """The cut that `to_offset` wrote, which must be one of `collection`. Raises `InvalidRequest`."""
+def from_offset(offset: Mapping[str, Any], collection: Collection, wal: str = "") -> Cut:
+    """The cut that `to_offset` wrote, which must be one of `collection`, in a log of the kind `wal` (empty: of any).
+    Raises `InvalidRequest`, `PositionMismatch`."""
+    if wal:
+        check_wal(offset, wal)
     try:
         if offset["v"] != VERSION:
             raise InvalidRequest(f"offset version {offset['v']}, this Tidewal reads {VERSION}: upgrade it")
@@ -70,12 +98,17 @@ def from_offset(offset: Mapping[str, Any], collection: Collection) -> Cut:
     return cut
 
 
-def from_json(text: str, collection: Collection) -> Cut:
-    """The cut of an offset given as text. Raises `InvalidRequest`."""
+def from_json(text: str, collection: Collection, wal: str = "") -> Cut:
+    """The cut of an offset given as text. Raises `InvalidRequest`, `PositionMismatch`."""
+    return from_offset(parsed(text), collection, wal)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """An offset given as text. Raises `InvalidRequest`."""
     try:
         offset = json.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"an offset is earliest, latest, the time of a cut or JSON, not {text!r}") from error
     if not isinstance(offset, dict):
         raise InvalidRequest(f"an offset is earliest, latest, the time of a cut or a JSON object, not {text!r}")
-    return from_offset(cast("dict[str, Any]", offset), collection)
+    return cast("dict[str, Any]", offset)

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
 
 from ..runtime.catalog import Catalog, Collection
 from ..runtime.cuts import Cut
-from ..runtime.errors import BadRecord, CollectionNotFound, InvalidRequest, PositionLost
+from ..runtime.errors import CollectionNotFound, InvalidRequest, PositionLost
 from ..runtime.names import Names
 from ..runtime.record import decode
+from .cut_log import CutLog
+from .limits import CutSizes, last_within
 from .log import Follower, Log
-from .offsets import beginning, from_json, pchannels_of
-from .options import EARLIEST, LATEST
-from .rows import ChannelRange, row_counts
+from .offsets import beginning, from_json, pchannels_of, scheme_of
+from .options import EARLIEST, LATEST, Limits
+from .rows import ChannelRange
+from .splitting import split
 
-_logger = logging.getLogger("tidewal.spark")
 
-CUTS_AHEAD_MAX = 4096  # cuts held to choose from when a trigger is limited
+class _Counted(NamedTuple):
+    """How many rows there are at least between two cuts."""
+
+    start: int
+    upto: Cut
+    rows: int
 
 
 class Planner:
-    """Follows the catalog and the stored cuts of one collection over one connection.
-
-    The first look at the cuts reads all that are stored (about 10 µs each), later ones only what is new.
-    """
+    """Follows the catalog and the stored cuts of one collection over one connection."""
 
     def __init__(self, log: Log, wal: str, collection: str, prefix: str, *, fail_on_data_loss: bool = True) -> None:
         self._log = log
@@ -39,11 +41,9 @@ class Planner:
         self._catalog = Catalog()
         self._catalog_channel = names.catalog
         self._catalog_entries = Follower(log, names.catalog)
-        self._newest: Cut | None = None
         self._cuts_channel = names.cuts
-        self._newest_entries = Follower(log, names.cuts, gaps=True)
-        self._ahead: deque[Cut] = deque()
-        self._ahead_entries = Follower(log, names.cuts, gaps=True)
+        self._cut_log: CutLog | None = None
+        self._counted: _Counted | None = None
 
     def collection(self) -> Collection:
         """The collection as the catalog has it now. Raises `CollectionNotFound`."""
@@ -67,6 +67,14 @@ class Planner:
         for entry in self._catalog_entries.new_entries():
             self._catalog.apply(decode(entry.payload, entry.id))
 
+    @property
+    def cuts(self) -> CutLog:
+        """The cuts of the collection as it is now. Raises `CollectionNotFound`."""
+        id = self.collection().id
+        if self._cut_log is None or self._cut_log.id != id:
+            self._cut_log = CutLog(self._log, self._cuts_channel, id, self._name)
+        return self._cut_log
+
     # ---- which cut --------------------------------------------------------------------------------------------------
 
     def resolve(self, text: str) -> Cut:
@@ -77,12 +85,11 @@ class Planner:
             return beginning(collection)
         if text == LATEST:
             return self.newest() or beginning(collection)
-        return self._stored_at(int(text)) if text.isdecimal() else from_json(text, collection)
+        return self._stored_at(int(text)) if text.isdecimal() else from_json(text, collection, scheme_of(self._wal))
 
     def _stored_at(self, time: int) -> Cut:
-        for cut in self._new_cuts(Follower(self._log, self._cuts_channel, gaps=True)):
-            if cut.time == time:
-                return cut
+        for cut in self.cuts.between(time - 1, time):
+            return cut
         raise InvalidRequest(
             f"no cut of {self._name!r} is stored at {time}: give a time that the node answered when it was asked for "
             "a cut, or latest"
@@ -90,65 +97,53 @@ class Planner:
 
     def newest(self) -> Cut | None:
         """The newest cut there is; None when none was ever stored."""
-        for cut in self._new_cuts(self._newest_entries):
-            if self._newest is None or cut.time > self._newest.time:
-                self._newest = cut
-        return self._newest
+        return self.cuts.newest()
 
-    def next(self, start: Cut, max_rows: int, upto: int | None = None) -> Cut | None:
-        """The last cut behind `start` with at most `max_rows` rows between them, or else the first one: a limit holds
-        whole cuts. None when there is no cut behind `start`, or none with a time ≤ `upto`."""
-        while self._ahead and self._ahead[0].time <= start.time:
-            self._ahead.popleft()
-        if len(self._ahead) < CUTS_AHEAD_MAX // 2:
-            self._read_ahead(start)
-        cuts = [cut for cut in self._ahead if upto is None or cut.time <= upto]
-        if not cuts:
+    def before(self, timestamp: int) -> Cut:
+        """Where to start to get the rows with a log time ≥ `timestamp`, which may still come. Its channels end where
+        those of the last stored cut before that do."""
+        collection = self.collection()
+        cut = self.cuts.last_upto(timestamp - 1) or beginning(collection)
+        return replace(cut, time=max(timestamp - 1, 0))
+
+    def upto(self, timestamp: int) -> tuple[Cut, bool]:
+        """Where to end to get the rows with a log time < `timestamp` of those that the newest cut has; and whether the
+        channels of this cut end later than its time."""
+        cut = next(self.cuts.between(timestamp - 2), None)
+        if cut is None:
+            return self.resolve(LATEST), False
+        return replace(cut, time=timestamp - 1), cut.time > timestamp - 1
+
+    def next(self, start: Cut, limits: Limits, upto: Cut) -> Cut | None:
+        """The last cut behind `start`, not behind `upto`, within the limits, or else the first one: a limit holds whole
+        cuts. None when there is no cut there."""
+        if upto.time <= start.time:
             return None
-        sums = accumulate(self._rows_between(start, cuts, max_rows))
-        within = sum(1 for total in sums if total <= max_rows)
-        return cuts[max(within, 1) - 1]
+        if not limits.bounded:
+            return upto
+        cuts = chain(self.cuts.ahead(start.time, upto.time - 1), [upto])
+        sizes = CutSizes(self._log, self.ranges(start, upto))
+        return last_within(((cut, sizes.upto(cut)) for cut in cuts), limits)
 
-    def _read_ahead(self, start: Cut) -> None:
-        last = self._ahead[-1].time if self._ahead else start.time
-        for cut in self._new_cuts(self._ahead_entries):
-            if cut.time > last:
-                self._ahead.append(cut)
-                last = cut.time
-                if len(self._ahead) == CUTS_AHEAD_MAX:
-                    return
-
-    def _new_cuts(self, entries: Follower) -> Iterator[Cut]:
-        id = self.collection().id
-        key = self._name.encode()
-        for entry in entries.new_entries():
-            try:
-                record = decode(entry.payload, entry.id)
-                cut = Cut.from_record(record) if record.key == key else None
-            except BadRecord as error:
-                _logger.warning("a cut is skipped, the next one takes its place: %s", error.message)
-                continue
-            if cut is not None and cut.collection_id == id:  # else of one of that name that was dropped
-                yield cut
-
-    def _rows_between(self, start: Cut, cuts: Sequence[Cut], enough: int) -> list[int]:
-        """The rows up to each of `cuts` behind the one before. Counting a channel ends where it alone has `enough`."""
-        times = [cut.time for cut in cuts]
-        rows = [0] * len(cuts)
-        for each in self.ranges(start, cuts[-1]):
-            total = 0
-            for ts, count in row_counts(self._log, each):
-                rows[bisect_left(times, ts)] += count
-                total += count
-                if total > enough:
-                    break
-        return rows
+    def has_rows(self, start: Cut, upto: Cut, rows: int) -> bool:
+        """Whether there are that many rows between two cuts. Asked again about a later cut, it counts on."""
+        counted = self._counted
+        if counted is None or counted.start != start.time or counted.upto.time > upto.time:
+            counted = _Counted(start.time, start, 0)
+        sizes = CutSizes(self._log, self.ranges(counted.upto, upto)).upto(upto)
+        total = counted.rows
+        for size in sizes:
+            total += size.rows
+            if total >= rows:
+                return True
+        self._counted = _Counted(start.time, upto, total)
+        return False
 
     # ---- what each task reads ---------------------------------------------------------------------------------------
 
-    def ranges(self, start: Cut, end: Cut) -> list[ChannelRange]:
-        """One range per pchannel that has entries between two cuts. Raises `InvalidRequest` when they do not belong
-        together."""
+    def ranges(self, start: Cut, end: Cut, *, tasks: int = 1, end_beyond: bool = False) -> list[ChannelRange]:
+        """What lies between two cuts: one range per pchannel that has entries there, or more of them for about that
+        many `tasks`. `end_beyond`: see `ChannelRange`. Raises `InvalidRequest` when the cuts do not belong together."""
         collection = self.collection()
         channels = pchannels_of(collection)
         if end.collection_id != collection.id or start.collection_id != collection.id or set(channels) - set(end.ends):
@@ -156,7 +151,7 @@ class Planner:
         if end.time < start.time:
             raise InvalidRequest(f"the end ({end.time}) lies before the start ({start.time}); check the offsets")
         fences = self._catalog.fences(channels)
-        return [
+        ranges = [
             ChannelRange(
                 self._wal,
                 channel,
@@ -168,10 +163,12 @@ class Planner:
                 fences.get(channel, {}),
                 collection.schema,
                 self._fail_on_data_loss,
+                end_beyond=end_beyond,
             )
             for channel in channels
             if end.ends[channel].id > start.ends[channel].id
         ]
+        return split(ranges, self.cuts.points(start.time, end.time), tasks) if 0 < len(ranges) < tasks else ranges
 
     def close(self) -> None:
         """Close the connection."""

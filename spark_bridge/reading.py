@@ -1,12 +1,13 @@
-"""Readers as Spark calls them (pyspark.sql.datasource). Everything that matters is in `planning` and `rows`.
+"""Readers as Spark calls them (pyspark.sql.datasource). Everything that matters is in `plans` and `rows`.
 
 Spark makes several instances in several processes: readers hold options only until the driver asks them something,
-and what a task needs travels in its `ChannelRange`.
+and what a task needs travels in its partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,41 +15,34 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
-from .columns import chosen_columns, spark_schema
+from .columns import chosen_columns
 from .log import open_log
-from .offsets import first_offset, from_offset, to_offset
-from .options import Options
-from .planning import Planner
+from .offsets import first_offset
+from .options import Limits, Options
+from .plans import CollectionPlan, Offset, Plan
 from .rows import ChannelRange, arrow_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from ..runtime.cuts import Cut
+
+def open_plan(options: Options) -> Plan:
+    """The plan of what the options name, not connected yet."""
+    return CollectionPlan(open_log(options.wal), options)
 
 
-def planner(options: Options) -> Planner:
-    """A planner for what the options name, not connected yet."""
-    return Planner(
-        open_log(options.wal),
-        options.wal,
-        options.collection,
-        options.prefix,
-        fail_on_data_loss=options.fail_on_data_loss,
-    )
-
-
-def _tasks(ranges: list[ChannelRange], schema: StructType, options: Options) -> list[InputPartition]:
-    if not ranges:
+def _partitions(plan: Plan, tasks: Sequence[Any], schema: StructType) -> list[InputPartition]:
+    if not tasks:
         return []
-    known = spark_schema(ranges[0].schema, change_feed=options.change_feed)
-    columns = chosen_columns(schema, known, f"collection {options.collection!r}")
-    return [InputPartition((each, columns)) for each in ranges]
+    columns = chosen_columns(schema, plan.schema(), plan.what())
+    return [InputPartition((task, columns)) for task in tasks]
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -61,17 +55,16 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 class TidewalBatchReader(DataSourceReader):
-    """Reads the rows behind `startingOffsets` up to `endingOffsets`, both cuts."""
+    """Reads the rows between where the options say that a batch begins and ends."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """One per pchannel that has entries between the two cuts."""
-        with closing(planner(self._options)) as plan:
-            start, end = plan.resolve(self._options.starting), plan.resolve(self._options.ending)
-            return _tasks(plan.ranges(start, end), self._schema, self._options)
+        """One per channel that has entries there, or more with `minPartitions`."""
+        with closing(open_plan(self._options)) as plan:
+            return _partitions(plan, plan.all_tasks(), self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition as Arrow batches."""
@@ -79,59 +72,76 @@ class TidewalBatchReader(DataSourceReader):
 
 
 class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches between stored cuts: (start, end) always names the same rows."""
+    """Micro-batches between offsets: (start, end) always names the same rows."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._opened: Planner | None = None
-        self._initial: dict[str, Any] | None = None
-        self._target: Cut | None = None
+        self._opened: Plan | None = None
+        self._initial: Offset | None = None
+        self._target: Offset | None = None
         self._targeted = False
-        self._seen: Cut | None = None
+        self._seen: Offset | None = None
+        self._last_batch_s = float("-inf")
 
     @property
-    def _plan(self) -> Planner:
+    def _plan(self) -> Plan:
         if self._opened is None:
-            self._opened = planner(self._options)
+            self._opened = open_plan(self._options)
         return self._opened
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts; the same however often Spark asks."""
         if self._initial is None:
-            cut = self._plan.resolve(self._options.starting)
-            self._initial = first_offset(cut, cut)
-        return self._initial
+            begin = self._plan.begin()
+            self._initial = first_offset(begin, begin)
+        return dict(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What option `maxRowsPerTrigger` says."""
-        return ReadAllAvailable() if self._options.limits.rows is None else ReadMaxRows(self._options.limits.rows)
+        """One of the limits that the options give: Spark can be told of no more. All of them are kept."""
+        limits = self._options.limits
+        if limits.rows is not None or limits.entries is not None:
+            return ReadMaxRows(limits.rows or limits.entries or 0)
+        if limits.bytes is not None:
+            return ReadMaxBytes(limits.bytes)
+        return ReadAllAvailable() if limits.min_rows is None else ReadMinRows(limits.min_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End this query at the newest cut there is now."""
+        """End this query at the end of what there is now."""
         self._target = self._plan.newest()
         self._targeted = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The next cut behind `start` within the limit; `start` itself when there is none."""
-        begin = from_offset(start, self._plan.collection())
+        """The next offset behind `start` within the limits; `start` itself when there is none yet."""
         newest = self._seen = self._target if self._targeted else self._plan.newest()
-        if newest is None or newest.time <= begin.time:
+        if newest is None:
             return start
-        if isinstance(limit, ReadMaxRows):
-            newest = self._plan.next(begin, limit.max_rows, newest.time) or newest
-        return first_offset(begin, newest) if start == self._initial else to_offset(newest)
+        # Without a limit from Spark, which has asked for ours, it wants everything: a trigger that runs once.
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
+        if self._waits_for_more(start, newest, limits):
+            return start
+        end = self._plan.next(start, newest, limits)
+        if end is None:
+            return start
+        self._last_batch_s = time.monotonic()
+        return first_offset(start, end) if start == self._initial else dict(end)
+
+    def _waits_for_more(self, start: Offset, newest: Offset, limits: Limits) -> bool:
+        """Whether there are fewer rows than are worth a batch, and the last batch is not long ago."""
+        if limits.min_rows is None or self._targeted or time.monotonic() - self._last_batch_s >= limits.max_delay_s:
+            return False
+        return not self._plan.has_rows(start, newest, limits.min_rows)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The newest cut that `latestOffset` has seen, whatever the limit was: how far a query is behind, as Spark's
+        """The newest offset that `latestOffset` has seen, whatever the limit was: how far a query is behind, as Spark's
         progress shows it."""
-        return None if self._seen is None else to_offset(self._seen)
+        return None if self._seen is None else dict(self._seen)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One per pchannel that has entries between the two offsets."""
-        collection = self._plan.collection()
-        begin = from_offset(end.get("from", start), collection)
-        return _tasks(self._plan.ranges(begin, from_offset(end, collection)), self._schema, self._options)
+        """One per channel that has entries between the two offsets, or more with `minPartitions`."""
+        if start == end:
+            return []
+        return _partitions(self._plan, self._plan.tasks(end.get("from", start), end), self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition as Arrow batches."""

@@ -7,14 +7,20 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
 class TidewalSource(DataSource):
-    """`format("tidewal")`: the rows of one collection, with every version of each."""
+    """`format("tidewal")`: reads the rows of one collection, with every version of each, and writes rows."""
 
     @classmethod
     def name(cls) -> str:
@@ -23,13 +29,13 @@ class TidewalSource(DataSource):
 
     def schema(self) -> StructType:
         """The collection's columns and the log's, see `columns`."""
-        from .columns import spark_schema
+        from .columns import some_columns
         from .options import Options
-        from .reading import planner
+        from .reading import open_plan
 
         options = Options.parse(self.options)
-        with closing(planner(options)) as plan:
-            return spark_schema(plan.collection().schema, options.columns, change_feed=options.change_feed)
+        with closing(open_plan(options)) as plan:
+            return some_columns(plan.schema(), options.columns, plan.what())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch: the rows between two cuts."""
@@ -44,3 +50,17 @@ class TidewalSource(DataSource):
         from .reading import TidewalStreamReader
 
         return TidewalStreamReader(Options.parse(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch: all rows of a DataFrame."""
+        from .sink.options import SinkOptions
+        from .writing import TidewalBatchWriter
+
+        return TidewalBatchWriter(SinkOptions.parse(self.options, streaming=False), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A stream: one micro-batch after the other."""
+        from .sink.options import SinkOptions
+        from .writing import TidewalStreamWriter
+
+        return TidewalStreamWriter(SinkOptions.parse(self.options, streaming=True), schema, overwrite)

@@ -11,8 +11,9 @@ import pytest
 from tidewal.runtime.catalog import Catalog
 from tidewal.runtime.errors import CollectionNotFound, InvalidRequest
 from tidewal.runtime.record import decode
-from tidewal.spark_bridge import planning
+from tidewal.spark_bridge import cut_log
 from tidewal.spark_bridge.offsets import beginning, to_json
+from tidewal.spark_bridge.options import Limits
 from tidewal.spark_bridge.planning import Planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -78,7 +79,7 @@ def test_a_limit_holds_whole_cuts_and_at_least_one(rng: random.Random, max_rows:
     flights = story.create()
     story.play(flights, rng, batches=60)
     plan, start, seen = planner(log), beginning(flights), 0
-    while (cut := plan.next(start, max_rows)) is not None:
+    while (cut := plan.next(start, Limits(max_rows), story.cuts[-1])) is not None:
         rows = len(story.between(start.time, cut.time))
         following = next((each for each in story.cuts if each.time > cut.time), None)
         first = next(each for each in story.cuts if each.time > start.time)
@@ -92,16 +93,16 @@ def test_a_limit_holds_whole_cuts_and_at_least_one(rng: random.Random, max_rows:
 def test_a_limited_query_holds_few_cuts_and_still_passes_all(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "CUTS_AHEAD_MAX", 4)
+    monkeypatch.setattr(cut_log, "CUTS_AHEAD_MAX", 4)
     log = ListLog()
     story = Story(log.append)
     flights = story.create()
     story.play(flights, rng, batches=40)
     plan, start, passed = planner(log), beginning(flights), []
-    while (cut := plan.next(start, 1)) is not None:
+    while (cut := plan.next(start, Limits(1), story.cuts[-1])) is not None:
         passed.append(cut)
         start = cut
-        assert len(plan._ahead) <= 4
+        assert len(plan.cuts._ahead) <= 4
     assert passed[-1] == story.cuts[-1]
     bounds = [0, *(cut.time for cut in passed)]
     counts = [len(story.between(begin, end)) for begin, end in itertools.pairwise(bounds)]
@@ -116,8 +117,9 @@ def test_a_limit_never_passes_the_target_of_available_now(rng: random.Random) ->
     target = story.cuts[-1]
     story.play(flights, rng, batches=10)
     plan = planner(log)
-    assert plan.next(beginning(flights), 10_000, target.time) == target
-    assert plan.next(target, 10_000, target.time) is None
+    assert plan.next(beginning(flights), Limits(10_000), target) == target
+    assert plan.next(beginning(flights), Limits(), target) == target
+    assert plan.next(target, Limits(10_000), target) is None
 
 
 def test_offsets_are_named_in_four_ways(rng: random.Random) -> None:
@@ -172,7 +174,7 @@ def test_cuts_that_retention_removed_are_not_missed(rng: random.Random) -> None:
     story.play(flights, rng, batches=10)
     del log.entries[NAMES.cuts][:-1]
     assert plan.newest() == story.cuts[-1]
-    assert plan.next(beginning(flights), 1) == story.cuts[-1]
+    assert plan.next(beginning(flights), Limits(1), story.cuts[-1]) == story.cuts[-1]
 
 
 def test_a_cut_that_cannot_be_read_is_passed_over(rng: random.Random) -> None:
