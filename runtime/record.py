@@ -55,6 +55,7 @@ class RecordType(IntEnum):
     FLUSHED = 1007
     QUERY = 1008
     DEAD_LETTER = 1009
+    LEDGER = 1010
 
 
 class BatchPart(NamedTuple):

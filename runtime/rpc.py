@@ -190,6 +190,11 @@ class Caller:
         self._start = From.EARLIEST if latest is None else FromId(latest)
         self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
 
+    @property
+    def listening(self) -> bool:
+        """Whether answers arrive: not after `close`, nor after the log failed under it. Open another one then."""
+        return self._reader is not None and not self._reader.done()
+
     async def call(
         self,
         role: str,

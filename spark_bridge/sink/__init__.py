@@ -1,0 +1,1 @@
+"""Writing: from a DataFrame's rows to a collection or to topics, each row exactly once."""

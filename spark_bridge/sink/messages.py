@@ -1,0 +1,172 @@
+"""From a DataFrame's rows to a topic's messages: one record a row, with the columns of Spark's Kafka sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+
+import pyarrow as pa
+import xxhash
+
+from ...runtime.clock import HybridClock, compose
+from ...runtime.errors import ConfigError, InvalidRows, InvalidSchema, MessageTooLarge
+from ...runtime.record import Record, RecordType, stamp
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+VALUE: Final = "value"
+COLUMNS: Final = ("key", VALUE, "headers", "timestamp", "topic")
+_TEXT: Final = ("string", "binary")
+_NO_TAGS: Final[Tags] = {}
+
+Array: TypeAlias = "pa.Array[Any]"
+Tags: TypeAlias = "dict[str, bytes | str | None]"
+
+
+class Message(NamedTuple):
+    """One message as its channel will have it."""
+
+    channel: str
+    timestamp: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlan:
+    """The place of each of `COLUMNS` that the DataFrame has."""
+
+    places: dict[str, int]
+    topics: tuple[str, ...]
+
+    def targets(self, batch: pa.RecordBatch) -> set[str]:
+        """The topics that rows of `batch` may go to. Raises `InvalidRows`."""
+        if self.topics:
+            return set(self.topics)
+        column = cast(Array, batch.column(self.places["topic"]))
+        if column.null_count:
+            raise InvalidRows(f"column 'topic' is null in {column.null_count} rows", column="topic")
+        return cast("set[str]", set(column.unique().to_pylist()))
+
+
+def plan_messages(given: StructType, topics: tuple[str, ...]) -> MessagePlan:
+    """Match the columns of a DataFrame with what a message has. Option `topic` goes before a column of that name.
+
+    Raises `InvalidSchema`, which names the column, and `ConfigError` when nothing says which topic.
+    """
+    places: dict[str, int] = {}
+    for place, column in enumerate(given.fields):
+        name = column.name.lower()
+        if name.startswith("_"):
+            continue
+        if name not in COLUMNS or name in places:
+            what = "appears twice" if name in places else "is nothing that a message has"
+            raise InvalidSchema(f"column {column.name!r} {what}: a topic takes {', '.join(COLUMNS)}")
+        if not _fits(name, column.dataType):
+            raise InvalidSchema(
+                f"column {column.name!r} is {column.dataType.simpleString()}: key and value are string or binary, "
+                "headers array<struct<key:string,value:binary>> or map<string,string>, timestamp is timestamp, topic "
+                "is string"
+            )
+        places[name] = place
+    if VALUE not in places:
+        raise InvalidSchema("column 'value' is missing: it is what a message holds, as string or binary")
+    if not topics and "topic" not in places:
+        raise ConfigError(
+            "nothing says where to write: option collection, option topic, or a column topic", key="topic"
+        )
+    if topics:
+        places.pop("topic", None)
+    return MessagePlan(places, topics)
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    if name == "timestamp":
+        return kind.typeName() in ("timestamp", "timestamp_ntz")
+    if name == "headers":
+        return kind.simpleString() in (
+            "array<struct<key:string,value:binary>>",
+            "array<struct<key:string,value:string>>",
+            "map<string,string>",
+            "map<string,binary>",
+        )
+    return kind.typeName().partition("(")[0] in (("string",) if name == "topic" else _TEXT)
+
+
+class MessageMaker:
+    """Makes the messages of one task. With a key they go where its hash says, as `MsgStream` does it; without one to
+    each channel in turn. `limits` is what one message of each channel may take; it may grow."""
+
+    def __init__(self, plan: MessagePlan, producer: str, clock: HybridClock, limits: dict[str, int]) -> None:
+        self._plan = plan
+        self._producer = producer
+        self._clock = clock
+        self._limits = limits
+        self._number = 0
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        """The rows of `batch`. Raises `InvalidRows`, `MessageTooLarge`."""
+        columns = {name: cast(Array, batch.column(place)) for name, place in self._plan.places.items()}
+        values = _bytes(columns[VALUE])
+        if columns[VALUE].null_count:
+            raise InvalidRows(f"column 'value' is null in row {values.index(None)}: a message needs one", column=VALUE)
+        count = batch.num_rows
+        keys = _bytes(columns["key"]) if "key" in columns else [None] * count
+        tags = _tags(columns["headers"]) if "headers" in columns else [_NO_TAGS] * count
+        times = _times(columns["timestamp"]) if "timestamp" in columns else [None] * count
+        topics = self._topics(columns, keys)
+        for key, value, tag, time, topic in zip(keys, values, tags, times, topics, strict=True):
+            timestamp = self._clock.now() if time is None else time
+            record = Record(
+                RecordType.ROWS,
+                producer=self._producer,
+                pseq=self._number,
+                key=key or b"",
+                tags=tag,
+                body=cast(bytes, value),
+            )
+            payload = stamp(record, timestamp, 0, 0)
+            if len(payload) > self._limits[topic]:
+                raise MessageTooLarge(
+                    f"a message with the key {(key or b'')[:50]!r} takes {len(payload)} bytes; {topic} takes "
+                    f"{self._limits[topic]}",
+                    size=len(payload),
+                    limit=self._limits[topic],
+                )
+            self._number += 1
+            yield Message(topic, timestamp, payload)
+
+    def _topics(self, columns: dict[str, Array], keys: Sequence[bytes | None]) -> Sequence[str]:
+        topics = self._plan.topics
+        if not topics:
+            return cast("list[str]", columns["topic"].to_pylist())
+        if len(topics) == 1:
+            return topics * len(keys)
+        return [
+            topics[(xxhash.xxh3_64_intdigest(key) if key is not None else self._number + row) % len(topics)]
+            for row, key in enumerate(keys)
+        ]
+
+
+def _bytes(array: Array) -> list[bytes | None]:
+    return array.cast(pa.binary()).to_pylist()
+
+
+def _times(array: Array) -> list[int | None]:
+    """Hybrid timestamps; a null is the time of writing, and so is one before 1970."""
+    ms = cast(Any, array.cast(pa.timestamp("us", tz="UTC"))).cast(pa.int64()).to_pylist()
+    return [None if us is None or us < 0 else compose(us // 1000) for us in ms]
+
+
+def _tags(array: Array) -> list[Tags]:
+    """Headers as tags; of two with one key the last counts."""
+    rows = cast("list[Any]", array.to_pylist())
+    return [dict(_pair(each) for each in row) if row else {} for row in rows]
+
+
+def _pair(header: Any) -> tuple[str, bytes | str | None]:
+    if isinstance(header, dict):  # of an array; else a pair of a map
+        header = cast("dict[str, Any]", header)
+        return header["key"], header["value"]
+    return cast("tuple[str, bytes | str | None]", header)

@@ -1,0 +1,104 @@
+"""The options of a write, checked in one place."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit
+
+from ...runtime.errors import ConfigError
+from ...runtime.names import DEFAULT_PREFIX
+from ...runtime.schema import OPS
+
+DEADLINE_S: Final = 300.0
+VERSION_MAX: Final = (1 << 43) - 1  # with 20 bits for a partition's chunks it makes a producer's number
+
+_NAMES: Final = ("wal", "collection", "topic", "prefix", "operation", "deadline", "txnAppId", "txnVersion")
+_SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark hands its own options over, too
+_UNIT_S: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where one write goes: into `collection`, or into `topics`, or (neither) where a column `topic` says.
+
+    `operation` is empty where a column `_op` may say it. `app` stands for the query in what identifies a write, and
+    `version` for the batch."""
+
+    wal: str
+    collection: str = ""
+    topics: tuple[str, ...] = ()
+    prefix: str = DEFAULT_PREFIX
+    operation: str = ""
+    deadline_s: float = DEADLINE_S
+    app: str = ""
+    version: int | None = None
+
+    @staticmethod
+    def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+        """Check the options of a stream or a batch. Raises `ConfigError`, whose `key` is the option to correct."""
+        options = _by_known_name(given)
+        if not options.get("wal"):
+            raise ConfigError("option wal is required", key="wal")
+        if options.get("collection") and options.get("topic"):
+            raise ConfigError("options collection and topic exclude each other", key="topic")
+        operation = options.get("operation", "").lower()
+        if operation and operation not in OPS:
+            raise ConfigError(f"option operation is {operation!r}; known are {', '.join(OPS)}", key="operation")
+        if operation and not options.get("collection"):
+            raise ConfigError("option operation is for collections only", key="operation")
+        app, version = options.get("txnAppId", ""), _version(options.get("txnVersion"))
+        if streaming and version is not None:
+            raise ConfigError("option txnVersion is for df.write only: a stream counts its batches", key="txnVersion")
+        if not streaming and bool(app) != (version is not None):
+            missing = "txnVersion" if app else "txnAppId"
+            raise ConfigError(f"options txnAppId and txnVersion belong together; {missing} is missing", key=missing)
+        return SinkOptions(
+            _absolute(options["wal"]),
+            options.get("collection", ""),
+            tuple(name.strip() for name in options.get("topic", "").split(",") if name.strip()),
+            options.get("prefix", DEFAULT_PREFIX),
+            operation,
+            _seconds("deadline", options.get("deadline")),
+            app,
+            version,
+        )
+
+
+def _by_known_name(given: Mapping[str, str]) -> dict[str, str]:
+    known = {name.lower(): name for name in _NAMES}
+    options = {name.lower(): value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r} of a write; known are {', '.join(_NAMES)}", key=name)
+    return {known[name]: value for name, value in options.items()}
+
+
+def _absolute(url: str) -> str:
+    """Executors may run in another directory."""
+    parts = urlsplit(url)
+    if parts.scheme != "rocksmq" or parts.netloc not in (".", ".."):
+        return url
+    return f"rocksmq://{quote(os.path.abspath(parts.netloc + unquote(parts.path)))}"
+
+
+def _version(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) > VERSION_MAX:
+        raise ConfigError(
+            f"option txnVersion is {text!r}; it must be a whole number from 0 to {VERSION_MAX}", key="txnVersion"
+        )
+    return int(text)
+
+
+def _seconds(name: str, text: str | None) -> float:
+    if text is None:
+        return DEADLINE_S
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in _UNIT_S or not int(found[1]):
+        raise ConfigError(f"option {name} is {text!r}; write a time like 30s or 5m", key=name)
+    return int(found[1]) * _UNIT_S[found[2]]

@@ -1,0 +1,34 @@
+"""Doing something again while that may help, up to a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from ...runtime.errors import DeadlineExceeded, TidewalError
+
+T = TypeVar("T")
+
+PAUSE_S: Final = 0.2
+LATE_S: Final = 1.0  # what an append of unknown outcome is given to show up before anyone looks for it
+
+
+async def persistently(work: Callable[[], Awaitable[T]], what: str, deadline_s: float) -> T:
+    """The result of `work`, which is called again after each retryable error, for at least `deadline_s`.
+
+    Raises `DeadlineExceeded` after that, and errors that are not retryable at once."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        try:
+            return await work()
+        except TidewalError as error:
+            if not error.retryable:
+                raise
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"{what} could not be written within {deadline_s:g} s ({error.message}). It is written once "
+                    "however often it is tried: start the query again, or give it longer with option deadline"
+                ) from error
+            await asyncio.sleep(LATE_S if error.fields.get("outcome_unknown") else PAUSE_S)

@@ -1,0 +1,214 @@
+"""Writing into topics: channels that nobody owns, and that cannot tell a repetition by themselves.
+
+Tasks *stage* their rows in a channel of the query's own, as the very bytes that the topics will hold. Once all have,
+the driver *decides* in the ledger whose staged rows count, copies them to the topics, and notes the batch as done. So
+attempts that fail, run twice or beside each other leave nothing behind but what nobody looks at, and a batch that is
+decided has fixed content, however Spark computes it again. When the driver dies while it copies, the next one finds the
+decision, looks what the topics hold behind the ends that it names, and copies the rest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import msgpack
+
+from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
+from ...runtime.record import Record, RecordType, decode, encode
+from ...runtime.wal import Append, ChannelPolicy, From, FromId, Wal
+from .ledger import Attempt, Decision, Ledger, upto
+from .messages import Message
+from .patience import persistently
+
+STAGED_BYTES: Final = 4 * 1024 * 1024  # of one staged entry, where the channel takes as much
+OVERHEAD_BYTES: Final = 1024  # of a message's limit, for what is beside the rows
+ROW_BYTES: Final = 32  # of one row in a staged entry, beside its payload
+
+STAGED: Final = ChannelPolicy(retention_s=None)
+STAGED_OF_JOB: Final = ChannelPolicy()  # of a job that dies nobody asks again
+
+
+def staged_name(ledger: str) -> str:
+    """The channel where the tasks of a ledger's writer put their rows."""
+    return f"{ledger}-staged"
+
+
+def producer_of(writer: str, batch: int, partition: int) -> str:
+    """What tells a copied record: with its number in the partition (`pseq`) it is unique."""
+    return f"spark/{writer}/{batch}/{partition}"
+
+
+@dataclass(slots=True)
+class Stager:
+    """Stages the messages of one task. `limit` is what an entry of `channel` may take."""
+
+    wal: Wal
+    channel: str
+    partition: int
+    limit: int
+    deadline_s: float
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    targets: dict[str, int] = field(default_factory=dict[str, int])
+    _held: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
+    _size: int = 0
+    _count: int = 0
+    _chunks: int = 0
+    _first: bytes = b""
+    _last: bytes = b""
+
+    @property
+    def row_limit(self) -> int:
+        """What one message may take."""
+        return self.limit - OVERHEAD_BYTES
+
+    async def add(self, messages: Iterable[Message]) -> None:
+        """Stage messages, in their order; what is held back is at most one entry."""
+        for channel, timestamp, payload in messages:
+            size = len(payload) + ROW_BYTES
+            if self._held and self._size + size > min(self.limit - OVERHEAD_BYTES, STAGED_BYTES):
+                await self._flush()
+            self._held.append((self.targets.setdefault(channel, len(self.targets)), timestamp, payload))
+            self._size += size
+
+    async def finish(self) -> Attempt | None:
+        """Stage what is held back. What was staged in all, None for nothing."""
+        if self._held:
+            await self._flush()
+        return Attempt(self.partition, self.token, self._chunks, self._first, self._last) if self._chunks else None
+
+    async def _flush(self) -> None:
+        body = cast(bytes, msgpack.packb((list(self.targets), self._held)))
+        tags = {"token": self.token, "chunk": self._chunks, "row": self._count}
+        entry = encode(Record(RecordType.LEDGER, tags=tags, body=body))
+        self._last = await persistently(lambda: self.wal.append(self.channel, entry), "the batch", self.deadline_s)
+        self._first = self._first or self._last
+        self._count += len(self._held)
+        self._chunks += 1
+        self._held, self._size = [], 0
+
+
+Places = Mapping[tuple[str, str], int]  # (channel, producer) -> the highest number there
+
+
+class Publisher:
+    """The driver's side: decides a batch, copies its rows to the topics, and notes it as done.
+
+    One at a time for a ledger, as Spark's checkpoints demand of drivers."""
+
+    def __init__(self, wal: Wal, ledger: Ledger, staged: str, writer: str, deadline_s: float) -> None:
+        self._wal = wal
+        self._ledger = ledger
+        self._staged = staged
+        self._writer = writer
+        self._deadline_s = deadline_s
+
+    async def commit(self, batch: int, attempts: Sequence[Attempt], targets: Iterable[str]) -> None:
+        """Make `attempts` the content of `batch`, unless an earlier commit did with others. Returns when all rows are
+        in the topics, each once, however often this is called. Raises `DeadlineExceeded` when the log does not take
+        them in time, `OutcomeUnknown` when retention removed what would tell whether they are there, and what the log
+        raises."""
+        wanted = sorted(set(targets))
+        await persistently(lambda: self._go_on(batch, attempts, wanted), f"batch {batch}", self._deadline_s)
+
+    async def _go_on(self, batch: int, attempts: Sequence[Attempt], targets: Sequence[str]) -> None:
+        """From wherever an earlier call or driver has got to."""
+        state = await self._ledger.state()
+        if batch <= state.done:
+            return
+        decision, there = state.decision, cast(Places, {})
+        if decision is not None:
+            self._check(decision, batch)
+            there = await self._already(decision)
+        elif attempts:
+            decision = Decision(batch, attempts, {each: await self._wal.latest_id(each) for each in targets})
+            await self._ledger.decide(decision)
+            if (await self._ledger.state()).decision != decision:
+                raise Unavailable(f"another driver has decided batch {batch} at the same time; retry")
+        else:
+            return
+        await self._copy(decision, there)
+        await self._ledger.finish(batch)
+        await self._tidy()
+
+    def _check(self, decision: Decision, batch: int) -> None:
+        if decision.batch != batch:
+            raise CorruptLog(
+                f"batch {decision.batch} was begun and is not done, and this is batch {batch}: the checkpoint is not "
+                "the one that this query had. Use that one, or another txnAppId",
+                path=self._staged,
+            )
+
+    async def _already(self, decision: Decision) -> Places:
+        """The highest number of each producer of this batch that each topic has."""
+        wanted = {producer_of(self._writer, decision.batch, each.partition) for each in decision.attempts}
+        found: dict[tuple[str, str], int] = {}
+        for channel, end in decision.ends.items():
+            latest = await self._wal.latest_id(channel)
+            if latest is None:
+                continue
+            try:
+                async with aclosing(
+                    upto(self._wal, channel, From.EARLIEST if end is None else FromId(end), latest)
+                ) as pieces:
+                    async for entries in pieces:
+                        for entry in entries:
+                            try:
+                                record = decode(entry.payload)
+                            except BadRecord:
+                                continue
+                            if record.producer in wanted:
+                                place = (channel, record.producer)
+                                found[place] = max(found.get(place, -1), record.pseq)
+            except PositionLost as error:
+                raise OutcomeUnknown(
+                    f"batch {decision.batch} was begun, and retention has removed from {channel} what would tell how "
+                    f"far it came ({error.message}): look what the topic has, then begin with a new checkpoint"
+                ) from error
+        return found
+
+    async def _copy(self, decision: Decision, there: Places) -> None:
+        async with aclosing(self._staged_rows(decision)) as staged:
+            async for producer, first, targets, rows in staged:
+                reached = [there.get((channel, producer), -1) for channel in targets]
+                appends = [
+                    Append(targets[target], payload, timestamp)
+                    for number, (target, timestamp, payload) in enumerate(rows, first)
+                    if number > reached[target]
+                ]
+                if appends:
+                    await self._wal.append_many(appends)
+
+    async def _staged_rows(
+        self, decision: Decision
+    ) -> AsyncGenerator[tuple[str, int, list[str], list[tuple[int, int, bytes]]]]:
+        """The staged entries that were decided: the producer, the number of the first row, the channels, the rows."""
+        attempts = {each.token: each for each in decision.attempts}
+        seen = dict.fromkeys(attempts, 0)
+        first, last = min(each.first for each in decision.attempts), max(each.last for each in decision.attempts)
+        async with aclosing(upto(self._wal, self._staged, FromId(first, inclusive=True), last)) as pieces:
+            async for entries in pieces:
+                for entry in entries:
+                    record = decode(entry.payload)
+                    token = cast(str, record.tags["token"])
+                    if token not in attempts or record.tags["chunk"] != seen[token]:
+                        continue  # of another attempt, or there twice after an append of unknown outcome
+                    seen[token] += 1
+                    targets, rows = cast(Any, msgpack.unpackb(record.body, use_list=False))
+                    producer = producer_of(self._writer, decision.batch, attempts[token].partition)
+                    yield producer, cast(int, record.tags["row"]), list(targets), rows
+        if any(seen[each.token] != each.chunks for each in decision.attempts):
+            raise CorruptLog(
+                f"{self._staged} does not hold all rows of batch {decision.batch} any more: they were removed by hand",
+                path=self._staged,
+            )
+
+    async def _tidy(self) -> None:
+        """Nothing that is staged by now is needed: the next batch begins after this one."""
+        if self._wal.capabilities.truncate:
+            latest = await self._wal.latest_id(self._staged)
+            if latest is not None:
+                await self._wal.truncate(self._staged, latest)

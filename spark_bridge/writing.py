@@ -1,0 +1,238 @@
+"""Writers as Spark calls them (pyspark.sql.datasource). Everything that matters is in `sink`.
+
+Spark makes a writer anew for each batch, in several processes. What a writer needs travels with it; what its tasks
+tell the driver travels in their commit messages.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ..runtime.catalog import Collection
+from ..runtime.clock import HybridClock
+from ..runtime.errors import ChannelNotFound, InvalidRequest
+from .log import Log, open_log
+from .planning import Planner
+from .sink.chunks import chunks
+from .sink.collection import ChunkSender, Task, division
+from .sink.ledger import Attempt, Ledger, application, ledger_name
+from .sink.messages import MessageMaker, MessagePlan, plan_messages
+from .sink.options import SinkOptions
+from .sink.rows import RowPlan, log_rows, plan_rows
+from .sink.topic import STAGED, STAGED_OF_JOB, Publisher, Stager, producer_of, staged_name
+from .sink.worker_log import WorkerLog, worker_log
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from ..runtime.wal import ChannelPolicy
+
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
+
+_clock = HybridClock()
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver: whose write it was, and for topics what it staged, to go where."""
+
+    task: Task
+    attempt: Attempt | None = None
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CollectionSink:
+    """Writes into a collection. Everything happens in the tasks."""
+
+    options: SinkOptions
+    collection: Collection
+    plan: RowPlan
+
+    @property
+    def target(self) -> str:
+        return f"collection {self.collection.id}"
+
+    def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> Written:
+        """The rows of one task, each once. Raises what `ChunkSender.send` raises."""
+        log = worker_log(self.options.wal)
+        shards, chunk_bytes = log.run(division(log.wal, self.collection))
+        sender = ChunkSender(lambda: log.caller(self.options.prefix), self.collection, task, self.options.deadline_s)
+        rows = (log_rows(batch, self.plan) for batch in batches)
+        divided = chunks(rows, self.collection.schema, shards=shards, chunk_bytes=chunk_bytes)
+        for number, chunk in enumerate(divided):
+            log.run(sender.send(number, chunk))
+        return Written(task)
+
+    def commit(self, batch: int, messages: Sequence[Written]) -> None:
+        """Nothing is left to do."""
+
+
+@dataclass(frozen=True)
+class TopicSink:
+    """Writes into topics: tasks stage, the driver publishes."""
+
+    options: SinkOptions
+    plan: MessagePlan
+    staged_policy: ChannelPolicy
+
+    @property
+    def target(self) -> str:
+        return f"topics {','.join(self.options.topics)}"
+
+    def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Stage the rows of one task."""
+        log = worker_log(self.options.wal)
+        stager = log.run(self._stager(log, task))
+        limits: dict[str, int] = {}
+        maker = MessageMaker(self.plan, producer_of(*task), _clock, limits)
+        for batch in batches:
+            for topic in self.plan.targets(batch) - limits.keys():
+                limits[topic] = min(log.run(log.wal.describe(topic)).max_message_bytes, stager.row_limit)
+            log.run(stager.add(maker.messages(batch)))
+        return Written(task, log.run(stager.finish()), tuple(stager.targets))
+
+    async def _stager(self, log: WorkerLog, task: Task) -> Stager:
+        staged = staged_name(ledger_name(task.writer, self.options.prefix))
+        await log.create(staged, self.staged_policy)
+        limit = (await log.wal.describe(staged)).max_message_bytes
+        return Stager(log.wal, staged, task.partition, limit, self.options.deadline_s)
+
+    def commit(self, batch: int, messages: Sequence[Written]) -> None:
+        """Publish what the tasks staged. Raises what `Publisher.commit` raises."""
+        if not messages:
+            return
+        log = worker_log(self.options.wal)
+        writer = messages[0].task.writer
+        channel = ledger_name(writer, self.options.prefix)
+        attempts = sorted(message.attempt for message in messages if message.attempt is not None)
+        targets = {name for message in messages for name in message.targets}
+        log.run(self._publish(log, Ledger(log.wal, channel), staged_name(channel), writer, batch, attempts, targets))
+
+    async def _publish(
+        self,
+        log: WorkerLog,
+        ledger: Ledger,
+        staged: str,
+        writer: str,
+        batch: int,
+        attempts: Sequence[Attempt],
+        targets: set[str],
+    ) -> None:
+        await ledger.create()
+        await Publisher(log.wal, ledger, staged, writer, self.options.deadline_s).commit(batch, attempts, targets)
+
+
+Sink = CollectionSink | TopicSink
+
+
+def make_sink(options: SinkOptions, schema: StructType, *, keep: bool) -> Sink:
+    """The sink for rows of `schema`. Raises what is wrong before anything is written: `CollectionNotFound`,
+    `ChannelNotFound`, `InvalidSchema`, `ConfigError`, `Unavailable`. `keep`: what is staged must not expire."""
+    with closing(open_log(options.wal)) as log:
+        if options.collection:
+            collection = Planner(log, options.wal, options.collection, options.prefix).collection()
+            return CollectionSink(options, collection, plan_rows(schema, collection.schema, options.operation))
+        for topic in options.topics:
+            _check_there(log, topic)
+    return TopicSink(options, plan_messages(schema, options.topics), STAGED if keep else STAGED_OF_JOB)
+
+
+def _check_there(log: Log, topic: str) -> None:
+    try:
+        log.latest_id(topic)
+    except ChannelNotFound as error:
+        raise ChannelNotFound(
+            f"no topic {topic!r}: create the channel first, or check option topic", channel=topic
+        ) from error
+
+
+def _refuse_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidRequest(
+            "Tidewal adds to what is there: use mode('append') or output mode append or update; rows of a collection "
+            "are replaced by key"
+        )
+
+
+class TidewalStreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches: each is written once, by its query's id (or option `txnAppId`) and its number."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        _refuse_overwrite(overwrite)
+        self._sink = make_sink(options, schema, keep=True)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """The rows of one task."""
+        context = cast(Any, TaskContext.get())
+        app = self._sink.options.app
+        writer = application(app, self._sink.target) if app else context.getLocalProperty(QUERY)
+        return self._sink.write(Task(writer, int(context.getLocalProperty(BATCH)), context.partitionId()), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """All tasks have written."""
+        self._sink.commit(batchId, [message for message in messages if isinstance(message, Written)])
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: whoever writes the batch again finds what there is of it."""
+
+
+class TidewalBatchWriter(DataSourceArrowWriter):
+    """Writes one DataFrame: once by `txnAppId` and `txnVersion` where they are given, else once per job."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        _refuse_overwrite(overwrite)
+        self._sink = make_sink(options, schema, keep=bool(options.app))
+        app = options.app
+        self._writer = application(app, self._sink.target) if app else secrets.token_hex(16)
+        self._version = options.version or 0
+        self._repeated = bool(app) and self._done()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """The rows of one task."""
+        context = cast(Any, TaskContext.get())
+        task = Task(self._writer, self._version, context.partitionId())
+        return Written(task) if self._repeated else self._sink.write(task, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks have written."""
+        if self._repeated:
+            return
+        self._sink.commit(self._version, [message for message in messages if isinstance(message, Written)])
+        if not self._sink.options.app:
+            self._forget()
+        elif isinstance(self._sink, CollectionSink):
+            log = worker_log(self._sink.options.wal)
+            log.run(self._finish(Ledger(log.wal, self._ledger)))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """A job that nobody repeats leaves no channels; what tasks have written into a collection stays."""
+        if not self._sink.options.app:
+            self._forget()
+
+    @property
+    def _ledger(self) -> str:
+        return ledger_name(self._writer, self._sink.options.prefix)
+
+    def _done(self) -> bool:
+        log = worker_log(self._sink.options.wal)
+        return log.run(Ledger(log.wal, self._ledger).state()).done >= self._version
+
+    async def _finish(self, ledger: Ledger) -> None:
+        await ledger.create()
+        await ledger.finish(self._version)
+
+    def _forget(self) -> None:
+        if isinstance(self._sink, TopicSink):
+            log = worker_log(self._sink.options.wal)
+            for channel in (self._ledger, staged_name(self._ledger)):
+                log.run(log.wal.drop_channel(channel))
