@@ -41,6 +41,11 @@ class Query:
         self._reader = None
 
     @property
+    def stopped(self) -> bool:
+        """Whether there is no driver."""
+        return self._reader is None
+
+    @property
     def unfinished(self) -> bool:
         """Whether a batch was planned and not committed: what a restart begins with."""
         return len(self._offsets) > len(self.committed)
