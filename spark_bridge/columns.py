@@ -17,7 +17,7 @@ follow under Delta's names: `_change_type` (as `_op`), `_commit_version` (as `_t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 
@@ -70,6 +70,10 @@ def spark_schema(schema: CollectionSchema, *, change_feed: bool = False) -> Stru
     return StructType([StructField(name, spark_type(kind), True, metadata.get(name)) for name, kind in known.items()])
 
 
+def _fields(kind: pa.DataType) -> list[pa.Field[Any]]:
+    return [cast("pa.StructType", kind).field(number) for number in range(kind.num_fields)]
+
+
 def some_columns(known: StructType, asked: Sequence[str], what: str) -> StructType:
     """The columns that were `asked` for: all where none was named. Raises `InvalidSchema` for one that is not there."""
     from pyspark.sql.types import StructType
@@ -82,10 +86,13 @@ def some_columns(known: StructType, asked: Sequence[str], what: str) -> StructTy
 
 
 def spark_type(kind: pa.DataType) -> DataType:
+    """Spark's name for an Arrow type that it takes."""
     from pyspark.sql import types
 
     if pa.types.is_list(kind):
         return types.ArrayType(spark_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return types.StructType([types.StructField(each.name, spark_type(each.type)) for each in _fields(kind)])
     known: dict[pa.DataType, DataType] = {
         pa.bool_(): types.BooleanType(),
         pa.int8(): types.ByteType(),

@@ -6,14 +6,14 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from ..runtime.catalog import Catalog, Collection
+from ..runtime.catalog import Collection
 from ..runtime.cuts import Cut
-from ..runtime.errors import CollectionNotFound, InvalidRequest, PositionLost
+from ..runtime.errors import CollectionNotFound, InvalidRequest
 from ..runtime.names import Names
-from ..runtime.record import decode
+from .catalog_view import CatalogView
 from .cut_log import CutLog
 from .limits import CutSizes, last_within
-from .log import Follower, Log
+from .log import Log
 from .offsets import beginning, from_json, pchannels_of, scheme_of
 from .options import EARLIEST, LATEST, Limits
 from .rows import ChannelRange
@@ -38,34 +38,23 @@ class Planner:
         self._prefix = prefix
         self._fail_on_data_loss = fail_on_data_loss
         names = Names(prefix)
-        self._catalog = Catalog()
-        self._catalog_channel = names.catalog
-        self._catalog_entries = Follower(log, names.catalog)
+        self._catalog = CatalogView(log, names.catalog)
         self._cuts_channel = names.cuts
         self._cut_log: CutLog | None = None
         self._counted: _Counted | None = None
 
     def collection(self) -> Collection:
         """The collection as the catalog has it now. Raises `CollectionNotFound`."""
+        catalog = self._catalog.now()
         try:
-            self._follow_catalog()
-        except PositionLost:  # a snapshot took the place of what was to come next
-            self._catalog = Catalog()
-            self._catalog_entries = Follower(self._log, self._catalog_channel)
-            self._follow_catalog()
-        try:
-            return self._catalog.collection(self._name)
+            return catalog.collection(self._name)
         except CollectionNotFound as error:
-            known = ", ".join(sorted(self._catalog.collections)) or "none"
+            known = ", ".join(sorted(catalog.collections)) or "none"
             raise CollectionNotFound(
                 f"no collection {self._name!r} in {self._wal} under prefix {self._prefix!r}; there are: {known}. "
                 "Check options collection, wal and prefix, or create it first",
                 collection=self._name,
             ) from error
-
-    def _follow_catalog(self) -> None:
-        for entry in self._catalog_entries.new_entries():
-            self._catalog.apply(decode(entry.payload, entry.id))
 
     @property
     def cuts(self) -> CutLog:
@@ -150,7 +139,7 @@ class Planner:
             raise InvalidRequest(f"a cut is not of collection {self._name!r} as it is now: start with a new checkpoint")
         if end.time < start.time:
             raise InvalidRequest(f"the end ({end.time}) lies before the start ({start.time}); check the offsets")
-        fences = self._catalog.fences(channels)
+        fences = self._catalog.now().fences(channels)
         ranges = [
             ChannelRange(
                 self._wal,

@@ -24,9 +24,12 @@ from pyspark.sql.streaming.datasource import (
 from .columns import chosen_columns
 from .log import open_log
 from .offsets import first_offset
-from .options import Limits, Options
+from .options import CHANNEL, Limits, Options
 from .plans import CollectionPlan, Offset, Plan
 from .rows import ChannelRange, arrow_batches
+from .ticks import ByTick
+from .topic_rows import TopicRange, topic_batches
+from .topics import ByChannel
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
 
 def open_plan(options: Options) -> Plan:
     """The plan of what the options name, not connected yet."""
-    return CollectionPlan(open_log(options.wal), options)
+    kind = CollectionPlan if options.collection else ByChannel if options.consistency == CHANNEL else ByTick
+    return kind(open_log(options.wal), options)
 
 
 def _partitions(plan: Plan, tasks: Sequence[Any], schema: StructType) -> list[InputPartition]:
@@ -49,9 +53,12 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one task; none for the partition that Spark makes up when there is nothing to read."""
     if partition.value is None:
         return
-    wanted, columns = cast("tuple[ChannelRange, tuple[str, ...]]", partition.value)
+    wanted, columns = cast("tuple[ChannelRange | TopicRange, tuple[str, ...]]", partition.value)
     with closing(open_log(wanted.wal)) as log:
-        yield from arrow_batches(log, wanted, columns)
+        if isinstance(wanted, TopicRange):
+            yield from topic_batches(log, wanted, columns)
+        else:
+            yield from arrow_batches(log, wanted, columns)
 
 
 class TidewalBatchReader(DataSourceReader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -128,9 +129,7 @@ class Story:
     def stamped(self, channel: str, record: Record, ts: int) -> bytes:
         self._cseq[channel] += 1
         cseq = self._cseq[channel]
-        payload = encode(
-            Record(record.type, ts, self.term, cseq, part=record.part, vchannel=record.vchannel, body=record.body)
-        )
+        payload = encode(replace(record, ts=ts, term=self.term, cseq=cseq))
         id = self.append(channel, payload, ts)
         self._ends[channel] = CutEnd(self.term, cseq, id)
         return id

@@ -1,0 +1,310 @@
+"""Topics whose channels have owners, with a common time (`consistency=tick`).
+
+An owner stamps in log order, so its last record or tick tells a time up to which its channel is complete; of an idle
+channel its heartbeats tell. T is the least of them, and an offset says for each channel where the records with ts ≤ T
+end:
+
+    {"v": 1, "wal": "kafka", "t": T, "ends": {channel: [message id in hex, term, cseq]}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..runtime.channel_reader import ChannelReader
+from ..runtime.clock import add_ms
+from ..runtime.cuts import CutEnd
+from ..runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, PositionLost
+from ..runtime.heartbeats import Announcement, announcements
+from ..runtime.names import Names
+from ..runtime.record import decode
+from .catalog_view import CatalogView
+from .limits import Size
+from .log import Log
+from .offsets import VERSION, parsed
+from .options import EARLIEST, LATEST, Limits, Options
+from .topic_rows import Place, TopicRange, channel_reader, entries_between, message_of_record
+from .topics import TopicPlan
+
+if TYPE_CHECKING:
+    from .plans import Offset
+
+TAIL_MS: Final = 250  # of a channel, read to see what time it tells; owners tick more often
+HEARTBEATS_MS: Final = 2000  # of all nodes, read at first
+NOTHING: Final = CutEnd(0, 0, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A time, and where the records at or before it end."""
+
+    time: int
+    ends: Mapping[str, CutEnd]
+
+
+class _Told(NamedTuple):
+    """Where a channel stood at a time."""
+
+    time: int
+    end: CutEnd
+
+
+class _Step(NamedTuple):
+    """What one more timestamp of a channel brings."""
+
+    ts: int
+    channel: str
+    end: CutEnd
+    size: Size
+
+
+class Heartbeats:
+    """What owners announce in `channel`, which is ephemeral and may be absent: of each channel the last word."""
+
+    def __init__(self, log: Log, channel: str) -> None:
+        self._log = log
+        self._channel = channel
+        self._heard: bytes | None = None
+        self._last: dict[str, Announcement] = {}
+
+    def now(self) -> Mapping[str, Announcement]:
+        """With what was announced by now."""
+        try:
+            latest = self._log.latest_id(self._channel)
+            if latest is not None and latest != self._heard:
+                self._hear(latest)
+        except (ChannelNotFound, PositionLost):  # they come again soon
+            self._heard = None
+        return self._last
+
+    def _hear(self, latest: bytes) -> None:
+        after = self._heard or self._some_time_before(latest)
+        for entries in self._log.read(self._channel, after, latest, inclusive=self._heard is None):
+            for entry in entries:
+                with suppress(BadRecord):
+                    self._last |= {each.channel: each for each in announcements(decode(entry.payload, entry.id))}
+        self._heard = latest
+
+    def _some_time_before(self, latest: bytes) -> bytes:
+        [last] = [entry for piece in self._log.read(self._channel, latest, latest, inclusive=True) for entry in piece]
+        return self._log.id_at(self._channel, add_ms(last.timestamp, -HEARTBEATS_MS)) or latest
+
+
+def _with_heartbeat(told: _Told, heard: Announcement | None) -> _Told:
+    """What a channel tells when its owner's announcement counts: once all is there that it is about."""
+    if heard is None or (heard.term, heard.cseq) > (told.end.term, told.end.cseq):
+        return told
+    return _Told(max(told.time, heard.time), told.end)
+
+
+class ByTick(TopicPlan):
+    """All channels up to the same time."""
+
+    def __init__(self, log: Log, options: Options) -> None:
+        super().__init__(log, options)
+        self._catalog = CatalogView(log, Names(options.prefix).catalog)
+        self._heartbeats = Heartbeats(log, Names(options.prefix).heartbeats)
+        self._last: dict[str, _Told] = {}
+
+    def begin(self) -> Offset:
+        """See `Plan`."""
+        if self._options.starting_time is not None:
+            return self._offset(self._line_at(self._options.starting_time - 1))
+        return self._offset(self._named(self._options.starting))
+
+    def newest(self) -> Offset | None:
+        """See `Plan`."""
+        line = self._newest()
+        return self._offset(line) if line.ends else None
+
+    def next(self, start: Offset, upto: Offset, limits: Limits) -> Offset | None:
+        """See `Plan`. A limit holds whole timestamps, of all channels."""
+        begin, end = self._line(start), self._line(upto)
+        self.check_dropped(sorted(set(begin.ends) - set(end.ends)))
+        if end.time <= begin.time:
+            return None
+        return self._offset(self._within(begin, end, limits)) if limits.bounded else upto
+
+    def tasks(self, start: Offset, end: Offset) -> list[TopicRange]:
+        """See `Plan`."""
+        return self._split(self._ranges(self._line(start), self._line(end)))
+
+    def all_tasks(self) -> list[TopicRange]:
+        """See `Plan`. Times that are still to come name nothing yet."""
+        begin, time = self._line(self.begin()), self._options.ending_time
+        end = self._named(self._options.ending) if time is None else self._line_at(time - 1, told=True)
+        return self._split(self._ranges(begin, end)) if end.time > begin.time else []
+
+    def sizes(self, wanted: TopicRange) -> Iterator[Size]:
+        """See `TopicPlan`."""
+        return (step.size for step in self._steps(wanted, 0))
+
+    # ---- lines ------------------------------------------------------------------------------------------------------
+
+    def _newest(self) -> Line:
+        """What the channels tell together. Those without an entry have no owner yet, and join later."""
+        heard = self._heartbeats.now()  # before the channels are looked at: what is announced is in them then
+        told = {name: self._told(name, id) for name, id in self.latest().items() if id is not None}
+        told = {name: _with_heartbeat(each, heard.get(name)) for name, each in told.items()}
+        if not told:
+            return Line(0, {})
+        self._last = told
+        time = min(each.time for each in told.values())
+        return Line(time, {name: self._end_at(name, time, each) for name, each in told.items()})
+
+    def _named(self, text: str) -> Line:
+        if text == EARLIEST:
+            return Line(0, dict.fromkeys(self._newest().ends, NOTHING))
+        if text == LATEST:
+            return self._newest()
+        return self._line_at(int(text)) if text.isdecimal() else self._line(parsed(text))
+
+    def _line_at(self, time: int, *, told: bool = False) -> Line:
+        """The line at a time; with `told` not behind what the channels tell."""
+        newest = self._newest()
+        time = max(min(time, newest.time) if told else time, 0)
+        if time >= newest.time:
+            return replace(newest, time=time)
+        return Line(time, {name: self._end_at(name, time, self._last[name]) for name in newest.ends})
+
+    def _told(self, channel: str, latest: bytes) -> _Told:
+        """The time that a channel tells, and where it ends then."""
+        last = self._last.get(channel)
+        if last is not None and last.end.id == latest:
+            return last
+        [entry] = [entry for piece in self._log.read(channel, latest, latest, inclusive=True) for entry in piece]
+        return self._end_before(channel, entry.timestamp, latest) or _Told(0, NOTHING)
+
+    def _end_at(self, channel: str, time: int, told: _Told) -> CutEnd:
+        if told.time <= time:
+            return told.end
+        found = self._end_before(channel, time, told.end.id)
+        return NOTHING if found is None else found.end
+
+    def _end_before(self, channel: str, time: int, latest: bytes) -> _Told | None:
+        """The last record at or before `time`: ten times more of the channel is read until there is one."""
+        window_ms = TAIL_MS
+        while True:
+            begin = add_ms(time, -window_ms)
+            first = self.at_time(channel, begin)
+            found = None if first is None else self._last_record(channel, first, latest, time)
+            if found is not None or begin == 0:
+                return found
+            window_ms *= 10
+
+    def _last_record(self, channel: str, first: bytes, latest: bytes, time: int) -> _Told | None:
+        """The last record that counts between two entries and is not behind `time`."""
+        reader = ChannelReader(channel, fences=self._fences(channel))
+        found = None
+        for entries in self._log.read(channel, first, latest, inclusive=True):
+            for entry in entries:
+                for record in reader.accept([entry]):
+                    self._check_owned(channel, record.term)
+                    if record.ts > time:
+                        return found
+                    found = _Told(record.ts, CutEnd(record.term, record.cseq, record.id))
+        return found
+
+    def _check_owned(self, channel: str, term: int) -> None:
+        if not term:
+            raise InvalidRequest(
+                f"consistency=tick is for channels that have an owner, {channel!r} has none: leave consistency out",
+                channel=channel,
+            )
+
+    def _fences(self, channel: str) -> Mapping[int, bytes]:
+        return self._catalog.now().fences([channel]).get(channel, {})
+
+    def _offset(self, line: Line) -> Offset:
+        ends = {channel: [end.id.hex(), end.term, end.cseq] for channel, end in sorted(line.ends.items())}
+        return {"v": VERSION, "wal": self._wal, "t": line.time, "ends": ends}
+
+    def _line(self, offset: Offset) -> Line:
+        ends = self.checked(offset)
+        try:
+            found = {name: CutEnd(int(term), int(cseq), bytes.fromhex(id)) for name, (id, term, cseq) in ends.items()}
+            return Line(int(offset["t"]), found)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"not an offset of consistency=tick: {offset!r}; correct that option, or start with a new checkpoint"
+            ) from error
+
+    # ---- ranges -----------------------------------------------------------------------------------------------------
+
+    def _ranges(self, begin: Line, end: Line) -> list[TopicRange]:
+        """What lies between two lines. A channel that joins is read from its beginning, whatever its records' time."""
+        return [
+            TopicRange(
+                self._options.wal,
+                channel,
+                Place(before.id, True),
+                Place(upto.id, True),
+                self._options.fail_on_data_loss,
+                self._fences(channel),
+                (before.term, before.cseq),
+                begin.time if channel in begin.ends else 0,
+                end.time,
+                end.time,
+            )
+            for channel, upto in end.ends.items()
+            if (before := begin.ends.get(channel, NOTHING)).id < upto.id
+        ]
+
+    def _within(self, begin: Line, end: Line, limits: Limits) -> Line:
+        """The last line between two within the limits, or the first: all records of one timestamp, or none."""
+        ends = {name: begin.ends.get(name, NOTHING) for name in end.ends}
+        steps = merge(*(self._steps(wanted, begin.time + 1) for wanted in self._ranges(begin, end)))
+        total, chosen = Size(), None
+        for ts, group in groupby(steps, key=lambda step: step.ts):
+            reached = dict(ends)
+            for step in group:
+                total = total.plus(step.size)
+                reached[step.channel] = step.end
+                if chosen is not None and total.is_over(limits):
+                    return chosen
+            ends, chosen = reached, Line(ts, reached)
+            if total.is_over(limits):
+                return chosen
+        return end
+
+    def _steps(self, wanted: TopicRange, least: int) -> Iterator[_Step]:
+        """The records of a channel that count; what does not is counted with the next one. Records that are older than
+        `least`, of a channel that joins, come with it."""
+        reader = channel_reader(wanted)
+        assert reader is not None
+        size = Size()
+        for entries in entries_between(self._log, wanted):
+            for entry in entries:
+                size = size.plus(Size(0, len(entry.payload), 1))
+                for record in reader.accept([entry]):
+                    size = size.plus(Size(rows=0 if message_of_record(record) is None else 1))
+                    end = CutEnd(record.term, record.cseq, record.id)
+                    yield _Step(max(record.ts, least), wanted.channel, end, size)
+                    size = Size()
+
+    def _split(self, ranges: Sequence[TopicRange]) -> list[TopicRange]:
+        """More ranges, by time: all that an owner wrote at or before a time lies before all that it wrote later."""
+        parts = -(-self._options.min_partitions // max(len(ranges), 1))
+        return [part for wanted in ranges for part in (self._parts(wanted, parts) if parts > 1 else [wanted])]
+
+    def _parts(self, wanted: TopicRange, parts: int) -> list[TopicRange]:
+        first = wanted.begin_ts or self._first_ts(wanted)
+        found = {time: self.at_time(wanted.channel, time) for time in self.split_times(first, wanted.end_ts, parts)}
+        inner = [(time, id) for time, id in found.items() if id is not None and wanted.begin.id < id < wanted.end.id]
+        begins = [
+            (wanted.begin_ts, wanted.begin, wanted.after),
+            *((t - 1, Place(id, False), (0, 0)) for t, id in inner),
+        ]
+        ends = [*((t - 1, Place(id, False)) for t, id in inner), (wanted.end_ts, wanted.end)]
+        return [
+            replace(wanted, begin=begin, end=end, after=after, begin_ts=begin_ts, end_ts=end_ts)
+            for (begin_ts, begin, after), (end_ts, end) in zip(begins, ends, strict=True)
+        ]
+
+    def _first_ts(self, wanted: TopicRange) -> int:
+        return next((step.ts for step in self._steps(wanted, 0)), wanted.end_ts)

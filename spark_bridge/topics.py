@@ -1,0 +1,289 @@
+"""Topics on the driver's side: channels by name or pattern, each on its own. See `ticks` for those with a common time.
+
+An offset says for each channel up to where it was read:
+
+    {"v": 1, "wal": "kafka", "ends": {channel: "behind 00ff" | "at 00ff" | "earliest"}}
+
+`at` is the place before an entry, `behind` the one behind it. Channels are sorted: Spark compares offsets as text.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ..runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, PositionLost
+from ..runtime.wal import Entry
+from .limits import Size
+from .log import Log
+from .offsets import VERSION, check_wal, parsed, scheme_of
+from .options import EARLIEST, LATEST, Limits, Options
+from .topic_rows import BEGINNING, Place, TopicRange, entries_between, message_of, topic_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from .plans import Offset
+
+Places = Mapping[str, Place]
+
+
+class _Counted(NamedTuple):
+    """How many rows there are at least between two offsets."""
+
+    start: Offset
+    upto: Offset
+    rows: int
+
+
+class TopicPlan(ABC):
+    """What plans of topics share; see `Plan`."""
+
+    def __init__(self, log: Log, options: Options) -> None:
+        self._log = log
+        self._options = options
+        self._wal = scheme_of(options.wal)
+        self._counted: _Counted | None = None
+
+    def what(self) -> str:
+        """See `Plan`."""
+        return "a topic"
+
+    def schema(self) -> StructType:
+        """See `Plan`."""
+        return topic_schema(headers=self._options.headers)
+
+    @abstractmethod
+    def tasks(self, start: Offset, end: Offset) -> Sequence[TopicRange]:
+        """See `Plan`."""
+
+    @abstractmethod
+    def sizes(self, wanted: TopicRange) -> Iterator[Size]:
+        """Of each entry in a range."""
+
+    def has_rows(self, start: Offset, upto: Offset, rows: int) -> bool:
+        """See `Plan`. Asked again about a later offset, it counts on."""
+        counted = self._counted if self._counted and self._counted.start == start else _Counted(start, start, 0)
+        total = counted.rows
+        for wanted in self.tasks(counted.upto, upto):
+            for size in self.sizes(wanted):
+                total += size.rows
+                if total >= rows:
+                    return True
+        self._counted = _Counted(start, upto, total)
+        return False
+
+    def close(self) -> None:
+        """See `Plan`."""
+        self._log.close()
+
+    def latest(self) -> dict[str, bytes | None]:
+        """The id of the last entry of each channel that is read, sorted by name; None for an empty one. Raises
+        `ChannelNotFound` for a topic that is not there, unless data loss is allowed."""
+        found: dict[str, bytes | None] = {}
+        for name in self._matching() if self._options.pattern else sorted(self._options.topics):
+            try:
+                found[name] = self._log.latest_id(name)
+            except ChannelNotFound:
+                if not self._options.pattern and self._options.fail_on_data_loss:
+                    raise self._not_there(name) from None
+        return found
+
+    def _matching(self) -> list[str]:
+        pattern = re.compile(self._options.pattern)
+        return [name for name in self._of_users() if pattern.fullmatch(name)]
+
+    def _of_users(self) -> list[str]:
+        """All channels less those that a node has for itself and for the rows of collections."""
+        return [name for name in self._log.channels() if not name.startswith(f"{self._options.prefix}-")]
+
+    def _not_there(self, name: str) -> ChannelNotFound:
+        return ChannelNotFound(
+            f"no channel {name!r} in {self._options.wal}; there are: {', '.join(self._of_users()) or 'none'}. Check "
+            "options topic and wal, or set failOnDataLoss=false to go on without it",
+            channel=name,
+        )
+
+    def checked(self, offset: Offset) -> Mapping[str, Any]:
+        """The ends in an offset. Raises `InvalidRequest`, `PositionMismatch`."""
+        if offset.get("v") != VERSION or not isinstance(offset.get("ends"), Mapping):
+            raise InvalidRequest(f"not an offset of topics: {offset!r}; start with a new checkpoint")
+        check_wal(offset, self._wal)
+        return offset["ends"]
+
+    def check_dropped(self, gone: Iterable[str]) -> None:
+        """Raises `ChannelNotFound` for a channel that was read and is not there any more, unless data loss is
+        allowed."""
+        for name in gone if self._options.fail_on_data_loss else ():
+            raise ChannelNotFound(
+                f"channel {name!r} was dropped while it was being read: start with a new checkpoint, or set "
+                "failOnDataLoss=false to go on without it",
+                channel=name,
+            )
+
+    def split_times(self, first: int, last: int, parts: int) -> list[int]:
+        """Timestamps that divide what lies between two of them, where that can be done."""
+        return sorted({first + (last - first) * number // parts for number in range(1, parts)} - {first, 0})
+
+    def at_time(self, channel: str, timestamp: int) -> bytes | None:
+        """As `Log.id_at`; None for a channel that was dropped."""
+        try:
+            return self._log.id_at(channel, timestamp)
+        except ChannelNotFound:
+            return None
+
+
+class ByChannel(TopicPlan):
+    """Each channel up to its last entry, whatever the others have."""
+
+    def begin(self) -> Offset:
+        """See `Plan`."""
+        time = self._options.starting_time
+        return self._offset(self._named(self._options.starting) if time is None else self._at(time))
+
+    def newest(self) -> Offset | None:
+        """See `Plan`."""
+        return self._offset(self._latest())
+
+    def next(self, start: Offset, upto: Offset, limits: Limits) -> Offset | None:
+        """See `Plan`. A limit is shared by the channels evenly, entry by entry."""
+        ranges = self._ranges(start, upto)
+        if not ranges:
+            return None
+        return self._within(start, upto, ranges, limits) if limits.bounded else upto
+
+    def _within(self, start: Offset, upto: Offset, ranges: Sequence[TopicRange], limits: Limits) -> Offset:
+        """The offset after as many entries as the limits allow, and at least one; each channel has its turn."""
+        ends = self._places(upto)
+        reached = {name: place for name, place in self._places(start).items() if name in ends}
+        total = Size()
+        turns = deque((wanted.channel, self._sized(wanted)) for wanted in ranges)
+        while turns:
+            channel, sized = turns.popleft()
+            place, size = next(sized, (None, Size()))
+            if place is None:
+                continue
+            if total.entries and total.plus(size).is_over(limits):
+                return self._offset(reached)
+            total, reached[channel] = total.plus(size), place
+            turns.append((channel, sized))
+        return upto
+
+    def tasks(self, start: Offset, end: Offset) -> list[TopicRange]:
+        """See `Plan`."""
+        return self._split(self._ranges(start, end))
+
+    def all_tasks(self) -> list[TopicRange]:
+        """See `Plan`."""
+        time = self._options.ending_time
+        ends = self._named(self._options.ending, LATEST) if time is None else self._at(time)
+        begins = self._places(self.begin())
+        begins = {name: min(begins.get(name, BEGINNING), place) for name, place in ends.items()}
+        return self.tasks(self._offset(begins), self._offset(ends))
+
+    def sizes(self, wanted: TopicRange) -> Iterator[Size]:
+        """See `TopicPlan`."""
+        return (size for _, size in self._sized(wanted))
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+
+    def _latest(self) -> Places:
+        return {name: BEGINNING if id is None else Place(id, True) for name, id in self.latest().items()}
+
+    def _named(self, text: str, others: str = EARLIEST) -> Places:
+        """The places that an option names: `earliest`, `latest`, an offset, or for some channels by name such a place,
+        and then `others` for the others."""
+        latest = self._latest()
+        if text in (EARLIEST, LATEST):
+            return latest if text == LATEST else dict.fromkeys(latest, BEGINNING)
+        offset = parsed(text)
+        if "v" in offset:
+            return self._places(offset)
+        unknown = sorted(set(offset) - set(latest))
+        if unknown:
+            raise InvalidRequest(f"the offsets name channel {unknown[0]!r}, which is not read: correct it")
+        named = {name: latest[name] if place == LATEST else _place(name, place) for name, place in offset.items()}
+        return {**(latest if others == LATEST else dict.fromkeys(latest, BEGINNING)), **named}
+
+    def _at(self, timestamp: int) -> Places:
+        """Before the first entry whose timestamp is at least that; the end where there is none."""
+        latest = self._latest()
+        found = {name: self.at_time(name, timestamp) for name in latest}
+        return {name: place if (id := found[name]) is None else Place(id, False) for name, place in latest.items()}
+
+    def _offset(self, places: Places) -> Offset:
+        return {"v": VERSION, "wal": self._wal, "ends": {name: str(place) for name, place in sorted(places.items())}}
+
+    def _places(self, offset: Offset) -> dict[str, Place]:
+        return {name: _place(name, place) for name, place in self.checked(offset).items()}
+
+    # ---- ranges -----------------------------------------------------------------------------------------------------
+
+    def _ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
+        """What lies between two offsets. A channel that joins is read from its beginning."""
+        begins, ends = self._places(start), self._places(end)
+        self.check_dropped(sorted(set(begins) - set(ends)))
+        found = [(name, self._begin(name, begins.get(name, BEGINNING), place), place) for name, place in ends.items()]
+        return [
+            TopicRange(self._options.wal, name, begin, place, self._options.fail_on_data_loss)
+            for name, begin, place in found
+            if begin < place
+        ]
+
+    def _begin(self, channel: str, begin: Place, end: Place) -> Place:
+        """Where to begin in a channel: anew where it ends before that, for it is another one."""
+        if end.id >= begin.id:
+            return begin
+        if self._options.fail_on_data_loss:
+            raise PositionLost(
+                f"channel {channel!r} ends ({end}) before where it was to be read on ({begin}): it was made anew. "
+                "Start with a new checkpoint, or set failOnDataLoss=false to read it from its beginning",
+                requested=begin.id,
+                first_available=end.id,
+                channel=channel,
+            )
+        return BEGINNING
+
+    def _sized(self, wanted: TopicRange) -> Iterator[tuple[Place, Size]]:
+        for entries in entries_between(self._log, wanted):
+            for entry in entries:
+                try:
+                    rows = 0 if message_of(entry) is None else 1
+                except BadRecord:
+                    rows = 0  # the task skips it and says so
+                yield Place(entry.id, True), Size(rows, len(entry.payload), 1)
+
+    def _split(self, ranges: Sequence[TopicRange]) -> list[TopicRange]:
+        """More ranges, by the time of their entries: where none is told, a channel is one task."""
+        parts = -(-self._options.min_partitions // max(len(ranges), 1))
+        return [part for wanted in ranges for part in (self._parts(wanted, parts) if parts > 1 else [wanted])]
+
+    def _parts(self, wanted: TopicRange, parts: int) -> list[TopicRange]:
+        first = first_piece(entries_between(self._log, wanted))
+        last = first_piece(self._log.read(wanted.channel, wanted.end.id, wanted.end.id, inclusive=True))
+        if not first or not last:
+            return [wanted]
+        times = self.split_times(first[0].timestamp, last[0].timestamp, parts)
+        found = {id for time in times if (id := self.at_time(wanted.channel, time)) is not None}
+        inner = sorted(place for id in found if wanted.begin < (place := Place(id, False)) < wanted.end)
+        return [replace(wanted, begin=begin, end=end) for begin, end in pairwise([wanted.begin, *inner, wanted.end])]
+
+
+def first_piece(pieces: Iterator[list[Entry]]) -> list[Entry]:
+    """The first entries of a reading, which ends here."""
+    try:
+        return next(pieces, list[Entry]())
+    finally:
+        cast("Generator[list[Entry]]", pieces).close()
+
+
+def _place(channel: str, text: object) -> Place:
+    try:
+        return Place.parse(str(text))
+    except ValueError as error:
+        raise InvalidRequest(f"the offset of channel {channel!r}: {error}") from error
