@@ -114,6 +114,15 @@ class Planner:
         sizes = CutSizes(self._log, self.ranges(start, upto))
         return last_within(((cut, sizes.upto(cut)) for cut in cuts), limits)
 
+    def narrowed(self, start: Cut, end: Cut, first_ts: int, last_ts: int) -> tuple[Cut, Cut]:
+        """Cuts between two others that have all rows with `first_ts` ≤ ts ≤ `last_ts` of those between them."""
+        if first_ts > start.time + 1:
+            later = self.cuts.last_upto(min(first_ts - 1, end.time))
+            start = later if later is not None and later.time > start.time else start
+        if last_ts < end.time:
+            end = next(self.cuts.between(max(last_ts, start.time) - 1, end.time - 1), end)
+        return start, end
+
     def has_rows(self, start: Cut, upto: Cut, rows: int) -> bool:
         """Whether there are that many rows between two cuts. Asked again about a later cut, it counts on."""
         counted = self._counted

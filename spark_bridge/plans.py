@@ -5,15 +5,19 @@ by their channels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..runtime.cuts import Cut
+from ..runtime.hashing import shard_of_key
+from ..runtime.names import physical
 from .columns import spark_schema
 from .log import Log
 from .offsets import from_offset, scheme_of, to_offset
 from .options import Limits, Options
 from .planning import Planner
 from .rows import ChannelRange
+from .where import EVERYTHING, Where
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -52,8 +56,9 @@ class Plan(Protocol):
         """What lies between two offsets, for the workers. Always the same rows."""
         ...
 
-    def all_tasks(self) -> Sequence[Any]:
-        """What lies between where the options say that a batch begins and ends."""
+    def all_tasks(self, where: Where = EVERYTHING) -> Sequence[Any]:
+        """What lies between where the options say that a batch begins and ends, and of that at least what is asked
+        for."""
         ...
 
     def close(self) -> None:
@@ -101,12 +106,26 @@ class CollectionPlan:
         """See `Plan`."""
         return self.planner.ranges(self._cut(start), self._cut(end), tasks=self._options.min_partitions)
 
-    def all_tasks(self) -> list[ChannelRange]:
+    def all_tasks(self, where: Where = EVERYTHING) -> list[ChannelRange]:
         """See `Plan`. Times that are still to come name nothing yet."""
         begin, (end, end_beyond) = self._begin(), self._end()
         if self._options.starting_time is not None and end.time <= begin.time:
             return []
-        return self.planner.ranges(begin, end, tasks=self._options.min_partitions, end_beyond=end_beyond)
+        first, last = self.planner.narrowed(begin, end, where.first_ts, where.last_ts)
+        tasks = self._options.min_partitions
+        ranges = self.planner.ranges(first, last, tasks=tasks, end_beyond=end_beyond and last is end)
+        wanted = self._vchannels(where)
+        found = [replace(each, end_ts=end.time, vchannels=_both(each.vchannels, wanted)) for each in ranges]
+        return [each for each in found if any(physical(name) == each.channel for name in each.vchannels)]
+
+    def _vchannels(self, where: Where) -> frozenset[str]:
+        """Where the rows may be that are asked for: all versions of a key come through one."""
+        collection = self.planner.collection()
+        keys, channels = where.values(collection.schema.primary_key), where.values("_channel")
+        found = frozenset(collection.vchannels)
+        if keys is not None:
+            found = frozenset(collection.vchannels[shard_of_key(key, collection.shards)] for key in keys)
+        return found if channels is None else found & channels
 
     def close(self) -> None:
         """See `Plan`."""
@@ -125,3 +144,7 @@ class CollectionPlan:
 
     def _cut(self, offset: Offset) -> Cut:
         return from_offset(offset, self.planner.collection(), self._wal)
+
+
+def _both(names: Sequence[str], wanted: frozenset[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in wanted)

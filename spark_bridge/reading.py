@@ -7,11 +7,11 @@ and what a task needs travels in its partition.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -22,14 +22,16 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from .columns import chosen_columns
-from .log import open_log
+from .log import Log, open_log
 from .offsets import first_offset
 from .options import CHANNEL, Limits, Options
 from .plans import CollectionPlan, Offset, Plan
+from .pushdown import take
 from .rows import ChannelRange, arrow_batches
 from .ticks import ByTick
 from .topic_rows import TopicRange, topic_batches
 from .topics import ByChannel
+from .where import EVERYTHING, Where
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,23 +44,28 @@ def open_plan(options: Options) -> Plan:
     return kind(open_log(options.wal), options)
 
 
-def _partitions(plan: Plan, tasks: Sequence[Any], schema: StructType) -> list[InputPartition]:
+def _partitions(
+    plan: Plan, tasks: Sequence[Any], schema: StructType, where: Where = EVERYTHING
+) -> list[InputPartition]:
     if not tasks:
         return []
     columns = chosen_columns(schema, plan.schema(), plan.what())
-    return [InputPartition((task, columns)) for task in tasks]
+    return [InputPartition((task, columns, where)) for task in tasks]
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one task; none for the partition that Spark makes up when there is nothing to read."""
     if partition.value is None:
         return
-    wanted, columns = cast("tuple[ChannelRange | TopicRange, tuple[str, ...]]", partition.value)
+    wanted, columns, where = cast("tuple[ChannelRange | TopicRange, tuple[str, ...], Where]", partition.value)
     with closing(open_log(wanted.wal)) as log:
-        if isinstance(wanted, TopicRange):
-            yield from topic_batches(log, wanted, columns)
-        else:
-            yield from arrow_batches(log, wanted, columns)
+        yield from where.filtered(_batches(log, wanted, columns))
+
+
+def _batches(log: Log, wanted: ChannelRange | TopicRange, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    if isinstance(wanted, TopicRange):
+        return topic_batches(log, wanted, columns)
+    return arrow_batches(log, wanted, columns)
 
 
 class TidewalBatchReader(DataSourceReader):
@@ -67,15 +74,26 @@ class TidewalBatchReader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._where = EVERYTHING
 
     def partitions(self) -> list[InputPartition]:
         """One per channel that has entries there, or more with `minPartitions`."""
         with closing(open_plan(self._options)) as plan:
-            return _partitions(plan, plan.all_tasks(), self._schema)
+            return _partitions(plan, plan.all_tasks(self._where), self._schema, self._where)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition as Arrow batches."""
         return _read(partition)
+
+
+class FilteringBatchReader(TidewalBatchReader):
+    """One that takes filters. Spark refuses to read at all where a reader does so and its own setting
+    `spark.sql.python.filterPushdown.enabled` is false, hence option `pushFilters`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Keep what can be done here; returns what Spark has to do."""
+        self._where, left = take(filters, self._schema)
+        return left
 
 
 class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

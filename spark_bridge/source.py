@@ -28,7 +28,7 @@ class TidewalSource(DataSource):
         return "tidewal"
 
     def schema(self) -> StructType:
-        """The collection's columns and the log's, see `columns`."""
+        """The collection's columns and the log's, see `columns`; or those of topics, see `topic_rows`."""
         from .columns import some_columns
         from .options import Options
         from .reading import open_plan
@@ -38,14 +38,15 @@ class TidewalSource(DataSource):
             return some_columns(plan.schema(), options.columns, plan.what())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch: the rows between two cuts."""
+        """A batch: what lies between two offsets."""
         from .options import Options
-        from .reading import TidewalBatchReader
+        from .reading import FilteringBatchReader, TidewalBatchReader
 
-        return TidewalBatchReader(Options.parse(self.options, streaming=False), schema)
+        options = Options.parse(self.options, streaming=False)
+        return (FilteringBatchReader if options.push_filters else TidewalBatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A stream: one micro-batch per cut, or per few."""
+        """A stream: one micro-batch after the other."""
         from .options import Options
         from .reading import TidewalStreamReader
 

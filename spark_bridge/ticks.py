@@ -30,6 +30,7 @@ from .offsets import VERSION, parsed
 from .options import EARLIEST, LATEST, Limits, Options
 from .topic_rows import Place, TopicRange, channel_reader, entries_between, message_of_record
 from .topics import TopicPlan
+from .where import EVERYTHING, Where
 
 if TYPE_CHECKING:
     from .plans import Offset
@@ -134,11 +135,20 @@ class ByTick(TopicPlan):
         """See `Plan`."""
         return self._split(self._ranges(self._line(start), self._line(end)))
 
-    def all_tasks(self) -> list[TopicRange]:
+    def all_tasks(self, where: Where = EVERYTHING) -> list[TopicRange]:
         """See `Plan`. Times that are still to come name nothing yet."""
         begin, time = self._line(self.begin()), self._options.ending_time
         end = self._named(self._options.ending) if time is None else self._line_at(time - 1, told=True)
-        return self._split(self._ranges(begin, end)) if end.time > begin.time else []
+        first, last = begin, end
+        if where.first_ts > begin.time + 1:
+            first = self._line_at(min(where.first_ts - 1, end.time))
+        if where.last_ts < end.time:
+            last = self._line_at(max(where.last_ts, first.time))
+        if last.time <= first.time:
+            return []
+        wanted = where.values("_channel")
+        ranges = [each for each in self._ranges(first, last) if wanted is None or each.channel in wanted]
+        return [replace(each, watermark=end.time) for each in self._split(ranges)]
 
     def sizes(self, wanted: TopicRange) -> Iterator[Size]:
         """See `TopicPlan`."""

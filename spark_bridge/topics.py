@@ -24,6 +24,7 @@ from .log import Log
 from .offsets import VERSION, check_wal, parsed, scheme_of
 from .options import EARLIEST, LATEST, Limits, Options
 from .topic_rows import BEGINNING, Place, TopicRange, entries_between, message_of, topic_schema
+from .where import EVERYTHING, Where
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -178,11 +179,13 @@ class ByChannel(TopicPlan):
         """See `Plan`."""
         return self._split(self._ranges(start, end))
 
-    def all_tasks(self) -> list[TopicRange]:
-        """See `Plan`."""
+    def all_tasks(self, where: Where = EVERYTHING) -> list[TopicRange]:
+        """See `Plan`. Of times nothing follows here: entries may be in any order."""
         time = self._options.ending_time
         ends = self._named(self._options.ending, LATEST) if time is None else self._at(time)
         begins = self._places(self.begin())
+        wanted = where.values("_channel")
+        ends = {name: place for name, place in ends.items() if wanted is None or name in wanted}
         begins = {name: min(begins.get(name, BEGINNING), place) for name, place in ends.items()}
         return self.tasks(self._offset(begins), self._offset(ends))
 
