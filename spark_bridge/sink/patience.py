@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -19,14 +18,15 @@ async def persistently(work: Callable[[], Awaitable[T]], what: str, deadline_s: 
     """The result of `work`, which is called again after each retryable error, for at least `deadline_s`.
 
     Raises `DeadlineExceeded` after that, and errors that are not retryable at once."""
-    deadline = time.monotonic() + deadline_s
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + deadline_s
     while True:
         try:
             return await work()
         except TidewalError as error:
             if not error.retryable:
                 raise
-            if time.monotonic() >= deadline:
+            if loop.time() >= deadline:
                 raise DeadlineExceeded(
                     f"{what} could not be written within {deadline_s:g} s ({error.message}). It is written once "
                     "however often it is tried: start the query again, or give it longer with option deadline"

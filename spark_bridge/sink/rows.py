@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
+from ...runtime.arrow import vectors
 from ...runtime.errors import InvalidRows, InvalidSchema
 from ...runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field
 
@@ -162,7 +163,7 @@ def _converted(array: Array, field: Field, key: Array) -> Array:
     try:
         if pa.types.is_date(array.type):
             array = array.cast(pa.timestamp("us"))
-        converted: Any = array.cast(target)
+        converted: Any = array.cast(target) if field.dim is None else vectors(array, field.dim)
     except (pa.ArrowException, OverflowError, ValueError) as error:
         raise InvalidRows(f"column {field.name!r} is not {_described(field)}: {error}", column=field.name) from None
     if field.type == "float" and pa.types.is_floating(array.type):

@@ -24,6 +24,24 @@ def test_a_number_too_old_to_tell_is_unknown_and_a_new_one_never_happened():
     assert table.find("stranger", 5) is None
 
 
+def test_what_is_forgotten_says_up_to_where_it_happened():
+    table = ProducerTable()
+    for pseq in range(0, 4 * REMEMBERED_PER_PRODUCER, 2):
+        table.remember("p", pseq, Outcome(pseq, 1), 0)
+    with pytest.raises(OutcomeUnknown) as told:
+        table.find("p", 4)
+    assert told.value.fields["forgotten"] == 2 * REMEMBERED_PER_PRODUCER - 2
+
+
+def test_digests_are_kept_and_tables_without_them_are_read():
+    table = ProducerTable()
+    table.remember("p", 1, Outcome(5, 2, 77), 0)
+    [page] = table.pages()
+    assert ProducerTable.from_bytes(page).find("p", 1) == Outcome(5, 2, 77)
+    older = msgpack.packb((1, [("p", 0, -1, [(1, (5, 2))])]))
+    assert ProducerTable.from_bytes(older).find("p", 1) == Outcome(5, 2)
+
+
 def test_a_producer_silent_for_too_long_is_known_only_by_its_last_number():
     table = ProducerTable()
     table.remember("quiet", 5, Outcome(1, 1), 0)

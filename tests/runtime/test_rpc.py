@@ -288,3 +288,28 @@ def test_what_the_log_refuses_later_is_an_error_and_not_a_silence() -> None:
             assert asyncio.get_running_loop().time() < 1
 
     run_virtual(main())
+
+
+def test_callers_that_share_a_name_hear_their_own_answers_only_and_leave_the_channel() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with serving(wal) as server:
+            callers = [Caller(wal, NAMES, name="many", shared=True) for _ in range(3)]
+            for _ in range(2):  # each anew under the same name, as after a kill
+                for caller in callers:
+                    await caller.open()
+                replies = await asyncio.gather(
+                    *(each.call("server", "echo", {"mine": place}) for place, each in enumerate(callers) for _ in "xyz")
+                )
+                assert [reply.values["mine"] for reply in replies] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+                await callers[0].close()
+                assert not callers[0].listening
+                assert callers[1].listening
+                assert (await callers[1].call("server", "echo", {"still": "there"})).values["still"] == "there"
+                for caller in callers:
+                    await caller.close()
+                assert NAMES.replies("many") in await wal.channels()
+                callers = [Caller(wal, NAMES, name="many", shared=True) for _ in range(3)]
+            assert len(server.asked) == 20
+
+    run_virtual(main())

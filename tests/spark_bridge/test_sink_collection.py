@@ -1,0 +1,189 @@
+"""Collections are written exactly once: tasks as Spark runs them, killed, repeated and doubled, against a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidewal.actors.client import Client
+from tidewal.actors.standalone import Standalone
+from tidewal.adapters.memory import MemoryWal
+from tidewal.runtime.catalog import Collection
+from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, InvalidRows
+from tidewal.runtime.names import Names, physical
+from tidewal.runtime.record import Record, RecordType, decode
+from tidewal.runtime.rpc import Caller
+from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.settings import Settings
+from tidewal.runtime.wal import From, Wal
+from tidewal.runtime.writer import producers
+from tidewal.spark_bridge.sink.chunks import chunks
+from tidewal.spark_bridge.sink.collection import ChunkSender, Division, Task, division
+from tidewal.spark_bridge.sink.ledger import upto
+
+sys.path.insert(0, str(Path(__file__).parent))
+from story import Row, batch_of
+
+SCHEMA = CollectionSchema("numbers", (Field("key", "varchar"), Field("value", "int64", nullable=True)), "key")
+LOGS = [
+    "memory",
+    "rocksmq-socket",
+    pytest.param("kafka", marks=pytest.mark.broker),
+    pytest.param("pulsar", marks=pytest.mark.broker),
+]
+
+
+class Cluster:
+    """A node, and what Spark's processes have of it."""
+
+    def __init__(self, wal: Wal, client: Client, caller: Caller, collection: Collection) -> None:
+        self.wal, self.client, self.collection = wal, client, collection
+        self._caller = caller
+
+    async def caller(self) -> Caller:
+        return self._caller
+
+    def sender(self, batch: int, partition: int, deadline_s: float = 30.0) -> ChunkSender:
+        return ChunkSender(self.caller, self.collection, Task("q", batch, partition), deadline_s)
+
+    async def write(self, batch: int, partition: int, rows: list[Row], divided: Division) -> None:
+        """One task."""
+        sender = self.sender(batch, partition)
+        given = [batch_of(SCHEMA, rows[at : at + 7]) for at in range(0, len(rows), 7)]
+        found = chunks(given, SCHEMA, shards=divided.shards, chunk_bytes=divided.chunk_bytes)
+        for number, chunk in enumerate(found):
+            await sender.send(number, chunk)
+
+
+@asynccontextmanager
+async def cluster(wal: Wal, tables: Path, **settings: Any) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(Standalone(wal, tables, **settings))
+        client = await stack.enter_async_context(node.client())
+        collection = await client.create_collection(SCHEMA, shards=2)
+        caller = Caller(wal, Names(), name="spark", shared=True)
+        await caller.open()
+        stack.push_async_callback(caller.close)
+        yield Cluster(wal, client, caller, collection)
+
+
+def rows_of(batch: int, partition: int, count: int) -> list[Row]:
+    return [
+        {"key": f"{batch}/{partition}/{number}", "value": batch * 1000 + number, "_op": "upsert"}
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("backend", LOGS, indirect=True)
+async def test_each_row_is_written_once_whichever_attempt_dies(
+    backend: Any, tmp_path: Path, rng: random.Random
+) -> None:
+    async with cluster(await backend.wal(), tmp_path) as spark:
+        expected: dict[str, int] = {}
+        divided = (await division(spark.wal, spark.collection))._replace(chunk_bytes=400)
+        for batch in range(4):
+            for _ in range(rng.randrange(1, 3)):  # once more: Spark died between our commit and its own
+                attempts: list[asyncio.Future[None]] = []
+                for partition in range(2):
+                    rows = rows_of(batch, partition, 40 + batch)
+                    expected |= {str(row["key"]): int(str(row["value"])) for row in rows}
+                    for _ in range(rng.randrange(3)):  # killed at some point, with a request on its way or none
+                        task = asyncio.ensure_future(
+                            spark.write(batch, partition, rng.sample(rows, len(rows)), divided)
+                        )
+                        await asyncio.wait([task], timeout=rng.uniform(0, 0.02))
+                        if rng.random() < 0.5:
+                            task.cancel()
+                        attempts.append(task)  # else it is a zombie beside the next one
+                    attempts.append(
+                        asyncio.ensure_future(spark.write(batch, partition, rng.sample(rows, len(rows)), divided))
+                    )
+                for result in await asyncio.gather(*attempts, return_exceptions=True):
+                    assert result is None or isinstance(result, asyncio.CancelledError)
+        stats = await spark.client.stats("numbers", consistency="strong")
+        assert stats.versions["upsert"] == len(expected) == stats.rows
+        table = (await spark.client.query("numbers", consistency="strong")).table
+        assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)) == expected
+
+
+def chunk(rows: list[Row]) -> Any:
+    return next(chunks([batch_of(SCHEMA, rows)], SCHEMA))
+
+
+async def test_other_rows_under_a_number_are_an_error_that_says_so(tmp_path: Path) -> None:
+    async with cluster(MemoryWal(), tmp_path) as spark:
+        await spark.sender(7, 1).send(0, chunk(rows_of(7, 1, 10)))
+        await spark.sender(7, 1).send(0, chunk(rows_of(7, 1, 10)[::-1]))  # the order is no matter
+        for others in (rows_of(7, 1, 9), rows_of(8, 1, 10)):
+            with pytest.raises(InvalidRequest, match=r"batch 7 has been written in part .* partition 1 .*rand\(\)"):
+                await spark.sender(7, 1).send(0, chunk(others))
+        stats = await spark.client.stats("numbers", consistency="strong")
+        assert stats.versions["upsert"] == 10
+
+
+async def test_a_chunk_that_is_long_forgotten_is_known_to_have_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers, "REMEMBERED_PER_PRODUCER", 5)
+    async with cluster(MemoryWal(), tmp_path) as spark:
+        parts = [chunk(rows_of(0, number, 3)) for number in range(20)]
+        for _ in range(2):
+            sender = spark.sender(0, 0)
+            for number, each in enumerate(parts):
+                await sender.send(number, each)
+        stats = await spark.client.stats("numbers", consistency="strong")
+        assert stats.versions["upsert"] == 60
+
+
+async def test_rows_that_the_proxy_refuses_are_named_by_their_key(tmp_path: Path) -> None:
+    schema = CollectionSchema("ratios", (Field("key", "varchar"), Field("ratio", "double")), "key")
+    async with cluster(MemoryWal(), tmp_path) as spark:
+        collection = await spark.client.create_collection(schema, shards=1)
+        sender = ChunkSender(spark.caller, collection, Task("q", 0, 0), 5.0)
+        rows: list[Row] = [{"key": "a", "ratio": 1.0, "_op": "insert"}, {"key": "b", "ratio": None, "_op": "insert"}]
+        with pytest.raises(InvalidRows, match=r"'ratio' is null and cannot be \(the row with key='b'\)"):
+            await sender.send(0, next(chunks([batch_of(schema, rows)], schema)))
+        gone = replace(collection, id=collection.id + 1)
+        with pytest.raises(InvalidRows, match="'ratios' was dropped or changed while batch 3 was being written"):
+            await ChunkSender(spark.caller, gone, Task("q", 3, 0), 5.0).send(
+                0, next(chunks([batch_of(schema, rows[:1])], schema))
+            )
+
+
+async def test_a_node_that_refuses_is_asked_again_until_the_deadline(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"quotaAndLimits": {"limitWriting": {"forceDeny": True}}})
+    async with cluster(MemoryWal(), tmp_path, settings=settings) as spark:
+        with pytest.raises(DeadlineExceeded, match=r"batch 0 could not be written within 0\.5 s .*forceDeny"):
+            await spark.sender(0, 0, deadline_s=0.5).send(0, chunk(rows_of(0, 0, 1)))
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("backend", ["kafka", "pulsar"], indirect=True)
+async def test_where_channels_are_not_written_together_a_chunk_is_one_message(backend: Any, tmp_path: Path) -> None:
+    wal = await backend.wal()
+    async with cluster(wal, tmp_path) as spark:
+        divided = await division(wal, spark.collection)
+        assert divided.shards == 2
+        rows: list[Row] = [{"key": f"{number}" + "x" * 5000, "value": number, "_op": "insert"} for number in range(900)]
+        found = list(chunks([batch_of(SCHEMA, rows)], SCHEMA, shards=2, chunk_bytes=divided.chunk_bytes))
+        assert len(found) > 2
+        for number, each in enumerate(found):
+            await spark.sender(0, 0).send(number, each)
+        assert await spark.client.count("numbers", consistency="strong") == 900
+        records: list[Record] = []
+        for name in map(physical, spark.collection.vchannels):
+            last = await wal.latest_id(name)
+            assert last is not None
+            async with aclosing(upto(wal, name, From.EARLIEST, last)) as pieces:
+                records += [decode(entry.payload) async for entries in pieces for entry in entries]
+        written = [record for record in records if record.type is RecordType.ROWS]
+        assert len(written) == len(found)
+        assert all(record.part is None for record in written)

@@ -1,0 +1,369 @@
+"""What becomes of a DataFrame's columns and rows on their way into a collection or a topic."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+import xxhash
+from pyspark.sql import types
+
+from tidewal.runtime.clock import HybridClock, compose
+from tidewal.runtime.errors import ConfigError, InvalidRows, InvalidSchema, MessageTooLarge
+from tidewal.runtime.hashing import shard_of
+from tidewal.runtime.record import Record, decode
+from tidewal.runtime.schema import OPS, CollectionSchema, Field
+from tidewal.spark_bridge.columns import spark_schema
+from tidewal.spark_bridge.sink.chunks import Chunk, chunks, digest, row_bytes
+from tidewal.spark_bridge.sink.messages import MessageMaker, plan_messages
+from tidewal.spark_bridge.sink.options import SinkOptions
+from tidewal.spark_bridge.sink.rows import log_rows, plan_rows
+
+sys.path.insert(0, str(Path(__file__).parent))
+from story import FLIGHTS, NOON, batch_of, random_row
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+def parse(streaming: bool = True, **given: str) -> SinkOptions:
+    return SinkOptions.parse({"wal": "rocksmq:///log", **given}, streaming=streaming)
+
+
+def test_options_are_read_in_any_case() -> None:
+    given = {"WAL": "kafka://b", "Topic": "a, b", "txnappid": "x", "DEADLINE": "2m", "checkpointLocation": "/cp"}
+    assert SinkOptions.parse(given, streaming=True) == SinkOptions(
+        "kafka://b", topics=("a", "b"), app="x", deadline_s=120.0
+    )
+    options = parse(streaming=False, collection="c", operation="Delete", txnAppId="x", txnVersion="7", prefix="p")
+    assert options == SinkOptions(
+        "rocksmq:///log", "c", prefix="p", operation="delete", app="x", version=7, deadline_s=300.0
+    )
+
+
+def test_a_relative_directory_is_the_drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert SinkOptions.parse({"wal": "rocksmq://./a%20log"}, streaming=True).wal == f"rocksmq://{tmp_path}/a%20log"
+
+
+@pytest.mark.parametrize(
+    ("streaming", "given", "text"),
+    [
+        (True, {"wal": ""}, "option wal is required"),
+        (True, {"colection": "c"}, "unknown option 'colection' of a write; known are wal, collection"),
+        (True, {"collection": "c", "topic": "t"}, "exclude each other"),
+        (True, {"collection": "c", "operation": "merge"}, "'merge'; known are insert, upsert, delete"),
+        (True, {"topic": "t", "operation": "upsert"}, "for collections only"),
+        (True, {"collection": "c", "txnAppId": "x", "txnVersion": "1"}, r"for df\.write only"),
+        (False, {"collection": "c", "txnVersion": "1"}, "txnAppId is missing"),
+        (False, {"collection": "c", "txnAppId": "x"}, "txnVersion is missing"),
+        (False, {"collection": "c", "txnAppId": "x", "txnVersion": "-1"}, "a whole number from 0"),
+        (False, {"collection": "c", "txnAppId": "x", "txnVersion": str(1 << 43)}, "a whole number from 0"),
+        (True, {"collection": "c", "deadline": "soon"}, "a time like 30s or 5m"),
+        (True, {"collection": "c", "deadline": "0"}, "a time like 30s or 5m"),
+    ],
+)
+def test_wrong_options_are_named(streaming: bool, given: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        SinkOptions.parse({"wal": "rocksmq:///log", **given}, streaming=streaming)
+
+
+# ---- columns of a collection ----------------------------------------------------------------------------------------
+
+MIXED = CollectionSchema(
+    "mixed",
+    (
+        Field("id", "int64"),
+        Field("small", "int8", nullable=True),
+        Field("ratio", "float", nullable=True),
+        Field("exact", "double", nullable=True),
+        Field("at", "timestamp", nullable=True),
+        Field("name", "varchar", nullable=True),
+        Field("ok", "bool", nullable=True),
+        Field("place", "float_vector", dim=2),
+    ),
+    "id",
+)
+
+
+TYPES: dict[str, types.DataType] = {
+    "bigint": types.LongType(),
+    "int": types.IntegerType(),
+    "float": types.FloatType(),
+    "double": types.DoubleType(),
+    "string": types.StringType(),
+    "binary": types.BinaryType(),
+    "date": types.DateType(),
+    "timestamp": types.TimestampType(),
+    "decimal(5.2)": types.DecimalType(5, 2),
+    "map<string.string>": types.MapType(types.StringType(), types.StringType()),
+    "array<float>": types.ArrayType(types.FloatType()),
+    "array<double>": types.ArrayType(types.DoubleType()),
+    "array<string>": types.ArrayType(types.StringType()),
+    "headers": types.ArrayType(
+        types.StructType([types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())])
+    ),
+}
+
+
+def struct(columns: str) -> types.StructType:
+    """ "name type, name type": Spark's own parser needs a JVM."""
+    pairs = [column.split(" ") for column in columns.split(", ")]
+    return types.StructType([types.StructField(name, TYPES[kind]) for name, kind in pairs])
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_what_the_source_gives_the_sink_takes(rng: random.Random) -> None:
+    given = spark_schema(FLIGHTS)
+    plan = plan_rows(given, FLIGHTS)
+    rows = batch_of(FLIGHTS, [random_row(rng) for _ in range(50)])
+    as_read = {name: rows.column(name) for name in FLIGHTS.arrow().names}
+    as_read["place"] = as_read["place"].cast(pa.list_(pa.float32()))
+    as_read["_op"] = pa.array(list(OPS)).take(rows.column("_op"))
+    columns = [as_read.get(name, pa.nulls(50)) for name in given.names]
+    assert log_rows(pa.RecordBatch.from_arrays(columns, names=given.names), plan).equals(rows)
+
+
+def test_columns_are_matched_without_case_cast_and_filled() -> None:
+    plan = plan_rows(struct("PLACE array<double>, Ratio double, ID int, small bigint, at date, exact int"), MIXED)
+    got = log_rows(
+        batch(
+            PLACE=pa.array([[1, 2], [3, 4]], pa.list_(pa.float64())),
+            Ratio=pa.array([0.5, None], pa.float64()),
+            ID=pa.array([1, 2], pa.int32()),
+            small=pa.array([-128, 127], pa.int64()),
+            at=pa.array([datetime.date(2013, 1, 1), None]),
+            exact=pa.array([3, 4], pa.int32()),
+        ),
+        plan,
+    )
+    assert got.schema.equals(MIXED.row_arrow())
+    first = {"id": 1, "small": -128, "ratio": 0.5, "exact": 3.0, "name": None, "ok": None, "place": [1.0, 2.0]}
+    assert got.to_pylist()[0] == first | {"at": NOON.replace(hour=0), "_op": OPS["upsert"]}
+
+
+def test_operations_come_from_the_option_or_the_column() -> None:
+    named = struct("id bigint, place array<float>, _op string")
+    rows = batch(
+        id=[1, 2],
+        place=pa.array([[1, 2], None], pa.list_(pa.float32())),
+        _op=["insert", "delete"],
+    )
+    assert log_rows(rows, plan_rows(named, MIXED)).column("_op").to_pylist() == [OPS["insert"], OPS["delete"]]
+    forced = log_rows(rows, plan_rows(named, MIXED, "delete"))
+    assert forced.column("_op").to_pylist() == [OPS["delete"]] * 2
+    assert forced.column("place").null_count == 2
+    keys = log_rows(batch(id=[7]), plan_rows(struct("id bigint"), MIXED, "delete"))
+    assert keys.to_pylist()[0]["id"] == 7
+
+
+@pytest.mark.parametrize(
+    ("ddl", "text"),
+    [
+        ("id bigint", "column 'place' is missing: it cannot be null in collection 'mixed' .float_vector.2.."),
+        ("place array<float>", "column 'id' is missing"),
+        ("id bigint, place array<float>, nme string", "has no field 'nme'; it has id, small"),
+        ("id string, place array<float>", "column 'id' is string, which does not convert to int64"),
+        ("id bigint, place array<float>, exact decimal(5.2)", r"column 'exact' is decimal\(5,2\).* to double"),
+        ("id bigint, place array<float>, small double", "column 'small' is double"),
+        ("id bigint, place array<float>, name int", "column 'name' is int"),
+        ("id bigint, place array<string>", r"column 'place' is array<string>.* to float_vector\(2\)"),
+        ("id bigint, place float", r"column 'place' is float"),
+        ("id bigint, Id bigint, place array<float>", "two columns are called 'Id'"),
+        ("id bigint, place array<float>, _op int", "column '_op' must be a string"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(ddl: str, text: str) -> None:
+    with pytest.raises(InvalidSchema, match=text):
+        plan_rows(struct(ddl), MIXED)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "change", "text"),
+    [
+        ("id bigint", {"id": [1, None]}, "the key 'id' of 1 rows is null"),
+        ("id bigint", {"place": [[1.0, 2.0], [1.0]]}, "column 'place' of the row with the key 12 has 1 floats, not 2"),
+        ("id bigint, small int", {"small": [1, 300]}, "column 'small' is not int8: .*300"),
+        ("id bigint, ratio double", {"ratio": [1.0, 1e300]}, "'ratio' of the row with the key 12 is too large"),
+        ("id bigint, exact bigint", {"exact": [1, (1 << 60) + 1]}, "column 'exact' is not double"),
+        ("id bigint, _op string", {"_op": ["insert", "erase"]}, "_op of the row with the key 12 is 'erase'; known are"),
+        ("id bigint, _op string", {"_op": ["insert", None]}, "_op of the row with the key 12 is None"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named_by_their_key(ddl: str, change: dict[str, Any], text: str) -> None:
+    given = {"id": [11, 12], "place": [[1.0, 2.0], [3.0, 4.0]]} | change
+    plan = plan_rows(struct(f"{ddl}, place array<double>"), MIXED)
+    rows = pa.RecordBatch.from_pydict(
+        {name.split(" ")[0]: given[name.split(" ")[0]] for name in ddl.split(", ")} | {"place": given["place"]}
+    )
+    with pytest.raises(InvalidRows, match=text):
+        log_rows(rows, plan)
+
+
+# ---- chunks ---------------------------------------------------------------------------------------------------------
+
+PAIRS = CollectionSchema("pairs", (Field("key", "varchar"), Field("value", "varchar", nullable=True)), "key")
+
+
+def random_pairs(rng: random.Random, count: int, keys: int) -> list[dict[str, object]]:
+    return [
+        {"key": f"k{rng.randrange(keys)}", "value": "x" * rng.randrange(100), "_op": int(OPS["upsert"])}
+        for _ in range(count)
+    ]
+
+
+def in_batches(rng: random.Random, rows: list[dict[str, object]]) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = []
+    at = 0
+    while at < len(rows):
+        count = rng.randrange(1, 200)
+        batches.append(pa.RecordBatch.from_pylist(rows[at : at + count], schema=PAIRS.row_arrow()))
+        at += count
+    return batches
+
+
+def contents(found: list[Chunk]) -> list[tuple[int, Counter[tuple[object, ...]]]]:
+    return [(each.digest, Counter(tuple(row.values()) for row in each.rows.to_pylist())) for each in found]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("keys", [5, 100_000])
+def test_chunks_are_the_same_in_whatever_order_rows_come(rng: random.Random, shards: int, keys: int) -> None:
+    rows = random_pairs(rng, 3000, keys)
+    limit = 10_000 if keys > 5 else 200_000 // shards
+    options: dict[str, Any] = {"shards": shards, "chunk_bytes": limit}
+    first = list(chunks(in_batches(rng, rows), PAIRS, **options))
+    assert len(first) > shards if keys > 5 else len(first) >= shards
+    for _ in range(5):
+        again = list(chunks(in_batches(rng, rng.sample(rows, len(rows))), PAIRS, **options))
+        assert contents(again) == contents(first)
+    everything = Counter(tuple(row.values()) for each in first for row in each.rows.to_pylist())
+    assert everything == Counter(tuple(row.values()) for row in rows)
+    for each in first:
+        each.rows.validate(full=True)
+        numbers = set(shard_of(each.rows.column("key"), shards).tolist())
+        assert shards == 1 or len(numbers) == 1
+        assert row_bytes(each.rows).sum() <= limit or len(set(each.rows.column("key").to_pylist())) == 1
+
+
+def test_versions_of_a_key_keep_their_order(rng: random.Random) -> None:
+    rows: list[dict[str, object]] = [
+        {"key": f"k{rng.randrange(50)}", "value": f"{number:09}", "_op": 1} for number in range(2000)
+    ]
+    found: dict[str, list[str]] = {}
+    for each in chunks(in_batches(rng, rows), PAIRS, chunk_bytes=5000):
+        for row in each.rows.to_pylist():
+            found.setdefault(row["key"], []).append(row["value"])
+    assert sum(map(len, found.values())) == 2000
+    assert all(versions == sorted(versions) for versions in found.values())
+
+
+def test_what_is_held_is_bounded(rng: random.Random) -> None:
+    """A chunk comes before the next rows are asked for, once a run is full."""
+    asked = 0
+
+    def batches() -> Any:
+        nonlocal asked
+        for _ in range(100):
+            asked += 1
+            yield pa.RecordBatch.from_pylist(random_pairs(rng, 50, 9), schema=PAIRS.row_arrow())
+
+    found = chunks(batches(), PAIRS, chunk_bytes=2000, run_bytes=10_000)
+    rows = 0
+    for each in found:
+        rows += each.rows.num_rows
+        assert asked * 50 - rows < 50 * (10_000 // 1000 + 10)
+    assert rows == 5000
+
+
+def test_digests_tell_other_rows(rng: random.Random) -> None:
+    rows = pa.RecordBatch.from_pylist(random_pairs(rng, 1000, 100_000), schema=PAIRS.row_arrow())
+    plain = digest(rows, PAIRS)
+    shuffled = rows.take(pa.array(np.random.default_rng(rng.randrange(2**32)).permutation(1000)))
+    assert digest(shuffled, PAIRS) == plain > 0
+    assert digest(rows.slice(1), PAIRS) != plain
+    doubled = pa.Table.from_batches([rows.slice(0, 999), rows.slice(0, 1)]).combine_chunks().to_batches()[0]
+    assert digest(doubled, PAIRS) != plain
+    numbers = batch_of(MIXED, [{"id": 0, "place": [1.0, 2.0], "_op": "upsert"}])
+    assert digest(numbers, MIXED) > 0
+
+
+def test_sizes_of_rows_are_no_less_than_what_they_take(rng: random.Random) -> None:
+    rows = batch_of(FLIGHTS, [random_row(rng) for _ in range(1000)])
+    assert rows.nbytes <= row_bytes(rows).sum() <= 2 * rows.nbytes
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def made(ddl: str, topics: tuple[str, ...], limit: int = 1000, **columns: Any) -> list[tuple[str, int, Record]]:
+    plan = plan_messages(struct(ddl), topics)
+    rows = pa.RecordBatch.from_pydict(columns)
+    limits = dict.fromkeys(plan.targets(rows), limit)
+    maker = MessageMaker(plan, "p", HybridClock(), limits)
+    return [(channel, ts, decode(payload)) for channel, ts, payload in maker.messages(rows)]
+
+
+def test_a_row_becomes_a_message() -> None:
+    [(topic, ts, record)] = made(
+        "key string, value binary, headers headers, timestamp timestamp",
+        ("t",),
+        key=["k"],
+        value=[b"v"],
+        headers=[[{"key": "a", "value": b"1"}, {"key": "b", "value": None}]],
+        timestamp=pa.array([NOON], pa.timestamp("us", tz="UTC")),
+    )
+    assert (topic, ts) == ("t", compose(int(NOON.timestamp() * 1000)))
+    assert (record.key, bytes(record.body), dict(record.tags)) == (b"k", b"v", {"a": b"1", "b": None})
+    assert (record.ts, record.producer, record.pseq, record.term) == (ts, "p", 0, 0)
+    headers = pa.array([[("x", "y")], None], pa.map_(pa.string(), pa.string()))
+    pairs = made("value string, headers map<string.string>", ("t",), value=["v", "w"], headers=headers)
+    assert [dict(each.tags) for _, _, each in pairs] == [{"x": "y"}, {}]
+    assert [each.pseq for _, _, each in pairs] == [0, 1]
+    assert pairs[0][1] < pairs[1][1]
+
+
+def test_messages_go_where_their_key_says_or_in_turn() -> None:
+    topics = ("a", "b", "c")
+    keys = [f"k{number}" for number in range(50)]
+    by_key = made("key string, value string", topics, key=keys, value=keys)
+    assert [topic for topic, _, _ in by_key] == [
+        topics[xxhash.xxh3_64_intdigest(key.encode()) % 3] for key in keys
+    ]  # as `runtime.stream.by_key` does it
+    without = made("value string", topics, value=["v"] * 7)
+    assert [topic for topic, _, _ in without] == ["a", "b", "c", "a", "b", "c", "a"]
+    named = made("value string, topic string", (), value=["1", "2"], topic=["x", "y"])
+    assert [topic for topic, _, _ in named] == ["x", "y"]
+    option_wins = made("value string, topic string", ("z",), value=["1"], topic=["x"])
+    assert [topic for topic, _, _ in option_wins] == ["z"]
+
+
+def test_messages_that_do_not_fit_are_named() -> None:
+    for ddl, text in [
+        ("key string", "column 'value' is missing"),
+        ("value int", "column 'value' is int: key and value are string or binary"),
+        ("value string, kee string", "column 'kee' is nothing that a message has: a topic takes key, value"),
+        ("value string, VALUE string", "column 'VALUE' appears twice"),
+        ("value string, headers string", "column 'headers' is string"),
+    ]:
+        with pytest.raises(InvalidSchema, match=text):
+            plan_messages(struct(ddl), ("t",))
+    with pytest.raises(ConfigError, match="nothing says where to write"):
+        plan_messages(struct("value string"), ())
+    with pytest.raises(InvalidRows, match="'value' is null in row 1"):
+        made("value string", ("t",), value=["v", None])
+    with pytest.raises(InvalidRows, match="'topic' is null in 1 rows"):
+        made("value string, topic string", (), value=["v", "w"], topic=["t", None])
+    with pytest.raises(MessageTooLarge, match=r"key b'k' takes \d+ bytes; t takes 200"):
+        made("key string, value string", ("t",), limit=200, key=["k"], value=["v" * 200])
