@@ -110,12 +110,17 @@ class Cuts(RuleBasedStateMachine):
 
     @rule(channel=st.sampled_from(LATE), parts=st.integers(1, 2))
     def torn(self, channel: str, parts: int) -> None:
-        """An owner dies within a batch, and the next one writes another."""
+        """An owner dies within a batch, the next one writes another, and then the rest of the first arrives."""
         shard = CHANNELS.index(channel)
         self.log.land(channel)
         self.write({0: 1, shard: 3}, 3)
+        self.write({shard: 1}, 1)
         self.take_over({channel: parts})
         self.write({shard: 3}, 3)
+        for _ in range(4 - parts):
+            self.zombie()
+        self.log.land(channel)
+        self.draw([False], 0)
 
     @rule()
     def zombie(self) -> None:
