@@ -401,6 +401,19 @@ class BlockingClient:
                 return
             start = ["next", next_id]
 
+    def alive(self) -> bool:
+        """Whether it is connected, as far as can be told without asking."""
+        if self._socket is None:
+            return False
+        self._socket.setblocking(False)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False  # it has ended, or is out of step
+
     def close(self) -> None:
         """Disconnect. A second call does nothing."""
         self._closed = True

@@ -59,6 +59,10 @@ class BrokerLog:
         """See `Log`. Raises also what the adapter raises."""
         return self._run(self._opened().id_at(channel, timestamp))
 
+    def alive(self) -> bool:
+        """See `Log`: clients of brokers connect again by themselves."""
+        return self._wal is not None
+
     def close(self) -> None:
         """See `Log`."""
         if self._thread is not None:

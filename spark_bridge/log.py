@@ -40,6 +40,10 @@ class Log(Protocol):
         `ChannelNotFound`."""
         ...
 
+    def alive(self) -> bool:
+        """Whether it was connected, and is so still, as far as can be told without asking."""
+        ...
+
     def close(self) -> None:
         """Release the connection."""
         ...
@@ -73,6 +77,10 @@ class RocksMQLog:
         """See `Log`. Raises `Unavailable`."""
         with self._advice():
             return self._client.id_at(channel, timestamp)
+
+    def alive(self) -> bool:
+        """See `Log`."""
+        return self._client.alive()
 
     def close(self) -> None:
         """See `Log`."""

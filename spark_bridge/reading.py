@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from .columns import chosen_columns
+from .kept import kept_log
 from .log import Log, open_log
 from .offsets import first_offset
 from .options import CHANNEL, Limits, Options
@@ -58,7 +59,7 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if partition.value is None:
         return
     wanted, columns, where = cast("tuple[ChannelRange | TopicRange, tuple[str, ...], Where]", partition.value)
-    with closing(open_log(wanted.wal)) as log:
+    with kept_log(wanted.wal) as log:
         yield from where.filtered(_batches(log, wanted, columns))
 
 

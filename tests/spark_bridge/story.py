@@ -84,6 +84,9 @@ class ListLog:
             raise ChannelNotFound(f"no channel {channel}", channel=channel)
         return next((each.id for each in self.entries[channel] if each.timestamp >= timestamp), None)
 
+    def alive(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

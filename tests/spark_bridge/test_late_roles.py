@@ -65,6 +65,9 @@ class Lists:
     def id_at(self, channel: str, timestamp: int) -> bytes | None:
         return next((each.id for each in self._entries(channel) if each.timestamp >= timestamp), None)
 
+    def alive(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

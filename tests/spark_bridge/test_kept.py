@@ -1,0 +1,113 @@
+"""Logs kept open from task to task: used again, never when broken, and never too many."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidewal.runtime.errors import ChannelNotFound, Unavailable
+from tidewal.spark_bridge import kept
+from tidewal.spark_bridge.kept import KEPT_MAX, close_kept, kept_log
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import Owner
+
+
+@pytest.fixture(autouse=True)
+def _none_are_left() -> Iterator[None]:
+    close_kept()
+    yield
+    close_kept()
+
+
+def names(url: str) -> list[str]:
+    with kept_log(url) as log:
+        return log.channels()
+
+
+def test_the_next_task_uses_the_same_connection(owner: Owner) -> None:
+    owner.append("a", b"1", 1)
+    with kept_log(owner.url) as first:
+        assert first.channels() == ["a"]
+        with kept_log(owner.url) as other:
+            assert other is not first
+            assert other.channels() == ["a"]
+    with kept_log(owner.url) as again:
+        assert again is first
+    with kept_log(owner.url) as again:
+        assert again is first
+
+
+def test_what_failed_is_not_used_again(owner: Owner) -> None:
+    owner.append("a", b"1", 1)
+    with pytest.raises(ChannelNotFound), kept_log(owner.url) as log:
+        log.latest_id("no such channel")
+    with kept_log(owner.url) as other:
+        assert other is not log
+        assert other.channels() == ["a"]
+
+
+def test_a_task_that_is_given_up_in_the_middle_leaves_nothing(owner: Owner) -> None:
+    owner.append("a", b"1", 1)
+
+    def task() -> Iterator[object]:
+        with kept_log(owner.url) as log:
+            yield from log.read("a", None, None)
+
+    reading = task()
+    next(reading)
+    reading.close()
+    assert kept._kept == []
+
+
+def test_when_the_owner_is_gone_the_advice_comes_at_once_and_its_successor_is_found(tmp_path: Path) -> None:
+    first = Owner(tmp_path / "log")
+    first.append("a", b"1", 1)
+    assert names(first.url) == ["a"]
+    first.close()
+    with pytest.raises(Unavailable, match="start one"):  # and not after the 30 s that a known owner is waited for
+        names(first.url)
+    second = Owner(tmp_path / "log")
+    try:
+        second.append("b", b"2", 2)
+        assert names(second.url) == ["a", "b"]
+        second.close()
+        second = Owner(tmp_path / "log")
+        assert names(second.url) == ["a", "b"]
+    finally:
+        second.close()
+
+
+def test_only_so_many_are_kept(tmp_path: Path) -> None:
+    owners = [Owner(tmp_path / str(number)) for number in range(KEPT_MAX + 2)]
+    try:
+        for each in owners:
+            names(each.url)
+        assert [url for url, _ in kept._kept] == [each.url for each in owners[2:]]
+    finally:
+        for each in owners:
+            each.close()
+
+
+FORKING = """
+import os, sys
+from tidewal.spark_bridge import kept
+with kept.kept_log(sys.argv[1]) as log:
+    log.channels()
+if os.fork() == 0:
+    print("child", len(kept._kept), flush=True)
+    os._exit(0)
+os.wait()
+with kept.kept_log(sys.argv[1]) as again:
+    print("parent", again is log, again.channels())
+"""
+
+
+def test_a_forked_process_leaves_them_to_its_parent(owner: Owner) -> None:
+    owner.append("a", b"1", 1)
+    told = subprocess.run([sys.executable, "-c", FORKING, owner.url], capture_output=True, text=True, timeout=30)
+    assert told.stdout.splitlines() == ["child 0", "parent True ['a']"], told.stderr
