@@ -5,10 +5,12 @@ version). Reading shares the record's memory: the same columns flow without a co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 
-from .errors import BadRecord
+from .errors import BadRecord, InvalidRows
 from .wal import Payload
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, MemoryError)
@@ -47,3 +49,15 @@ def _unchecked(body: Payload, schema: pa.Schema) -> pa.RecordBatch:
     if buffer.address % 8:
         buffer = pa.py_buffer(bytes(body))
     return pa.ipc.read_record_batch(buffer, schema)
+
+
+def vectors(lists: pa.Array[Any], dim: int) -> pa.Array[Any]:
+    """Lists of numbers as vectors of `dim` floats; a list may be null. Arrow's own cast reads behind the numbers where
+    lists are null (seen to crash in 26.0). Raises `InvalidRows` for lists that have not `dim` numbers each."""
+    numbers = cast(Any, lists).flatten()
+    given = lists.is_valid().to_numpy(zero_copy_only=False)
+    if numbers.null_count or len(numbers) != np.count_nonzero(given) * dim:
+        raise InvalidRows(f"a vector has not {dim} numbers, or null among them")
+    values = np.zeros((len(lists), dim), np.float32)
+    values[given] = numbers.to_numpy().reshape(-1, dim)
+    return cast(Any, pa.FixedSizeListArray).from_arrays(pa.array(values.ravel()), dim, mask=pa.array(~given))

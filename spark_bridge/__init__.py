@@ -2,6 +2,7 @@
 
 from .latest import latest
 from .local import session
+from .packs import foreach_pack, pack_schema
 from .progress import Progress, observe, progress
 
-__all__ = ["Progress", "latest", "observe", "progress", "session"]
+__all__ = ["Progress", "foreach_pack", "latest", "observe", "pack_schema", "progress", "session"]

@@ -1,0 +1,163 @@
+"""Micro-batches as `MsgPack`s: what a reader of a `TtMsgStream` knows, from Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from ..runtime.errors import InvalidRequest
+from ..runtime.messages import MsgPack
+from ..runtime.record import Record, RecordType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+PACK_BYTES: Final = 64 * 1024 * 1024
+
+Handler: TypeAlias = Callable[[MsgPack, int], object]
+
+
+def foreach_pack(
+    frame: DataFrame, handler: Handler, *, checkpoint: str, max_bytes: int = PACK_BYTES
+) -> DataStreamWriter:
+    """Call `handler(pack, batch_id)` on the driver for what a stream of one collection brings:
+
+        def handle(pack, batch_id):
+            for record in pack.messages:
+                rows = decode_rows(record.body, schema)
+                ...
+
+        schema = pack_schema(frame)
+        query = foreach_pack(frame, handle, checkpoint="/data/cp").trigger(processingTime="1 second").start()
+
+    As from a `TtMsgStream`, a pack holds exactly the messages with `begin_ts < ts <= end_ts` of all channels, in the
+    order (ts, channel, cseq), each pack begins where the one before has ended, also after a restart, and one without
+    messages only moves time. A message is one record of the log, its body the rows of `frame` that came from it, as
+    the log has them (`pack_schema`). `frame` may leave out rows and columns of the source, but `_ts`, `_op`,
+    `_channel`, `_cseq` and `_row` must stay, and rows in their order: no shuffle before. What a frame does not carry
+    is empty in a message: id, term, producer, key, tags, trace and schema version. Positions are Spark's checkpoint.
+
+    The driver holds one pack at a time: a micro-batch of more than `max_bytes` comes in several packs, divided
+    between two timestamps, so that only a timestamp with more than that makes a larger one. Beside it there are some
+    20 bytes for each record of the micro-batch, whose bodies wait in Spark's storage, on disk where memory is short.
+    What a micro-batch may hold is said by the source's options (`maxRowsPerTrigger`).
+
+    Each pack is handled at least once: after a failure the micro-batch is repeated, in the same packs as long as
+    `frame` and `max_bytes` are the same. Store `end_ts` with the results in one transaction, and skip packs whose
+    `end_ts` is not beyond what is stored: that is exactly once. An error of the handler ends the query.
+
+    With Spark Connect the handler is pickled and runs at the server. Raises `InvalidRequest` for a frame that is not
+    a stream or lacks a column.
+    """
+    if not frame.isStreaming:
+        raise InvalidRequest("foreach_pack takes a stream: spark.readStream, not spark.read")
+    if max_bytes < 1:
+        raise InvalidRequest(f"max_bytes is {max_bytes}; it must be 1 or more")
+    packs = _Packs(handler, pack_schema(frame), checkpoint, max_bytes)
+    return frame.writeStream.foreachBatch(packs).option("checkpointLocation", checkpoint)
+
+
+def pack_schema(frame: DataFrame) -> pa.Schema:
+    """The Arrow schema of the bodies that `foreach_pack` makes of `frame`: the columns whose names do not begin with _,
+    then `_op` (an `Op`). With all columns of a collection it is the schema of its rows in the log.
+
+    Raises `InvalidRequest` for a frame that lacks a column of the source.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from ..runtime.schema import OP_COLUMN
+    from .columns import DIM_METADATA
+    from .records import NEEDED
+
+    missing = [name for name in NEEDED if name not in frame.columns]
+    if missing:
+        raise InvalidRequest(f"packs need the columns {', '.join(missing)} too")
+    dims: dict[str, int] = {each.name: (each.metadata or {}).get(DIM_METADATA, 0) for each in frame.schema.fields}
+    types: dict[str, pa.DataType] = {
+        each.name: pa.list_(each.type.value_type, dims[each.name]) if dims[each.name] else each.type
+        for each in cast("Iterable[Any]", to_arrow_schema(frame.schema, timezone="UTC"))
+        if not each.name.startswith("_")
+    }
+    return pa.schema([*types.items(), (OP_COLUMN, pa.int8())])
+
+
+class _Packs:
+    """What Spark calls with each micro-batch."""
+
+    def __init__(self, handler: Handler, schema: pa.Schema, checkpoint: str, max_bytes: int) -> None:
+        self._handler = handler
+        self._schema = schema
+        self._checkpoint = checkpoint.rstrip("/")
+        self._max_bytes = max_bytes
+        self._last: tuple[int, int] | None = None  # number and end of the last micro-batch of this run
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        from pyspark.sql import functions as F
+
+        from .records import COLUMNS, encode_records
+
+        begin, end = self._interval(frame.sparkSession, batch_id)
+        records = frame.mapInArrow(partial(encode_records, schema=self._schema), COLUMNS).persist()
+        try:
+            sizes = records.select("ts", F.length("body").alias("size")).toArrow()
+            for upto in _ends(sizes, end, self._max_bytes) if end > begin else ():
+                found = records.where((F.col("ts") > begin) & (F.col("ts") <= upto)).toArrow()
+                self._handler(MsgPack(begin, upto, _messages(found)), batch_id)
+                begin = upto
+        finally:
+            records.unpersist()
+        self._last = (batch_id, end)
+
+    def _interval(self, spark: SparkSession, batch_id: int) -> tuple[int, int]:
+        """Between which times a micro-batch lies, from Spark's log of offsets: it may have no row that says so."""
+        end = self._offset(spark, batch_id)
+        if self._last is not None and self._last[0] == batch_id - 1:
+            begin = self._last[1]
+        else:
+            begin = (end["from"] if "from" in end else self._offset(spark, batch_id - 1))["t"]
+        return begin, end["t"]
+
+    def _offset(self, spark: SparkSession, batch_id: int) -> dict[str, Any]:
+        path = f"{self._checkpoint}/offsets/{batch_id}"
+        lines = [row.value for row in spark.read.text(path).collect()]  # a version, what Spark needs, one per source
+        offset: Any = json.loads(lines[2]) if len(lines) == 3 else None
+        if not isinstance(offset, dict) or "t" not in offset:
+            raise InvalidRequest(f"packs are made of one stream of one collection; this query has others: {lines[2:]}")
+        return cast("dict[str, Any]", offset)
+
+
+def _ends(sizes: pa.Table, end: int, max_bytes: int) -> Iterator[int]:
+    """Where packs end, so that each holds whole timestamps and, where these allow it, at most `max_bytes`."""
+    import numpy as np
+
+    times, places = np.unique(sizes["ts"].to_numpy(), return_inverse=True)
+    held = 0
+    before: int | None = None
+    for time, size in zip(times.tolist(), np.bincount(places, sizes["size"].to_numpy()).tolist(), strict=True):
+        if before is not None and held + size > max_bytes:
+            yield before
+            held = 0
+        held += size
+        before = time
+    yield end
+
+
+def _messages(found: pa.Table) -> list[Record]:
+    """The records in their order, bodies as views. Raises `InvalidRequest` when one came in pieces."""
+    columns = [found[name].to_pylist() for name in ("ts", "channel", "cseq")]
+    bodies = [memoryview(body.as_buffer()) for chunk in found["body"].chunks for body in cast(Any, chunk)]
+    messages = [
+        Record(RecordType.ROWS, ts, cseq=cseq, vchannel=channel, body=body)
+        for ts, channel, cseq, body in zip(*columns, bodies, strict=True)
+    ]
+    messages.sort(key=attrgetter("ts", "vchannel", "cseq"))
+    names = {(message.vchannel, message.cseq) for message in messages}
+    if len(names) < len(messages):
+        raise InvalidRequest("rows of one record lie apart: make packs before anything that shuffles")
+    return messages

@@ -1,0 +1,88 @@
+"""From rows back to records, on the executors: the bodies of `foreach_pack`. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..runtime.arrow import encode_rows, vectors
+from ..runtime.errors import InvalidRequest
+from ..runtime.schema import OP_COLUMN, OPS
+
+NEEDED: Final = ("_ts", "_op", "_channel", "_cseq", "_row")
+_NAMING: Final = ("_ts", "_channel", "_cseq", "_row")
+COLUMNS: Final = "ts bigint, channel string, cseq bigint, body binary"
+
+_ARROW: Final = pa.schema([("ts", pa.int64()), ("channel", pa.string()), ("cseq", pa.int64()), ("body", pa.binary())])
+_OP_NAMES: Final = pa.array(list(OPS))
+
+
+def encode_records(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A row for each record that `batches` hold rows of, with its rows as a body of `schema`.
+
+    Rows of a record that batches divide come together again. Raises `InvalidRequest` for rows that are not in the
+    order of the log.
+    """
+    held: list[pa.RecordBatch] = []  # the rows of the last record, which the next batch may go on with
+    for batch in batches:
+        rows = _as_in_the_log(batch, schema)
+        pieces = [rows.slice(start, count) for start, count in _records_in(rows)]
+        if held and pieces and _names(held[-1]) == _names(pieces[0]):
+            held.append(pieces.pop(0))
+            if not pieces:
+                continue
+        if pieces:
+            yield _encoded([*([held] if held else []), *([piece] for piece in pieces[:-1])], schema)
+            held = [pieces[-1]]
+    if held:
+        yield _encoded([held], schema)
+
+
+def _as_in_the_log(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema` in its types, then those that name a record and a row's place in it."""
+    columns: dict[str, Any] = {name: batch[name] for name in (*schema.names, *_NAMING)}
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if name == OP_COLUMN:
+            columns[name] = cast(Any, pc).index_in(batch[name], value_set=_OP_NAMES).cast(kind)
+        elif pa.types.is_fixed_size_list(kind):
+            columns[name] = vectors(columns[name], kind.list_size)
+        else:
+            columns[name] = columns[name].cast(kind)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _records_in(rows: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+    """Where each record's rows begin, and how many they are."""
+    if not rows.num_rows:
+        return
+    changes = _changes(rows, "_cseq") | _changes(rows, "_channel")
+    starts = np.flatnonzero(np.concatenate(([True], changes)))
+    yield from zip(starts.tolist(), np.diff(np.append(starts, rows.num_rows)).tolist(), strict=True)
+
+
+def _changes(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.bool_]:
+    """Whether each value of a column, but for the first one, is another than the one before."""
+    column = cast(Any, rows[name])
+    return cast(Any, pc).not_equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
+
+
+def _names(piece: pa.RecordBatch) -> tuple[object, object]:
+    return cast(Any, piece["_channel"][0]).as_py(), cast(Any, piece["_cseq"][0]).as_py()
+
+
+def _encoded(records: list[list[pa.RecordBatch]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [pa.array([pieces[0][name][0].as_py() for pieces in records]) for name in ("_ts", "_channel", "_cseq")]
+    bodies = pa.array([encode_rows(_body(pieces, schema)) for pieces in records], pa.binary())
+    return pa.RecordBatch.from_arrays([*columns, bodies], schema=_ARROW)
+
+
+def _body(pieces: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    rows: pa.RecordBatch = pieces[0] if len(pieces) == 1 else cast(Any, pa).concat_batches(pieces)
+    if bool(np.any(np.diff(rows["_row"].to_numpy()) <= 0)):
+        raise InvalidRequest("rows of one record are out of order: make packs before anything that shuffles")
+    return rows.select(schema.names)
