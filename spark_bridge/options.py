@@ -43,9 +43,10 @@ _NAMES: Final = (
     "versionAsOf",
     "consistency",
     "includeHeaders",
+    "tags",
 )
 _OF_COLLECTIONS: Final = ("readChangeFeed", "history", "timestampAsOf", "versionAsOf")
-_OF_TOPICS: Final = ("consistency", "includeHeaders")
+_OF_TOPICS: Final = ("consistency", "includeHeaders", "tags")
 _OF_BATCHES: Final = ("endingOffsets", "endingTimestamp", "pushFilters", "timestampAsOf", "versionAsOf")
 _OF_STREAMS: Final = (
     "maxRowsPerTrigger",
@@ -105,6 +106,7 @@ class Options:
     version_as_of: int | None = None
     consistency: str = CHANNEL
     headers: bool = False
+    tags: tuple[str, ...] = ()
 
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
@@ -137,6 +139,7 @@ class Options:
             _count("versionAsOf", options.get("versionAsOf"), least=0),
             _one_of("consistency", options.get("consistency", CHANNEL), (CHANNEL, TICK)),
             _boolean("includeHeaders", options.get("includeHeaders", "false")),
+            _list("tags", options.get("tags")),
         )
         _check_bounds(parsed, streaming)
         return parsed

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from pyspark.sql import datasource as spark
-from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType
+from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
 from ..runtime.clock import LOGICAL_BITS, MAX_TIMESTAMP
 from .where import COMPARISONS, Condition, Where
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_TIMES: Final = ("_time", "timestamp")  # of a row's log time
+_TIMES: Final = (("_time",), ("timestamp",))  # of a row's log time
 _MOST: Final = 1000  # values of one filter
 
 
 def take(filters: Sequence[spark.Filter], schema: StructType) -> tuple[Where, list[spark.Filter]]:
     """What `filters` ask for, and those that Spark has to apply itself."""
-    kinds = {field.name: field.dataType for field in schema.fields}
     conditions: list[Condition] = []
     left: list[spark.Filter] = []
     first, last = 0, MAX_TIMESTAMP
@@ -38,7 +34,7 @@ def take(filters: Sequence[spark.Filter], schema: StructType) -> tuple[Where, li
             continue
         bounds = _bounds(condition)
         first, last = max(first, bounds[0]), min(last, bounds[1])
-        if _is_exact(condition, kinds.get(condition.column)):
+        if _is_exact(condition, _kind(condition.column, schema)):
             conditions.append(condition)
         else:
             left.append(each)
@@ -50,13 +46,21 @@ def _condition(each: spark.Filter) -> Condition | None:
     name = type(each).__name__
     if isinstance(each, spark.In):
         values = tuple(value for value in each.value if value is not None)  # null equals nothing
-        return Condition(each.attribute[0], "EqualTo", values) if len(each.attribute) == 1 and values else None
+        return Condition(each.attribute, "EqualTo", values) if values else None
     if name not in COMPARISONS:
         return None
     comparison = cast("spark.EqualTo", each)
-    if len(comparison.attribute) != 1 or comparison.value is None:
-        return None
-    return Condition(comparison.attribute[0], name, (comparison.value,))
+    return None if comparison.value is None else Condition(comparison.attribute, name, (comparison.value,))
+
+
+def _kind(column: Sequence[str], schema: StructType) -> DataType | None:
+    """The type of a column, or of what lies in a struct; None when there is none."""
+    kind: DataType = schema
+    for name in column:
+        if not isinstance(kind, StructType) or name not in kind.names:
+            return None
+        kind = kind[name].dataType
+    return kind
 
 
 def _is_exact(condition: Condition, kind: DataType | None) -> bool:
@@ -73,7 +77,7 @@ def _is_exact(condition: Condition, kind: DataType | None) -> bool:
 
 def _bounds(condition: Condition) -> tuple[int, int]:
     """The timestamps between which the rows lie that meet a condition."""
-    if condition.column == "_ts" and all(type(value) is int for value in condition.values):
+    if condition.column == ("_ts",) and all(type(value) is int for value in condition.values):
         low, high = min(condition.values), max(condition.values)
     elif condition.column in _TIMES and all(_is_time(value) for value in condition.values):
         # A millisecond more on either side, for a time that was rounded on its way.

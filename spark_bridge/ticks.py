@@ -260,6 +260,7 @@ class ByTick(TopicPlan):
                 begin.time if channel in begin.ends else 0,
                 end.time,
                 end.time,
+                self._options.tags,
             )
             for channel, upto in end.ends.items()
             if (before := begin.ends.get(channel, NOTHING)).id < upto.id

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 HEADERS: Final = "headers"
+TAGS: Final = "tags"
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 TOPIC_COLUMNS: Final[dict[str, pa.DataType]] = {
@@ -46,12 +47,17 @@ _FOREIGN: Final = frozenset({"length", "frame", "version"})  # reasons for which
 _logger = logging.getLogger("tidewal.spark")
 
 
-def topic_schema(*, headers: bool) -> StructType:
-    """The columns of topics as Spark's schema."""
+def topic_columns(*, headers: bool = False, tags: Sequence[str] = ()) -> dict[str, pa.DataType]:
+    """The columns of topics in Arrow's types; those of `tags` (and with `headers` all, as Kafka's) come last."""
+    found = {name: kind for name, kind in TOPIC_COLUMNS.items() if headers or name != HEADERS}
+    return found | ({TAGS: pa.struct([(name, pa.string()) for name in tags])} if tags else {})
+
+
+def topic_schema(columns: Mapping[str, pa.DataType]) -> StructType:
+    """The same as Spark's schema."""
     from pyspark.sql.types import StructField, StructType
 
-    names = [name for name in TOPIC_COLUMNS if headers or name != HEADERS]
-    return StructType([StructField(name, spark_type(TOPIC_COLUMNS[name])) for name in names])
+    return StructType([StructField(name, spark_type(kind)) for name, kind in columns.items()])
 
 
 class Place(NamedTuple):
@@ -96,6 +102,7 @@ class TopicRange:
     begin_ts: int = 0
     end_ts: int = 0
     watermark: int | None = None
+    tags: tuple[str, ...] = ()
 
 
 class Message(NamedTuple):
@@ -203,9 +210,9 @@ def topic_batches(log: Log, wanted: TopicRange, columns: Sequence[str]) -> Itera
 
 
 def _batch(held: Sequence[Message], wanted: TopicRange, columns: Sequence[str]) -> pa.RecordBatch:
-    schema = pa.schema([(name, TOPIC_COLUMNS[name]) for name in columns])
-    arrays = [pa.array(_values(name, held, wanted), type=TOPIC_COLUMNS[name]) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    known = topic_columns(headers=True, tags=wanted.tags)
+    arrays = [pa.array(_values(name, held, wanted), type=known[name]) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, known[name]) for name in columns]))
 
 
 def _values(name: str, held: Sequence[Message], wanted: TopicRange) -> Iterable[Any]:
@@ -224,8 +231,10 @@ def _values(name: str, held: Sequence[Message], wanted: TopicRange) -> Iterable[
             return [wanted.channel] * len(held)
         case "_watermark":
             return [wanted.watermark] * len(held)
-        case _:
+        case "headers":
             return [_headers(message.tags) for message in held]
+        case _:
+            return [{tag: _text((message.tags or {}).get(tag)) for tag in wanted.tags} for message in held]
 
 
 def _headers(tags: Tags | None) -> list[dict[str, object]] | None:
@@ -237,3 +246,8 @@ def _header(value: TagValue) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     return str(value).lower().encode() if isinstance(value, bool) else str(value).encode()
+
+
+def _text(value: TagValue) -> str | None:
+    found = _header(value)
+    return None if found is None else found.decode(errors="replace")

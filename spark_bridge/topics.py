@@ -23,7 +23,7 @@ from .limits import Size
 from .log import Log
 from .offsets import VERSION, check_wal, parsed, scheme_of
 from .options import EARLIEST, LATEST, Limits, Options
-from .topic_rows import BEGINNING, Place, TopicRange, entries_between, message_of, topic_schema
+from .topic_rows import BEGINNING, Place, TopicRange, entries_between, message_of, topic_columns, topic_schema
 from .where import EVERYTHING, Where
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TopicPlan(ABC):
 
     def schema(self) -> StructType:
         """See `Plan`."""
-        return topic_schema(headers=self._options.headers)
+        return topic_schema(topic_columns(headers=self._options.headers, tags=self._options.tags))
 
     @abstractmethod
     def tasks(self, start: Offset, end: Offset) -> Sequence[TopicRange]:
@@ -233,7 +233,7 @@ class ByChannel(TopicPlan):
         self.check_dropped(sorted(set(begins) - set(ends)))
         found = [(name, self._begin(name, begins.get(name, BEGINNING), place), place) for name, place in ends.items()]
         return [
-            TopicRange(self._options.wal, name, begin, place, self._options.fail_on_data_loss)
+            TopicRange(self._options.wal, name, begin, place, self._options.fail_on_data_loss, tags=self._options.tags)
             for name, begin, place in found
             if begin < place
         ]

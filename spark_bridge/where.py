@@ -21,9 +21,10 @@ COMPARISONS: Final[dict[str, Callable[..., Any]]] = {
 
 
 class Condition(NamedTuple):
-    """`column` stands in relation `operator` (a name of Spark's filters) to one of `values`."""
+    """A column (its name, or the names on the way into a struct) stands in relation `operator` (a name of Spark's
+    filters) to one of `values`."""
 
-    column: str
+    column: tuple[str, ...]
     operator: str
     values: tuple[Any, ...]
 
@@ -38,7 +39,7 @@ class Where:
 
     def values(self, column: str) -> frozenset[Any] | None:
         """The values of a column that are asked for; None: all."""
-        equal = (each for each in self.conditions if each.column == column and each.operator == "EqualTo")
+        equal = (each for each in self.conditions if each.column == (column,) and each.operator == "EqualTo")
         found = [frozenset[Any](each.values) for each in equal]
         return found[0].intersection(*found[1:]) if found else None
 
@@ -52,7 +53,9 @@ class Where:
 
 
 def _mask(batch: pa.RecordBatch, condition: Condition) -> Any:
-    column = cast("pa.Array[Any]", batch.column(condition.column))
+    column = cast("pa.Array[Any]", batch.column(condition.column[0]))
+    for name in condition.column[1:]:
+        column = cast("pa.Array[Any]", pc.struct_field(column, [name]))
     values = cast("pa.Array[Any]", pa.array(condition.values, column.type))
     if len(values) == 1:
         return COMPARISONS[condition.operator](column, values[0])

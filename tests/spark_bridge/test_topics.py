@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
+from pyspark.sql import datasource as spark
 
 from tidewal.runtime.channel_reader import ChannelReader
 from tidewal.runtime.clock import compose
@@ -30,15 +31,16 @@ from tidewal.runtime.heartbeats import Announcement, heartbeat
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode
 from tidewal.spark_bridge.options import Limits, Options
 from tidewal.spark_bridge.plans import Offset, Plan
+from tidewal.spark_bridge.pushdown import take
 from tidewal.spark_bridge.ticks import ByTick
-from tidewal.spark_bridge.topic_rows import topic_batches, topic_schema
+from tidewal.spark_bridge.topic_rows import topic_batches, topic_columns
 from tidewal.spark_bridge.topics import ByChannel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import NAMES, ListLog, Row, Story, time_of
 
 NOON = compose(1_700_000_000_000)
-COLUMNS = tuple(topic_schema(headers=True).names)
+COLUMNS = tuple(topic_columns(headers=True))
 
 
 def by_channel(log: ListLog, **options: Any) -> ByChannel:
@@ -97,7 +99,39 @@ def test_an_entry_is_a_row_of_kafkas_columns() -> None:
     }
     assert (found[1]["key"], found[1]["headers"], found[1]["timestamp"]) == (None, None, time_of(NOON + (7 << 18)))
     assert (found[2]["_ts"], found[2]["timestamp"], found[2]["_time"]) == (None, None, None)
-    assert topic_schema(headers=False).names == list(COLUMNS[:-1])
+    assert list(topic_columns()) == list(COLUMNS[:-1])
+
+
+def test_tags_are_columns_that_filters_reach() -> None:
+    log = ListLog()
+    tags = [{"source": "web", "n": 1}, {"source": "app"}, {"n": True, "source": None}, {"source": b"web"}]
+    for number, each in enumerate(tags):
+        log.append("a", encode(Record(RecordType.QUERY, NOON, tags=each, body=b"%d" % number)), NOON)
+    log.append("a", b"plain", NOON)
+    plan = by_channel(log, topics=("a",), tags=("source", "n"))
+    schema = plan.schema()
+    assert schema["tags"].dataType.simpleString() == "struct<source:string,n:string>"
+    [task] = plan.all_tasks()
+    [batch] = topic_batches(log, task, schema.names)
+    assert [tuple(row["tags"].values()) for row in batch.to_pylist()] == [
+        ("web", "1"),
+        ("app", None),
+        (None, "true"),
+        ("web", None),
+        (None, None),
+    ]
+    for asked, found in [
+        ([spark.EqualTo(("tags", "source"), "web")], [b"0", b"3"]),
+        ([spark.In(("tags", "source"), ("web", "app")), spark.EqualTo(("tags", "n"), "1")], [b"0"]),
+        ([spark.EqualTo(("value",), b"plain")], [b"plain"]),
+        ([spark.EqualTo(("_channel",), "b")], []),
+    ]:
+        where, left = take(asked, schema)
+        assert left == []
+        batches = [batch for each in plan.all_tasks(where) for batch in topic_batches(log, each, schema.names)]
+        assert [row["value"] for batch in where.filtered(iter(batches)) for row in batch.to_pylist()] == found
+    assert take([spark.EqualTo(("tags", "other"), "x")], schema)[1] != []
+    assert plan.all_tasks(take([spark.EqualTo(("_channel",), "b")], schema)[0]) == []
 
 
 def test_a_damaged_record_is_skipped_and_named(caplog: pytest.LogCaptureFixture) -> None:
