@@ -28,6 +28,7 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -38,7 +39,8 @@ SETTINGS: Final[dict[str, str]] = {
 
 def session(app_name: str = "tidewal", *, master: str = "local[2]", **conf: str) -> SparkSession:
     """The running Spark session, or a new one with `SETTINGS`; `conf` adds to them and overrides them, as in
-    `session(**{"spark.driver.memory": "4g"})`.
+    `session(**{"spark.driver.memory": "4g", "spark.log.level": "ERROR"})`. What concerns the driver's Java counts for
+    the first session of a process only.
 
     Workers get this Python. `SETTINGS` suit one machine with a local disk for checkpoints: for a cluster make the
     session yourself. Raises `Unsupported` when PySpark or Java is missing.
