@@ -89,7 +89,8 @@ class TidewalBatchReader(DataSourceReader):
 
 class FilteringBatchReader(TidewalBatchReader):
     """One that takes filters. Spark refuses to read at all where a reader does so and its own setting
-    `spark.sql.python.filterPushdown.enabled` is false, hence option `pushFilters`."""
+    `spark.sql.python.filterPushdown.enabled` is false, hence option `pushFilters`. A reader is for one query: Spark 4.3
+    keeps it in the frame, and a query that pushes nothing gets the one of the query before."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Keep what can be done here; returns what Spark has to do."""
