@@ -157,7 +157,6 @@ def _messages(found: pa.Table) -> list[Record]:
         for ts, channel, cseq, body in zip(*columns, bodies, strict=True)
     ]
     messages.sort(key=attrgetter("ts", "vchannel", "cseq"))
-    names = {(message.vchannel, message.cseq) for message in messages}
-    if len(names) < len(messages):
+    if len({(message.ts, message.vchannel, message.cseq) for message in messages}) < len(messages):
         raise InvalidRequest("rows of one record lie apart: make packs before anything that shuffles")
     return messages

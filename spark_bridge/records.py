@@ -34,10 +34,10 @@ def encode_records(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iter
         pieces = [rows.slice(start, count) for start, count in _records_in(rows)]
         if held and pieces and _names(held[-1]) == _names(pieces[0]):
             held.append(pieces.pop(0))
-            if not pieces:
-                continue
         if pieces:
-            yield _encoded([*([held] if held else []), *([piece] for piece in pieces[:-1])], schema)
+            whole = [*([held] if held else []), *([piece] for piece in pieces[:-1])]
+            if whole:
+                yield _encoded(whole, schema)
             held = [pieces[-1]]
     if held:
         yield _encoded([held], schema)
@@ -60,7 +60,7 @@ def _records_in(rows: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     """Where each record's rows begin, and how many they are."""
     if not rows.num_rows:
         return
-    changes = _changes(rows, "_cseq") | _changes(rows, "_channel")
+    changes = _changes(rows, "_ts") | _changes(rows, "_cseq") | _changes(rows, "_channel")
     starts = np.flatnonzero(np.concatenate(([True], changes)))
     yield from zip(starts.tolist(), np.diff(np.append(starts, rows.num_rows)).tolist(), strict=True)
 
@@ -71,14 +71,15 @@ def _changes(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.bool_]:
     return cast(Any, pc).not_equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
 
 
-def _names(piece: pa.RecordBatch) -> tuple[object, object]:
-    return cast(Any, piece["_channel"][0]).as_py(), cast(Any, piece["_cseq"][0]).as_py()
+def _names(piece: pa.RecordBatch) -> tuple[object, ...]:
+    """What tells a record from others. `_cseq` alone does not: it begins anew with each owner of a channel."""
+    return tuple(cast(Any, piece[name][0]).as_py() for name in ("_ts", "_channel", "_cseq"))
 
 
 def _encoded(records: list[list[pa.RecordBatch]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.array([pieces[0][name][0].as_py() for pieces in records]) for name in ("_ts", "_channel", "_cseq")]
+    names = [pa.array(column) for column in zip(*(_names(pieces[0]) for pieces in records), strict=True)]
     bodies = pa.array([encode_rows(_body(pieces, schema)) for pieces in records], pa.binary())
-    return pa.RecordBatch.from_arrays([*columns, bodies], schema=_ARROW)
+    return pa.RecordBatch.from_arrays([*names, bodies], schema=_ARROW)
 
 
 def _body(pieces: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

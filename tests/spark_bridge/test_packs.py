@@ -24,7 +24,7 @@ from tidewal.spark_bridge.packs import _ends, _messages
 from tidewal.spark_bridge.records import encode_records
 
 sys.path.insert(0, str(Path(__file__).parent))
-from story import FLIGHTS, Row, Story, number, random_row
+from story import FLIGHTS, NAMES, Row, Story, number, random_row
 
 OP_NAMES = list(OPS)
 ROWS = FLIGHTS.row_arrow()
@@ -81,6 +81,12 @@ def test_rows_become_the_records_that_they_came_from(rng: random.Random) -> None
     found = _messages(encoded(batches))
     assert told(MsgPack(0, 200, found)) == written(rows)
     assert list(encode_records([whole.slice(0, 0)], ROWS)) == []
+
+
+def test_numbers_that_begin_anew_with_an_owner_are_other_records(rng: random.Random) -> None:
+    rows = [row | {"_ts": ts} for ts in (10, 20, 30) for row in a_record(rng, 2, 3)]
+    assert told(MsgPack(0, 30, _messages(encoded([frame_of(rows[:4]), frame_of(rows[4:])])))) == written(rows)
+    assert len(written(rows)) == 3
 
 
 def test_a_filter_leaves_records_with_fewer_rows(rng: random.Random) -> None:
@@ -148,6 +154,7 @@ def test_packs_are_the_log_between_their_times_also_after_a_restart(
     packs: list[tuple[MsgPack, int]] = []
     drained(frame, tmp_path / "checkpoint", packs, max_bytes=2000)
     before = len(packs)
+    story.own([NAMES.pchannel(0), NAMES.pchannel(1)], term=2)  # whose numbers begin anew
     story.play(flights, rng, batches=6)
     story.cut(flights)  # moves time and nothing else
     drained(frame, tmp_path / "checkpoint", packs, max_bytes=2000)
