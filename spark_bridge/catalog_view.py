@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..runtime.catalog import Catalog
-from ..runtime.errors import PositionLost
+from ..runtime.errors import ChannelNotFound, PositionLost
 from ..runtime.record import decode
-from .log import Follower, Log
+from .log import Log
 
 
 class CatalogView:
@@ -15,18 +15,25 @@ class CatalogView:
         self._log = log
         self._channel = channel
         self._catalog = Catalog()
-        self._entries = Follower(log, channel)
+        self._position: bytes | None = None
 
     def now(self) -> Catalog:
         """The catalog with all that is recorded by now."""
         try:
             self._follow()
         except PositionLost:  # a snapshot took the place of what was to come next
-            self._catalog = Catalog()
-            self._entries = Follower(self._log, self._channel)
+            self._catalog, self._position = Catalog(), None
             self._follow()
         return self._catalog
 
     def _follow(self) -> None:
-        for entry in self._entries.new_entries():
-            self._catalog.apply(decode(entry.payload, entry.id))
+        try:
+            latest = self._log.latest_id(self._channel)
+        except ChannelNotFound:
+            return
+        if latest is None or latest == self._position:
+            return
+        for entries in self._log.read(self._channel, self._position, latest):
+            for entry in entries:
+                self._catalog.apply(decode(entry.payload, entry.id))
+                self._position = entry.id

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from ..runtime.errors import ChannelNotFound, ConfigError, PositionLost, Unavailable
+from ..runtime.errors import ConfigError, Unavailable
 from ..runtime.remote import BlockingClient
 from ..runtime.wal import Entry
 from .broker import BrokerLog
@@ -108,38 +108,3 @@ def open_log(url: str) -> Log:
     if parts.scheme != "rocksmq" or parts.netloc not in ("", ".", "..") or parts.path in ("", "/"):
         raise ConfigError(f"option wal is {url!r}; the Spark bridge reads {SUPPORTED}", key="wal")
     return RocksMQLog(os.path.abspath(parts.netloc + unquote(parts.path)))
-
-
-class Follower:
-    """Reads a channel from its first entry on: each call returns what is new. An absent channel is an empty one.
-
-    With `gaps` entries that retention removed before they were read are passed over; otherwise that is the error
-    `PositionLost`.
-    """
-
-    def __init__(self, log: Log, channel: str, *, gaps: bool = False) -> None:
-        self._log = log
-        self._channel = channel
-        self._gaps = gaps
-        self._position: bytes | None = None
-
-    def new_entries(self) -> Iterator[Entry]:
-        """The entries between the last one handed out and the last one there is now."""
-        try:
-            latest = self._log.latest_id(self._channel)
-        except ChannelNotFound:
-            return
-        if latest is None or latest == self._position:
-            return
-        for entries in self._read(latest):
-            for entry in entries:
-                self._position = entry.id
-                yield entry
-
-    def _read(self, upto: bytes) -> Iterator[list[Entry]]:
-        try:
-            yield from self._log.read(self._channel, self._position, upto)
-        except PositionLost:
-            if not self._gaps:
-                raise
-            yield from self._log.read(self._channel, None, upto)

@@ -122,11 +122,6 @@ def _warn(channel: str, entry: Entry, error: BadRecord) -> None:
     _logger.warning("%s: record %s is skipped: %s", channel, entry.id.hex(), error.message)
 
 
-def row_counts(log: Log, wanted: ChannelRange) -> Iterator[tuple[int, int]]:
-    """The timestamp and number of rows of each record of `wanted`."""
-    return ((rows.record.ts, rows.batch.num_rows) for rows in read_rows(log, wanted))
-
-
 def arrow_batches(log: Log, wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of `wanted` in batches of about 64 k rows or 16 MiB, since each batch costs Spark a round trip."""
     held: list[Rows] = []

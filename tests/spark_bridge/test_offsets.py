@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from tidewal.runtime.cuts import Cut, CutEnd
-from tidewal.runtime.errors import InvalidRequest
-from tidewal.spark_bridge.offsets import beginning, from_json, from_offset, to_json, to_offset
+from tidewal.runtime.errors import InvalidRequest, PositionMismatch
+from tidewal.spark_bridge.offsets import (
+    beginning,
+    first_offset,
+    from_json,
+    from_offset,
+    scheme_of,
+    to_json,
+    to_offset,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import NAMES, ListLog, Story
@@ -31,6 +39,21 @@ def test_text_is_stable_whatever_the_order_of_channels() -> None:
 def test_offset_is_the_cut() -> None:
     assert from_offset(json.loads(to_json(CUT)), COLLECTION) == CUT
     assert from_json(to_json(beginning(COLLECTION)), COLLECTION) == beginning(COLLECTION)
+
+
+def test_an_offset_names_the_kind_of_its_log() -> None:
+    offset = json.loads(json.dumps(to_offset(CUT, scheme_of("kafka+ssl://broker/x"))))
+    assert list(offset) == ["v", "wal", "collection_id", "t", "ends"]
+    assert from_offset(offset, COLLECTION, "kafka") == from_offset(to_offset(CUT), COLLECTION, "pulsar") == CUT
+    with pytest.raises(PositionMismatch, match=r"of a kafka log, option wal names a pulsar one: correct option wal"):
+        from_offset(offset, COLLECTION, "pulsar")
+
+
+def test_the_first_batch_keeps_where_it_begins() -> None:
+    begin = first_offset(to_offset(beginning(COLLECTION)), to_offset(beginning(COLLECTION)))
+    first = first_offset(begin, to_offset(CUT))
+    assert first == {**to_offset(CUT), "from": to_offset(beginning(COLLECTION))}
+    assert from_offset(first, COLLECTION) == CUT
 
 
 @pytest.mark.parametrize(
