@@ -9,12 +9,13 @@ from .log import Log
 
 
 class CatalogView:
-    """Folds the records of `channel`, each once. An absent channel is an empty catalog."""
+    """Folds the records of `channel`, each once. An absent channel is an empty catalog. `known` is the catalog when it
+    was last looked at."""
 
     def __init__(self, log: Log, channel: str) -> None:
         self._log = log
         self._channel = channel
-        self._catalog = Catalog()
+        self.known = Catalog()
         self._position: bytes | None = None
 
     def now(self) -> Catalog:
@@ -22,9 +23,9 @@ class CatalogView:
         try:
             self._follow()
         except PositionLost:  # a snapshot took the place of what was to come next
-            self._catalog, self._position = Catalog(), None
+            self.known, self._position = Catalog(), None
             self._follow()
-        return self._catalog
+        return self.known
 
     def _follow(self) -> None:
         try:
@@ -35,5 +36,5 @@ class CatalogView:
             return
         for entries in self._log.read(self._channel, self._position, latest):
             for entry in entries:
-                self._catalog.apply(decode(entry.payload, entry.id))
+                self.known.apply(decode(entry.payload, entry.id))
                 self._position = entry.id

@@ -39,6 +39,7 @@ class Planner:
         self._fail_on_data_loss = fail_on_data_loss
         names = Names(prefix)
         self._catalog = CatalogView(log, names.catalog)
+        self._known: Collection | None = None
         self._cuts_channel = names.cuts
         self._cut_log: CutLog | None = None
         self._counted: _Counted | None = None
@@ -47,7 +48,7 @@ class Planner:
         """The collection as the catalog has it now. Raises `CollectionNotFound`."""
         catalog = self._catalog.now()
         try:
-            return catalog.collection(self._name)
+            self._known = catalog.collection(self._name)
         except CollectionNotFound as error:
             known = ", ".join(sorted(catalog.collections)) or "none"
             raise CollectionNotFound(
@@ -55,6 +56,11 @@ class Planner:
                 "Check options collection, wal and prefix, or create it first",
                 collection=self._name,
             ) from error
+        return self._known
+
+    def known(self) -> Collection:
+        """The collection as it was when the catalog was last asked for it."""
+        return self._known or self.collection()
 
     @property
     def cuts(self) -> CutLog:
@@ -148,7 +154,7 @@ class Planner:
             raise InvalidRequest(f"a cut is not of collection {self._name!r} as it is now: start with a new checkpoint")
         if end.time < start.time:
             raise InvalidRequest(f"the end ({end.time}) lies before the start ({start.time}); check the offsets")
-        fences = self._catalog.now().fences(channels)
+        fences = self._catalog.known.fences(channels)
         ranges = [
             ChannelRange(
                 self._wal,

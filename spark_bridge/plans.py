@@ -82,7 +82,7 @@ class CollectionPlan:
 
     def schema(self) -> StructType:
         """See `Plan`."""
-        return spark_schema(self.planner.collection().schema, change_feed=self._options.change_feed)
+        return spark_schema(self.planner.known().schema, change_feed=self._options.change_feed)
 
     def begin(self) -> Offset:
         """See `Plan`."""
@@ -120,7 +120,7 @@ class CollectionPlan:
 
     def _vchannels(self, where: Where) -> frozenset[str]:
         """Where the rows may be that are asked for: all versions of a key come through one."""
-        collection = self.planner.collection()
+        collection = self.planner.known()
         keys, channels = where.values(collection.schema.primary_key), where.values("_channel")
         found = frozenset(collection.vchannels)
         if keys is not None:
@@ -143,7 +143,7 @@ class CollectionPlan:
         return to_offset(cut, self._wal)
 
     def _cut(self, offset: Offset) -> Cut:
-        return from_offset(offset, self.planner.collection(), self._wal)
+        return from_offset(offset, self.planner.known(), self._wal)
 
 
 def _both(names: Sequence[str], wanted: frozenset[str]) -> tuple[str, ...]:
