@@ -9,7 +9,7 @@ end:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import merge
@@ -131,9 +131,9 @@ class ByTick(TopicPlan):
             return None
         return self._offset(self._within(begin, end, limits)) if limits.bounded else upto
 
-    def tasks(self, start: Offset, end: Offset) -> list[TopicRange]:
-        """See `Plan`."""
-        return self._split(self._ranges(self._line(start), self._line(end)))
+    def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
+        """See `TopicPlan`."""
+        return self._ranges(self._line(start), self._line(end))
 
     def all_tasks(self, where: Where = EVERYTHING) -> list[TopicRange]:
         """See `Plan`. Times that are still to come name nothing yet."""
@@ -148,7 +148,7 @@ class ByTick(TopicPlan):
             return []
         wanted = where.values("_channel")
         ranges = [each for each in self._ranges(first, last) if wanted is None or each.channel in wanted]
-        return [replace(each, watermark=end.time) for each in self._split(ranges)]
+        return [replace(each, watermark=end.time) for each in self.split(ranges)]
 
     def sizes(self, wanted: TopicRange) -> Iterator[Size]:
         """See `TopicPlan`."""
@@ -298,14 +298,10 @@ class ByTick(TopicPlan):
                     yield _Step(max(record.ts, least), wanted.channel, end, size)
                     size = Size()
 
-    def _split(self, ranges: Sequence[TopicRange]) -> list[TopicRange]:
-        """More ranges, by time: all that an owner wrote at or before a time lies before all that it wrote later."""
-        parts = -(-self._options.min_partitions // max(len(ranges), 1))
-        return [part for wanted in ranges for part in (self._parts(wanted, parts) if parts > 1 else [wanted])]
-
-    def _parts(self, wanted: TopicRange, parts: int) -> list[TopicRange]:
+    def parts(self, wanted: TopicRange, count: int) -> list[TopicRange]:
+        """See `TopicPlan`. By time: all that an owner wrote at or before one lies before all that it wrote later."""
         first = wanted.begin_ts or self._first_ts(wanted)
-        found = {time: self.at_time(wanted.channel, time) for time in self.split_times(first, wanted.end_ts, parts)}
+        found = {time: self.at_time(wanted.channel, time) for time in self.split_times(first, wanted.end_ts, count)}
         inner = [(time, id) for time, id in found.items() if id is not None and wanted.begin.id < id < wanted.end.id]
         begins = [
             (wanted.begin_ts, wanted.begin, wanted.after),

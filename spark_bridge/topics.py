@@ -59,9 +59,17 @@ class TopicPlan(ABC):
         """See `Plan`."""
         return topic_schema(topic_columns(headers=self._options.headers, tags=self._options.tags))
 
-    @abstractmethod
-    def tasks(self, start: Offset, end: Offset) -> Sequence[TopicRange]:
+    def tasks(self, start: Offset, end: Offset) -> list[TopicRange]:
         """See `Plan`."""
+        return self.split(self.ranges(start, end))
+
+    @abstractmethod
+    def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
+        """What lies between two offsets, one range per channel. One that joins is read from its beginning."""
+
+    @abstractmethod
+    def parts(self, wanted: TopicRange, count: int) -> list[TopicRange]:
+        """A range in about that many parts."""
 
     @abstractmethod
     def sizes(self, wanted: TopicRange) -> Iterator[Size]:
@@ -71,7 +79,7 @@ class TopicPlan(ABC):
         """See `Plan`. Asked again about a later offset, it counts on."""
         counted = self._counted if self._counted and self._counted.start == start else _Counted(start, start, 0)
         total = counted.rows
-        for wanted in self.tasks(counted.upto, upto):
+        for wanted in self.ranges(counted.upto, upto):
             for size in self.sizes(wanted):
                 total += size.rows
                 if total >= rows:
@@ -127,9 +135,14 @@ class TopicPlan(ABC):
                 channel=name,
             )
 
-    def split_times(self, first: int, last: int, parts: int) -> list[int]:
+    def split(self, ranges: Sequence[TopicRange]) -> list[TopicRange]:
+        """More ranges, as option `minPartitions` asks."""
+        count = -(-self._options.min_partitions // max(len(ranges), 1))
+        return [part for wanted in ranges for part in (self.parts(wanted, count) if count > 1 else [wanted])]
+
+    def split_times(self, first: int, last: int, count: int) -> list[int]:
         """Timestamps that divide what lies between two of them, where that can be done."""
-        return sorted({first + (last - first) * number // parts for number in range(1, parts)} - {first, 0})
+        return sorted({first + (last - first) * number // count for number in range(1, count)} - {first, 0})
 
     def at_time(self, channel: str, timestamp: int) -> bytes | None:
         """As `Log.id_at`; None for a channel that was dropped."""
@@ -153,7 +166,7 @@ class ByChannel(TopicPlan):
 
     def next(self, start: Offset, upto: Offset, limits: Limits) -> Offset | None:
         """See `Plan`. A limit is shared by the channels evenly, entry by entry."""
-        ranges = self._ranges(start, upto)
+        ranges = self.ranges(start, upto)
         if not ranges:
             return None
         return self._within(start, upto, ranges, limits) if limits.bounded else upto
@@ -174,10 +187,6 @@ class ByChannel(TopicPlan):
             total, reached[channel] = total.plus(size), place
             turns.append((channel, sized))
         return upto
-
-    def tasks(self, start: Offset, end: Offset) -> list[TopicRange]:
-        """See `Plan`."""
-        return self._split(self._ranges(start, end))
 
     def all_tasks(self, where: Where = EVERYTHING) -> list[TopicRange]:
         """See `Plan`. Of times nothing follows here: entries may be in any order."""
@@ -227,8 +236,8 @@ class ByChannel(TopicPlan):
 
     # ---- ranges -----------------------------------------------------------------------------------------------------
 
-    def _ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
-        """What lies between two offsets. A channel that joins is read from its beginning."""
+    def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
+        """See `TopicPlan`."""
         begins, ends = self._places(start), self._places(end)
         self.check_dropped(sorted(set(begins) - set(ends)))
         found = [(name, self._begin(name, begins.get(name, BEGINNING), place), place) for name, place in ends.items()]
@@ -261,17 +270,13 @@ class ByChannel(TopicPlan):
                     rows = 0  # the task skips it and says so
                 yield Place(entry.id, True), Size(rows, len(entry.payload), 1)
 
-    def _split(self, ranges: Sequence[TopicRange]) -> list[TopicRange]:
-        """More ranges, by the time of their entries: where none is told, a channel is one task."""
-        parts = -(-self._options.min_partitions // max(len(ranges), 1))
-        return [part for wanted in ranges for part in (self._parts(wanted, parts) if parts > 1 else [wanted])]
-
-    def _parts(self, wanted: TopicRange, parts: int) -> list[TopicRange]:
+    def parts(self, wanted: TopicRange, count: int) -> list[TopicRange]:
+        """See `TopicPlan`. By the time of the entries: where none is told, a channel is one task."""
         first = first_piece(entries_between(self._log, wanted))
         last = first_piece(self._log.read(wanted.channel, wanted.end.id, wanted.end.id, inclusive=True))
         if not first or not last:
             return [wanted]
-        times = self.split_times(first[0].timestamp, last[0].timestamp, parts)
+        times = self.split_times(first[0].timestamp, last[0].timestamp, count)
         found = {id for time in times if (id := self.at_time(wanted.channel, time)) is not None}
         inner = sorted(place for id in found if wanted.begin < (place := Place(id, False)) < wanted.end)
         return [replace(wanted, begin=begin, end=end) for begin, end in pairwise([wanted.begin, *inner, wanted.end])]

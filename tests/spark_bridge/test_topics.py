@@ -185,7 +185,7 @@ def test_each_entry_is_read_once_whatever_limits_and_splits(rng: random.Random, 
         assert upto is not None
         while (end := plan.next(at, upto, limit)) is not None:
             batch = rows(log, plan, at, end)
-            entries = [entry for wanted in plan._ranges(at, end) for entry in plan._sized(wanted)]
+            entries = [entry for wanted in plan.ranges(at, end) for entry in plan._sized(wanted)]
             sizes = [size for _, size in entries]
             assert len(sizes) == 1 or not total(sizes).is_over(limit)
             assert rows(log, by_channel(log, **options), at, end) == batch  # again, as after a crash
