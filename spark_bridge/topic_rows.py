@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..runtime.channel_reader import ChannelReader
 from ..runtime.clock import physical_ms
 from ..runtime.errors import BadRecord, ChannelNotFound, PositionLost
-from ..runtime.record import Record, RecordType, Tags, TagValue, decode
+from ..runtime.record import MAGIC, Record, RecordType, Tags, TagValue, decode
 from ..runtime.wal import Entry
 from .columns import TIME, spark_type
 from .log import Log
@@ -117,13 +117,13 @@ class Message(NamedTuple):
 
 def message_of(entry: Entry) -> Message | None:
     """The row of an entry; None when it has none. Raises `BadRecord` for a record that is damaged."""
-    try:
-        record = decode(entry.payload, entry.id)
-    except BadRecord as error:
-        if error.reason in _FOREIGN:
-            return Message(entry.id, entry.timestamp, b"", entry.payload, None)
-        raise
-    return message_of_record(record, entry.timestamp)
+    if entry.payload[: len(MAGIC)] == MAGIC:
+        try:
+            return message_of_record(decode(entry.payload, entry.id), entry.timestamp)
+        except BadRecord as error:
+            if error.reason not in _FOREIGN:
+                raise
+    return Message(entry.id, entry.timestamp, b"", entry.payload, None)
 
 
 def message_of_record(record: Record, timestamp: int = 0) -> Message | None:
