@@ -20,6 +20,7 @@ from ..runtime.errors import InvalidRequest, PositionMismatch
 from ..runtime.names import physical
 
 VERSION = 1
+BEGINNING = CutEnd(0, 0, b"")
 
 
 def pchannels_of(collection: Collection) -> list[str]:
@@ -29,7 +30,21 @@ def pchannels_of(collection: Collection) -> list[str]:
 
 def beginning(collection: Collection) -> Cut:
     """The cut before everything."""
-    return Cut(collection.id, collection.name, 0, dict.fromkeys(pchannels_of(collection), CutEnd(0, 0, b"")))
+    return Cut(collection.id, collection.name, 0, dict.fromkeys(pchannels_of(collection), BEGINNING))
+
+
+# Where a cut within the table of stored rows ends in the log: nobody needs to know, the table keeps what lies before.
+UNKNOWN = CutEnd(0, -1, b"")
+
+
+def history_cut(collection: Collection, time: int) -> Cut:
+    """The cut at a time that a collection's table has passed. Only with the table it can be read up to, or from."""
+    return Cut(collection.id, collection.name, time, dict.fromkeys(pchannels_of(collection), UNKNOWN))
+
+
+def is_history(cut: Cut) -> bool:
+    """Whether `history_cut` made it."""
+    return UNKNOWN in cut.ends.values()
 
 
 def scheme_of(url: str) -> str:

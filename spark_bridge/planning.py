@@ -14,7 +14,7 @@ from .catalog_view import CatalogView
 from .cut_log import CutLog
 from .limits import CutSizes, last_within
 from .log import Log
-from .offsets import beginning, from_json, pchannels_of, scheme_of
+from .offsets import beginning, from_json, is_history, pchannels_of, scheme_of
 from .options import EARLIEST, LATEST, Limits
 from .rows import ChannelRange
 from .splitting import split
@@ -30,6 +30,8 @@ class _Counted(NamedTuple):
 
 class Planner:
     """Follows the catalog and the stored cuts of one collection over one connection."""
+
+    history = False  # whether the rows in tables are planned too
 
     def __init__(self, log: Log, wal: str, collection: str, prefix: str, *, fail_on_data_loss: bool = True) -> None:
         self._log = log
@@ -154,6 +156,8 @@ class Planner:
             raise InvalidRequest(f"a cut is not of collection {self._name!r} as it is now: start with a new checkpoint")
         if end.time < start.time:
             raise InvalidRequest(f"the end ({end.time}) lies before the start ({start.time}); check the offsets")
+        if not self.history and (is_history(start) or is_history(end)):
+            raise InvalidRequest("an offset lies within the tables' rows: set option history as it was set before")
         fences = self._catalog.known.fences(channels)
         ranges = [
             ChannelRange(

@@ -16,7 +16,6 @@ from .log import Log
 from .offsets import from_offset, scheme_of, to_offset
 from .options import Limits, Options
 from .planning import Planner
-from .rows import ChannelRange
 from .where import EVERYTHING, Where
 
 if TYPE_CHECKING:
@@ -102,11 +101,11 @@ class CollectionPlan:
         """See `Plan`."""
         return self.planner.has_rows(self._cut(start), self._cut(upto), rows)
 
-    def tasks(self, start: Offset, end: Offset) -> list[ChannelRange]:
+    def tasks(self, start: Offset, end: Offset) -> Sequence[Any]:
         """See `Plan`."""
         return self.planner.ranges(self._cut(start), self._cut(end), tasks=self._options.min_partitions)
 
-    def all_tasks(self, where: Where = EVERYTHING) -> list[ChannelRange]:
+    def all_tasks(self, where: Where = EVERYTHING) -> Sequence[Any]:
         """See `Plan`. Times that are still to come name nothing yet."""
         begin, (end, end_beyond) = self._begin(), self._end()
         if self._options.starting_time is not None and end.time <= begin.time:

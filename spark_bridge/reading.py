@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from .columns import chosen_columns
 from .kept import kept_log
-from .log import Log, open_log
+from .log import open_log
 from .offsets import first_offset
 from .options import CHANNEL, Limits, Options
 from .plans import CollectionPlan, Offset, Plan
@@ -38,9 +38,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from .stored import StoredRange
+    from .unstored import UnstoredRange
+
+Task: TypeAlias = "ChannelRange | TopicRange | StoredRange | UnstoredRange"
+
 
 def open_plan(options: Options) -> Plan:
     """The plan of what the options name, not connected yet."""
+    if options.history or options.timestamp_as_of is not None:
+        from .history_plan import AsOfPlan, HistoryPlan
+
+        return (HistoryPlan if options.history else AsOfPlan)(open_log(options.wal), options)
     kind = CollectionPlan if options.collection else ByChannel if options.consistency == CHANNEL else ByTick
     return kind(open_log(options.wal), options)
 
@@ -58,15 +67,19 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one task; none for the partition that Spark makes up when there is nothing to read."""
     if partition.value is None:
         return
-    wanted, columns, where = cast("tuple[ChannelRange | TopicRange, tuple[str, ...], Where]", partition.value)
+    wanted, columns, where = cast("tuple[Task, tuple[str, ...], Where]", partition.value)
+    yield from where.filtered(_batches(wanted, columns))
+
+
+def _batches(wanted: Task, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    if not isinstance(wanted, ChannelRange | TopicRange):
+        yield from wanted.batches(columns)
+        return
     with kept_log(wanted.wal) as log:
-        yield from where.filtered(_batches(log, wanted, columns))
-
-
-def _batches(log: Log, wanted: ChannelRange | TopicRange, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    if isinstance(wanted, TopicRange):
-        return topic_batches(log, wanted, columns)
-    return arrow_batches(log, wanted, columns)
+        if isinstance(wanted, TopicRange):
+            yield from topic_batches(log, wanted, columns)
+        else:
+            yield from arrow_batches(log, wanted, columns)
 
 
 class TidewalBatchReader(DataSourceReader):

@@ -108,11 +108,14 @@ class Story:
         self.now += 1
         return self.append(NAMES.catalog, encode(encode_event(term, event)), self.now)
 
-    def create(self, id: int = 7, schema: CollectionSchema = FLIGHTS, shards: int = 2) -> Collection:
-        vchannels = tuple(NAMES.vchannel(NAMES.pchannel(shard), id, shard) for shard in range(shards))
+    def create(
+        self, id: int = 7, schema: CollectionSchema = FLIGHTS, shards: int = 2, pchannels: int | None = None
+    ) -> Collection:
+        places = [NAMES.pchannel(shard % (pchannels or shards)) for shard in range(shards)]
+        vchannels = tuple(NAMES.vchannel(place, id, shard) for shard, place in enumerate(places))
         collection = Collection(id, schema, vchannels, self.now)
         self.event({"kind": "create", "collection": collection.to_wire()})
-        self.own(list(map(physical, vchannels)), self.term)
+        self.own(sorted(set(places)), self.term)
         self.event({"kind": "ready", "id": id})
         return collection
 

@@ -1,0 +1,57 @@
+"""The tasks' side of a hybrid read: what the table did not have when the read was planned comes from the log. What the
+log has forgotten since then, the table has now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ..runtime.errors import PositionLost, Unavailable
+from .kept import kept_log
+from .log import Log
+from .rows import ChannelRange, arrow_batches
+
+
+@dataclass(frozen=True, slots=True)
+class UnstoredRange:
+    """A range of the log that the table in `folder` did not have when the read was planned."""
+
+    range: ChannelRange
+    folder: str
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Its rows, see `unstored_batches`."""
+        with kept_log(self.range.wal) as log:
+            yield from unstored_batches(log, self, columns)
+
+
+def unstored_batches(log: Log, task: UnstoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in batches as `arrow_batches` makes them.
+
+    Raises `PositionLost` when the log has forgotten rows that the table has not got either, unless data loss is
+    allowed; `Unavailable` when it forgot them while they were being read: the task must start again, and then begins
+    with the table.
+    """
+    wanted = task.range
+    begun = False
+    try:
+        for batch in arrow_batches(log, replace(wanted, fail_on_data_loss=True), columns):
+            begun = True
+            yield batch
+        return
+    except PositionLost as error:
+        if begun:
+            raise Unavailable(
+                f"retention was faster than the reading of {wanted.channel}: read again, the table has the rows now"
+            ) from error
+    from .history import Snapshot
+    from .stored import stored_batches
+
+    now = Snapshot(task.folder, wanted.wal, wanted.schema, wanted.vchannels)
+    for stored in now.stored(wanted.begin_ts, wanted.end_ts, wanted.vchannels):
+        yield from stored_batches(stored, columns)
+    for unstored in now.unstored(wanted):
+        yield from arrow_batches(log, unstored, columns)

@@ -1,0 +1,358 @@
+"""Hybrid reads: whatever is stored, cut off and joined in between, an interval is the rows of the model, each once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewal.runtime.cuts import Cut
+from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch
+from tidewal.runtime.names import physical
+from tidewal.spark_bridge import history
+from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
+from tidewal.spark_bridge.history_plan import HistoryPlan, HistoryPlanner, end_at
+from tidewal.spark_bridge.offsets import beginning, history_cut, is_history
+from tidewal.spark_bridge.options import Limits, Options
+from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.stored import StoredRange
+from tidewal.spark_bridge.unstored import UnstoredRange, unstored_batches
+from tidewal.spark_bridge.where import Where
+
+sys.path.insert(0, str(Path(__file__).parent))
+from history_story import StoredStory
+from story import FLIGHTS, ListLog, Row, number, random_row, sorted_rows
+
+COLUMNS = tuple(arrow_columns(FLIGHTS))
+
+
+def planner(stored: StoredStory, **options: Any) -> HistoryPlanner:
+    """One made anew, as after a restart."""
+    return HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history=str(stored.folder), **options))
+
+
+def rows_of(log: ListLog, tasks: Sequence[Any], columns: tuple[str, ...] = COLUMNS) -> list[Row]:
+    """What the tasks give, in exactly Spark's types."""
+    found: list[Row] = []
+    for task in tasks:
+        batches = unstored_batches(log, task, columns) if isinstance(task, UnstoredRange) else task.batches(columns)
+        for batch in batches:
+            assert batch.schema.equals(arrow_schema(FLIGHTS, columns))
+            batch.validate(full=True)
+            found += batch.to_pylist()
+    return found
+
+
+def read(stored: StoredStory, start: Cut, end: Cut) -> list[Row]:
+    return sorted_rows(rows_of(stored.log, planner(stored).tasks(start, end)))
+
+
+@contextmanager
+def stored_story() -> Iterator[StoredStory]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield StoredStory(Path(folder))
+
+
+def change(stored: StoredStory, rng: random.Random) -> None:
+    """What may happen to a log and its table."""
+    match rng.randrange(8):
+        case 0 | 1 | 2:
+            stored.play(rng, rng.randrange(1, 4))
+        case 3 | 4:
+            stored.flush(rng)
+        case 5:
+            stored.flush(rng, (rng.choice(stored.flights.vchannels),))
+        case 6:
+            stored.truncate()
+        case _:
+            stored.table.join_files()
+
+
+def some_intervals(stored: StoredStory, rng: random.Random, count: int) -> list[tuple[Cut, Cut]]:
+    """Between any two of: the beginning, stored cuts, and times that the table has passed."""
+    within = [history_cut(stored.flights, rng.randint(1, stored.time)) for _ in range(4 if stored.time else 0)]
+    cuts = [beginning(stored.flights), *stored.story.cuts, *within]
+    return [tuple(sorted(rng.sample(cuts, 2), key=lambda cut: cut.time)) for _ in range(count)]
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_any_interval_is_the_rows_of_the_model_whatever_is_stored_and_cut_off(seed: int) -> None:
+    rng = random.Random(seed)
+    with stored_story() as stored:
+        stored.play(rng, 5)
+        stored.story.cut(stored.flights)
+        asked: list[tuple[Cut, Cut]] = []
+        planned: list[tuple[list[Any], list[Row]]] = []
+        for _ in range(8):
+            change(stored, rng)
+            # Tasks that were planned before the table moved on and the log was cut off: as many rows, and the same.
+            for tasks, expected in planned:
+                assert sorted_rows(rows_of(stored.log, tasks)) == expected
+            asked += some_intervals(stored, rng, 2)
+            for start, end in rng.sample(asked, min(6, len(asked))):
+                assert read(stored, start, end) == stored.story.between(start.time, end.time)
+            start, end = rng.choice(asked)
+            planned.append((planner(stored).tasks(start, end), stored.story.between(start.time, end.time)))
+
+
+@pytest.fixture
+def stored(tmp_path: Path, rng: random.Random) -> StoredStory:
+    """Rows of which some are in the table only, some in both, some in the log only."""
+    made = StoredStory(tmp_path)
+    for _ in range(3):
+        made.play(rng, 12)
+        made.story.cut(made.flights)
+        made.flush(rng, back=2)
+    made.truncate()
+    made.play(rng, 12)
+    for shard in (0, 1, 2, 0, 1, 2):
+        made.story.write(made.flights, shard, [random_row(rng)])
+    made.story.cut(made.flights)
+    return made
+
+
+def test_nothing_below_the_tables_t_is_read_from_the_log(stored: StoredStory) -> None:
+    last = stored.story.cuts[-1]
+    tasks = planner(stored).tasks(beginning(stored.flights), last)
+    stored.log.reads.clear()
+    unstored = rows_of(stored.log, [task for task in tasks if isinstance(task, UnstoredRange)])
+    ends = {position["channel"]: position["message_id"] for position in stored.table.positions().values()}
+    assert {channel: after for channel, after, _ in stored.log.reads} == ends
+    assert sorted_rows(unstored) == [row for row in stored.story.between(0, last.time) if row["_ts"] > stored.time]
+    stored.log.entries.clear()
+    del tasks[: len(tasks) - sum(isinstance(task, StoredRange) for task in tasks)]
+    assert sorted_rows(rows_of(stored.log, tasks)) == [
+        {**row, "_watermark": last.time} for row in stored.story.between(0, stored.time)
+    ]
+
+
+def test_what_neither_log_nor_table_has_is_lost(stored: StoredStory) -> None:
+    last = stored.story.cuts[-1]
+    lost = next(row for row in stored.story.rows if number(row, "_ts") > stored.time)
+    entries = stored.log.entries[physical(str(lost["_channel"]))]
+    entries[:] = [entry for entry in entries if entry.timestamp > number(lost, "_ts")]
+    with pytest.raises(PositionLost, match="failOnDataLoss=false"):
+        read(stored, beginning(stored.flights), last)
+    tolerant = planner(stored, fail_on_data_loss=False).tasks(beginning(stored.flights), last)
+    left = sorted_rows(rows_of(stored.log, tolerant))
+    expected = stored.story.between(0, last.time)
+    assert left == [row for row in expected if row["_ts"] != lost["_ts"]]
+
+
+def test_columns_may_be_chosen_in_any_order(stored: StoredStory) -> None:
+    columns = ("_op", "_change_type", "place", "_commit_version", "_commit_timestamp", "flight")
+    end = history_cut(stored.flights, stored.time)
+    found = rows_of(stored.log, planner(stored).tasks(beginning(stored.flights), end), columns)
+    expected = [
+        {
+            "_op": row["_op"],
+            "_change_type": row["_op"],
+            "place": row["place"],
+            "_commit_version": row["_ts"],
+            "_commit_timestamp": row["_time"],
+            "flight": row["flight"],
+        }
+        for row in stored.story.between(0, stored.time)
+    ]
+    assert [tuple(row) for row in found] == [columns] * len(found)
+
+    def key(row: Row) -> tuple[str, ...]:
+        return str(row["_commit_version"]), str(row["flight"]), str(row["_op"]), str(row["place"])
+
+    assert sorted(found, key=key) == sorted(expected, key=key)
+
+
+def test_batches_and_tasks_are_bounded(stored: StoredStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidewal.spark_bridge.stored.BATCH_ROWS", 7)
+    end = history_cut(stored.flights, stored.time)
+    plan = planner(stored)
+    [task] = plan.tasks(beginning(stored.flights), end)
+    assert all(0 < batch.num_rows <= 7 for batch in task.batches(("_ts",)))
+    files = len(task.files)
+    assert files == 3
+    monkeypatch.setattr(history, "TASK_BYTES", 1)
+    assert [len(task.files) for task in plan.tasks(beginning(stored.flights), end)] == [1] * files
+    monkeypatch.undo()
+    assert len(planner(stored, min_partitions=2).tasks(beginning(stored.flights), end)) >= 2
+
+
+def test_files_of_other_times_are_not_opened(stored: StoredStory) -> None:
+    plan = planner(stored)
+    middle = history_cut(stored.flights, stored.story.cuts[0].time)
+    [early] = plan.tasks(beginning(stored.flights), middle)
+    last = max(number(row, "_ts") for row in stored.story.rows if number(row, "_ts") <= stored.time)
+    [late] = plan.tasks(history_cut(stored.flights, last - 1), history_cut(stored.flights, last))
+    assert set(early.files).isdisjoint(late.files)
+
+
+def test_what_a_filter_does_not_ask_for_is_not_read(stored: StoredStory) -> None:
+    plan, start, end = planner(stored), beginning(stored.flights), stored.story.cuts[-1]
+    everything = plan.tasks(start, end)
+    assert len([task for task in everything if isinstance(task, UnstoredRange)]) == 2
+    [late] = plan.tasks(start, end, Where(last_ts=stored.time))
+    assert sorted_rows(rows_of(stored.log, [late])) == [
+        {**row, "_watermark": end.time} for row in stored.story.between(0, stored.time)
+    ]
+    cut = stored.story.cuts[0].time
+    [first] = plan.tasks(start, end, Where(last_ts=cut))
+    assert set(first.files) < set(late.files)
+    assert [row for row in sorted_rows(rows_of(stored.log, [first])) if number(row, "_ts") <= cut] == [
+        {**row, "_watermark": end.time} for row in stored.story.between(0, cut)
+    ]
+    newest = max(number(row, "_ts") for row in stored.story.rows if number(row, "_ts") <= stored.time)
+    *_, last = plan.tasks(start, end, Where(first_ts=newest))
+    assert {number(row, "_ts") for row in rows_of(stored.log, [last])} == {newest}
+
+
+# ---- where to cut ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(rows=1), Limits(rows=9), Limits(rows=40), Limits(entries=3), Limits(bytes=4000), Limits(rows=9999)],
+)
+def test_a_limit_holds_whole_timestamps_of_the_table_and_then_cuts(stored: StoredStory, limits: Limits) -> None:
+    plan, last = planner(stored), stored.story.cuts[-1]
+    passed = [beginning(stored.flights)]
+    while (cut := planner(stored).next(passed[-1], limits, last)) is not None:
+        passed.append(cut)
+    assert passed[-1] == last
+    assert any(map(is_history, passed))
+    assert stored.time in [cut.time for cut in passed]
+    for start, end in itertools.pairwise(passed):
+        found = sorted_rows(rows_of(stored.log, plan.tasks(start, end)))
+        assert found == stored.story.between(start.time, end.time)
+        times = {row["_ts"] for row in found}
+        cuts = sum(start.time < cut.time <= end.time for cut in stored.story.cuts)
+        assert limits.rows is None or len(found) <= limits.rows or len(times) == 1 or cuts == 1
+        if limits.entries is not None and is_history(end):
+            assert len({(row["_channel"], row["_cseq"]) for row in found}) <= limits.entries or len(times) == 1
+        if is_history(end) and limits.rows is not None and end.time < stored.time:
+            following = [row for row in stored.story.rows if row["_ts"] > end.time]
+            more = [row for row in following if row["_ts"] == following[0]["_ts"]]
+            assert len(found) + len(more) > limits.rows, "the next timestamp had fitted too"
+
+
+def test_a_step_over_many_small_files_reads_few_of_them(tmp_path: Path, rng: random.Random) -> None:
+    stored = StoredStory(tmp_path)
+    for _ in range(12):
+        stored.play(rng, 4)
+        stored.flush(rng)
+    table = planner(stored).look()
+    opened: list[object] = []
+    original = table._stamps
+    table._stamps = lambda file, *rest: opened.append(file) or original(file, *rest)  # type: ignore[method-assign]
+    time = table.step(0, table.time, Limits(rows=10))
+    assert 0 < len(stored.story.between(0, time)) <= 10
+    assert len(opened) < 8
+
+
+def test_rows_are_counted_over_both_parts(stored: StoredStory) -> None:
+    last = stored.story.cuts[-1]
+    total = len(stored.story.between(0, last.time))
+    plan = planner(stored)
+    assert plan.has_rows(beginning(stored.flights), last, total)
+    assert not planner(stored).has_rows(beginning(stored.flights), last, total + 1)
+    assert plan.has_rows(beginning(stored.flights), history_cut(stored.flights, stored.time), 5)
+
+
+def test_without_any_cut_the_newest_is_the_end_of_the_table(stored: StoredStory) -> None:
+    plan = planner(stored)
+    assert plan.newest() == stored.story.cuts[-1]
+    del stored.log.entries["by-dev-cuts"]
+    plan = planner(stored)
+    assert plan.newest() == history_cut(stored.flights, stored.time)
+    assert plan.resolve("latest") == plan.newest()
+
+
+def test_any_time_that_the_table_has_passed_may_be_named(stored: StoredStory) -> None:
+    plan = planner(stored)
+    assert plan.resolve(str(stored.time - 2)) == history_cut(stored.flights, stored.time - 2)
+    with pytest.raises(InvalidRequest, match="no cut"):
+        plan.resolve(str(stored.story.cuts[-1].time - 1))
+
+
+# ---- time travel -----------------------------------------------------------------------------------------------------
+
+
+def as_of(stored: StoredStory, **options: Any) -> list[Row]:
+    given = Options("rocksmq:///x", "flights", history=str(stored.folder), **options)
+    return sorted_rows(rows_of(stored.log, HistoryPlan(stored.log, given).all_tasks()))
+
+
+def test_the_state_at_any_time_up_to_the_newest_cut(stored: StoredStory, rng: random.Random) -> None:
+    last = stored.story.cuts[-1].time
+    for time in (1, rng.randint(last - 60, stored.time), stored.time, rng.randint(stored.time + 1, last), last):
+        assert as_of(stored, timestamp_as_of=time) == stored.story.between(0, time)
+    with pytest.raises(InvalidRequest, match="not known yet: the newest cut is of 2023-11-14T22:13:20"):
+        end_at(planner(stored), last + 1)
+
+
+def test_a_version_of_the_table_stays_what_it_was(stored: StoredStory, rng: random.Random) -> None:
+    version, time = stored.table.version, stored.time
+    before = stored.story.between(0, time)
+    stored.flush(rng)
+    stored.table.join_files()
+    stored.truncate()
+    assert stored.time > time
+    assert as_of(stored, version_as_of=version) == before
+    assert as_of(stored, version_as_of=stored.table.version) == stored.story.between(0, stored.time)
+    with pytest.raises(InvalidRequest, match=r"does not have version 999: the newest is \d+, and older ones are kept"):
+        as_of(stored, version_as_of=999)
+
+
+# ---- what may be wrong -----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_the_table_is_told(stored: StoredStory, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no table at .*nowhere/flights/log: option history is the folder"):
+        HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history=str(tmp_path / "nowhere"))).look()
+    with pytest.raises(ConfigError, match="must be a folder"):
+        HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history="s3://bucket/tables")).look()
+    file = Options("rocksmq:///x", "flights", history=f"file://{stored.folder}")
+    assert HistoryPlanner(stored.log, file).look().time == stored.time
+
+
+def test_the_table_of_another_log_or_collection_is_refused(stored: StoredStory) -> None:
+    with pytest.raises(PositionMismatch, match="was filled from rocksmq, option wal names kafka"):
+        HistoryPlanner(stored.log, Options("kafka://x", "flights", history=str(stored.folder))).look()
+    stored.story.event({"kind": "drop", "id": 7})
+    stored.story.event({"kind": "dropped", "id": 7})
+    stored.story.create(id=8, shards=3, pchannels=2)
+    with pytest.raises(InvalidRequest, match="the table of another collection of that name"):
+        planner(stored).look()
+
+
+def test_an_offset_of_history_needs_the_table_that_has_it(stored: StoredStory, tmp_path: Path) -> None:
+    last = stored.story.cuts[-1]
+    with pytest.raises(InvalidRequest, match="set option history as it was set before"):
+        Planner(stored.log, "rocksmq:///x", "flights", "by-dev").ranges(history_cut(stored.flights, 5), last)
+    behind = StoredStory(tmp_path / "other")
+    for start, end in [
+        (beginning(stored.flights), history_cut(stored.flights, stored.time)),
+        (history_cut(stored.flights, stored.time), last),
+    ]:
+        plan = HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history=str(behind.folder)))
+        with pytest.raises(InvalidRequest, match=r"is one of history, but .* goes up to 0 only"):
+            plan.tasks(start, end)
+
+
+def test_a_file_that_is_gone_or_damaged_is_told(stored: StoredStory) -> None:
+    [task] = planner(stored).tasks(beginning(stored.flights), history_cut(stored.flights, stored.time))
+    path = Path(task.files[0])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CorruptLog, match="cannot be read"):
+        list(task.batches(COLUMNS))
+    path.unlink()
+    with pytest.raises(CorruptLog, match="is gone"):
+        list(task.batches(COLUMNS))
