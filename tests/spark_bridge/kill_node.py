@@ -1,0 +1,81 @@
+"""A standalone node with writers, made to be killed: python kill_node.py URL TABLES FIRST_ID SEED
+
+Three of its four channels are slow. It tells a line each: `ready`, `try FIRST COUNT` before a batch of so many rows
+with ids from FIRST on is written, and `ack FIRST COUNT TS` when it was acknowledged. What it is told, a line each:
+
+    flush    stores in the table what was acknowledged before, or by an earlier life: answers `flushed T`
+    stop     ends the writers, lets a window of time pass, writes a last row, and answers as to `cut numbers`
+    cut NAME answers `cut T`, a time that sees all that was acknowledged in this collection
+    end      (or the end of input) ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kill_facts import COPIES, LAST_ID, NUMBERS, SHARDS, TOPICS, WINDOW_S
+from late_wal import LateWal
+
+from tidewal.actors.client import Client
+from tidewal.actors.standalone import Standalone
+from tidewal.runtime.factory import open_wal
+from tidewal.runtime.settings import Settings
+from tidewal.runtime.wal import ChannelPolicy
+
+WRITERS = 4
+SETTINGS = Settings.model_validate({"rootCoord": {"dmlChannelNum": SHARDS}})
+
+
+def tell(*words: object) -> None:
+    """Write a line in one piece and at once."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+async def write(client: Client, ids: Any, rng: random.Random, stopping: asyncio.Event) -> None:
+    while not stopping.is_set():
+        some = [next(ids) for _ in range(rng.randrange(1, 80))]
+        tell("try", some[0], len(some))
+        written = await client.insert(NUMBERS.name, [{"id": id} for id in some])
+        tell("ack", some[0], len(some), written.ts)
+        await asyncio.sleep(rng.expovariate(20))  # how busy the writers are
+
+
+async def main(url: str, tables: str, first: int, seed: int) -> None:
+    rng = random.Random(seed)
+    wal = await open_wal(url, own=True)
+    late = LateWal(wal, [f"dml_{shard}" for shard in range(1, SHARDS)], lambda: rng.expovariate(50))
+    ids, stopping = count(first), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(wal.close)
+        node = await stack.enter_async_context(Standalone(late, tables, settings=SETTINGS))
+        client = await stack.enter_async_context(node.client())
+        for schema in (NUMBERS, COPIES):
+            await client.create_collection(schema, shards=SHARDS)
+        for topic in TOPICS:
+            await wal.create_channel(topic, ChannelPolicy())
+        writers = [asyncio.create_task(write(client, ids, rng, stopping)) for _ in range(WRITERS)]
+        tell("ready")
+        while (line := await asyncio.to_thread(sys.stdin.readline)).strip() not in ("", "end"):
+            command, *names = line.split()
+            if command == "flush":
+                tell("flushed", await client.flush(NUMBERS.name))
+            elif command == "cut":
+                tell("cut", await client.cut(names[0]))
+            else:
+                stopping.set()
+                await asyncio.gather(*writers)
+                await asyncio.sleep(WINDOW_S)
+                await client.insert(NUMBERS.name, [{"id": LAST_ID}])
+                tell("cut", await client.cut(NUMBERS.name))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
