@@ -14,6 +14,7 @@ from .groups import groups
 from .inspect import inspect
 from .repair import repair
 from .run import run
+from .spark import spark
 from .tail import tail
 from .verify import verify
 
@@ -36,6 +37,7 @@ for _command in (demo, run, tail, inspect, doctor, repair):
     app.command()(_command)
 app.add_typer(verify, name="verify")
 app.add_typer(groups, name="groups")
+app.add_typer(spark, name="spark")
 
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:

@@ -45,10 +45,7 @@ def session(app_name: str = "tidewal", *, master: str = "local[2]", **conf: str)
     Workers get this Python. `SETTINGS` suit one machine with a local disk for checkpoints: for a cluster make the
     session yourself. Raises `Unsupported` when PySpark or Java is missing.
     """
-    if find_spec("pyspark") is None:
-        raise Unsupported("PySpark is missing: pip install 'tidewal[spark]'", capability="spark")
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        raise Unsupported("Java is missing: install a JDK 17 or newer, or set JAVA_HOME", capability="spark")
+    require_spark()
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -58,6 +55,14 @@ def session(app_name: str = "tidewal", *, master: str = "local[2]", **conf: str)
     for name, value in (SETTINGS | conf).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def require_spark() -> None:
+    """Raise `Unsupported`, which says what to install, when PySpark or Java is missing."""
+    if find_spec("pyspark") is None:
+        raise Unsupported("PySpark is missing: pip install 'tidewal[spark]'", capability="spark")
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        raise Unsupported("Java is missing: install a JDK 17 or newer, or set JAVA_HOME", capability="spark")
 
 
 def make_source_findable() -> None:
