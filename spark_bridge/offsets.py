@@ -1,10 +1,11 @@
 """Offsets are cuts. As Spark stores and compares them:
 
-    {"v": 1, "wal": "kafka", "collection_id": 7, "t": T, "ends": {pchannel: [message id in hex, term, cseq]}}
+    {"v": 1, "wal": "kafka", "collection_id": 7, "created": time, "t": T, "ends": {pchannel: [id in hex, term, cseq]}}
 
 An offset says that everything with ts ≤ T has been read. That of a query's first batch has `from` too, the offset where
 the batch begins. Spark compares offsets as text, so the order of the keys is fixed: as above, channels sorted. `wal` is
-the kind of log that the ids are of.
+the kind of log that the message ids are of; ids of collections are small numbers, which another log has as well, but it
+has not created that one at the same time.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ def scheme_of(url: str) -> str:
     return urlsplit(url).scheme.partition("+")[0]
 
 
-def to_offset(cut: Cut, wal: str = "") -> dict[str, Any]:
-    """The offset of a cut of a log of the kind `wal`, where that is known."""
+def to_offset(cut: Cut, wal: str = "", created_ts: int = 0) -> dict[str, Any]:
+    """The offset of a cut of a log of the kind `wal`, and a collection created at `created_ts`, where that is known."""
     ends = {channel: [end.id.hex(), end.term, end.cseq] for channel, end in sorted(cut.ends.items())}
     return {
         "v": VERSION,
         **({"wal": wal} if wal else {}),
         "collection_id": cut.collection_id,
+        **({"created": created_ts} if created_ts else {}),
         "t": cut.time,
         "ends": ends,
     }
@@ -102,10 +104,12 @@ def from_offset(offset: Mapping[str, Any], collection: Collection, wal: str = ""
         cut = Cut(int(offset["collection_id"]), collection.name, int(offset["t"]), ends)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidRequest(f"not an offset of Tidewal: {offset!r} ({error})") from error
-    if cut.collection_id != collection.id:
+    created_ts = offset.get("created", collection.created_ts)
+    if (cut.collection_id, created_ts) != (collection.id, collection.created_ts):
         raise InvalidRequest(
-            f"the offset is of a collection {collection.name!r} that was dropped (id {cut.collection_id}); the one of "
-            f"that name has id {collection.id} now: start with a new checkpoint",
+            f"the offset is of another collection than {collection.name!r} (id {cut.collection_id}, created at "
+            f"{created_ts}; here it is {collection.id}, {collection.created_ts}), one that was dropped or is in another "
+            "log: correct options wal and collection, or start with a new checkpoint",
             collection=collection.name,
         )
     if sorted(ends) != pchannels_of(collection):

@@ -139,7 +139,7 @@ class CollectionPlan:
         return (self.planner.resolve(self._options.ending), False) if time is None else self.planner.upto(time)
 
     def _offset(self, cut: Cut) -> Offset:
-        return to_offset(cut, self._wal)
+        return to_offset(cut, self._wal, self.planner.known().created_ts)
 
     def _cut(self, offset: Offset) -> Cut:
         return from_offset(offset, self.planner.known(), self._wal)

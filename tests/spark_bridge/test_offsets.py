@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -74,5 +75,12 @@ def test_what_is_no_offset_is_refused(broken: str) -> None:
 
 
 def test_offset_of_a_dropped_collection_says_so() -> None:
-    with pytest.raises(InvalidRequest, match=r"dropped .*new checkpoint"):
+    with pytest.raises(InvalidRequest, match=r"one that was dropped .*new checkpoint"):
         from_json(to_json(CUT).replace(": 7", ": 6"), COLLECTION)
+
+
+def test_offset_of_a_collection_with_the_same_id_in_another_log_is_refused() -> None:
+    offset = to_offset(CUT, "rocksmq", COLLECTION.created_ts)
+    assert from_offset(json.loads(json.dumps(offset)), COLLECTION) == CUT
+    with pytest.raises(InvalidRequest, match=r"in another log: correct options wal and collection"):
+        from_offset(offset, dataclasses.replace(COLLECTION, created_ts=COLLECTION.created_ts + 1))
