@@ -108,7 +108,7 @@ def from_offset(offset: Mapping[str, Any], collection: Collection, wal: str = ""
     if (cut.collection_id, created_ts) != (collection.id, collection.created_ts):
         raise InvalidRequest(
             f"the offset is of another collection than {collection.name!r} (id {cut.collection_id}, created at "
-            f"{created_ts}; here it is {collection.id}, {collection.created_ts}), one that was dropped or is in another "
+            f"{created_ts}; here it is {collection.id}, {collection.created_ts}), one that was dropped or in another "
             "log: correct options wal and collection, or start with a new checkpoint",
             collection=collection.name,
         )

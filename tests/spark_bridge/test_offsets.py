@@ -82,5 +82,5 @@ def test_offset_of_a_dropped_collection_says_so() -> None:
 def test_offset_of_a_collection_with_the_same_id_in_another_log_is_refused() -> None:
     offset = to_offset(CUT, "rocksmq", COLLECTION.created_ts)
     assert from_offset(json.loads(json.dumps(offset)), COLLECTION) == CUT
-    with pytest.raises(InvalidRequest, match=r"in another log: correct options wal and collection"):
+    with pytest.raises(InvalidRequest, match=r"in another log: correct options wal"):
         from_offset(offset, dataclasses.replace(COLLECTION, created_ts=COLLECTION.created_ts + 1))
