@@ -64,4 +64,4 @@ class TidewalSource(DataSource):
         from .sink.options import SinkOptions
         from .writing import TidewalStreamWriter
 
-        return TidewalStreamWriter(SinkOptions.parse(self.options, streaming=True), schema, overwrite)
+        return TidewalStreamWriter(SinkOptions.parse(self.options, streaming=True), schema)

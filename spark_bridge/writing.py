@@ -156,19 +156,11 @@ def _check_there(log: Log, topic: str) -> None:
         ) from error
 
 
-def _refuse_overwrite(overwrite: bool) -> None:
-    if overwrite:
-        raise InvalidRequest(
-            "Tidewal adds to what is there: use mode('append') or output mode append or update; rows of a collection "
-            "are replaced by key"
-        )
-
-
 class TidewalStreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches: each is written once, by its query's id (or option `txnAppId`) and its number."""
+    """Writes micro-batches: each is written once, by its query's id (or option `txnAppId`) and its number. In complete
+    mode each holds all groups: in a collection they are replaced by key, to a topic they are appended again."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        _refuse_overwrite(overwrite)
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._sink = make_sink(options, schema, keep=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -190,7 +182,8 @@ class TidewalBatchWriter(DataSourceArrowWriter):
     """Writes one DataFrame: once by `txnAppId` and `txnVersion` where they are given, else once per job."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        _refuse_overwrite(overwrite)
+        if overwrite:
+            raise InvalidRequest("Tidewal adds to what is there: use mode('append'); collections replace rows by key")
         self._sink = make_sink(options, schema, keep=bool(options.app))
         app = options.app
         self._writer = application(app, self._sink.target) if app else secrets.token_hex(16)

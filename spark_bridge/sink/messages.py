@@ -162,11 +162,15 @@ def _times(array: Array) -> list[int | None]:
 def _tags(array: Array) -> list[Tags]:
     """Headers as tags; of two with one key the last counts."""
     rows = cast("list[Any]", array.to_pylist())
-    return [dict(_pair(each) for each in row) if row else {} for row in rows]
+    return [_tags_of(row) if row else _NO_TAGS for row in rows]
 
 
-def _pair(header: Any) -> tuple[str, bytes | str | None]:
-    if isinstance(header, dict):  # of an array; else a pair of a map
-        header = cast("dict[str, Any]", header)
-        return header["key"], header["value"]
-    return cast("tuple[str, bytes | str | None]", header)
+def _tags_of(headers: list[Any]) -> Tags:
+    """Of an array of structs, or of the pairs of a map."""
+    pairs = [
+        (cast("dict[str, Any]", each)["key"], cast("dict[str, Any]", each)["value"]) if isinstance(each, dict) else each
+        for each in headers
+    ]
+    if any(key is None for key, _ in pairs):
+        raise InvalidRows("a header has no key", column="headers")
+    return dict(pairs)

@@ -52,7 +52,8 @@ class Stager:
     limit: int
     deadline_s: float
     token: str = field(default_factory=lambda: secrets.token_hex(8))
-    targets: dict[str, int] = field(default_factory=dict[str, int])
+    targets: set[str] = field(default_factory=set[str])
+    _places: dict[str, int] = field(default_factory=dict[str, int])  # of the topics in what is held back
     _held: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
     _size: int = 0
     _count: int = 0
@@ -68,10 +69,10 @@ class Stager:
     async def add(self, messages: Iterable[Message]) -> None:
         """Stage messages, in their order; what is held back is at most one entry."""
         for channel, timestamp, payload in messages:
-            size = len(payload) + ROW_BYTES
-            if self._held and self._size + size > min(self.limit - OVERHEAD_BYTES, STAGED_BYTES):
+            size = len(payload) + ROW_BYTES + (0 if channel in self._places else len(channel) + ROW_BYTES)
+            if self._held and self._size + size > min(self.row_limit, STAGED_BYTES):
                 await self._flush()
-            self._held.append((self.targets.setdefault(channel, len(self.targets)), timestamp, payload))
+            self._held.append((self._places.setdefault(channel, len(self._places)), timestamp, payload))
             self._size += size
 
     async def finish(self) -> Attempt | None:
@@ -81,14 +82,15 @@ class Stager:
         return Attempt(self.partition, self.token, self._chunks, self._first, self._last) if self._chunks else None
 
     async def _flush(self) -> None:
-        body = cast(bytes, msgpack.packb((list(self.targets), self._held)))
+        body = cast(bytes, msgpack.packb((list(self._places), self._held)))
         tags = {"token": self.token, "chunk": self._chunks, "row": self._count}
         entry = encode(Record(RecordType.LEDGER, tags=tags, body=body))
         self._last = await persistently(lambda: self.wal.append(self.channel, entry), "the batch", self.deadline_s)
         self._first = self._first or self._last
         self._count += len(self._held)
         self._chunks += 1
-        self._held, self._size = [], 0
+        self.targets.update(self._places)
+        self._places, self._held, self._size = {}, [], 0
 
 
 Places = Mapping[tuple[str, str], int]  # (channel, producer) -> the highest number there

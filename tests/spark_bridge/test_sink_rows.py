@@ -365,5 +365,8 @@ def test_messages_that_do_not_fit_are_named() -> None:
         made("value string", ("t",), value=["v", None])
     with pytest.raises(InvalidRows, match="'topic' is null in 1 rows"):
         made("value string, topic string", (), value=["v", "w"], topic=["t", None])
+    nameless = [[{"key": None, "value": b"1"}]]
+    with pytest.raises(InvalidRows, match="a header has no key"):
+        made("value string, headers headers", ("t",), value=["v"], headers=nameless)
     with pytest.raises(MessageTooLarge, match=r"key b'k' takes \d+ bytes; t takes 200"):
         made("key string, value string", ("t",), limit=200, key=["k"], value=["v" * 200])

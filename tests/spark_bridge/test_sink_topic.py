@@ -330,3 +330,26 @@ def test_a_log_that_takes_nothing_is_told_in_time() -> None:
             await stage(wal, 0, 0, [("a", b"x")])
 
     run_virtual(main())
+
+
+def test_many_topics_and_large_messages_fit_into_what_is_staged(rng: random.Random) -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        names = [f"{number:03}" + "t" * 200 for number in range(300)]
+        for name in names:
+            await wal.create_channel(name, ChannelPolicy())
+        limit = 8000
+        await wal.create_channel(STAGED_CHANNEL, ChannelPolicy(retention_s=None, max_message_bytes=limit))
+        stager = Stager(wal, STAGED_CHANNEL, 0, limit, DEADLINE_S)
+        sent = [(rng.choice(names), rng.randbytes(rng.choice([10, stager.row_limit]))) for _ in range(400)]
+        await stager.add(Message(topic, 1, payload) for topic, payload in sent)
+        attempt = await stager.finish()
+        ledger = Ledger(wal, LEDGER)
+        await ledger.create()
+        assert attempt is not None
+        assert stager.targets == {topic for topic, _ in sent}
+        await Publisher(wal, ledger, STAGED_CHANNEL, WRITER, DEADLINE_S).commit(0, [attempt], stager.targets)
+        found = [(name, bytes(entry.payload)) for name in names for entry in wal.log.channels[name].entries]
+        assert Counter(found) == Counter(sent)
+
+    run_virtual(main())
