@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ..runtime.errors import ConfigError
 from .columns import chosen_columns
 from .kept import kept_log
 from .log import open_log
@@ -52,6 +53,11 @@ def open_plan(options: Options) -> Plan:
         return (HistoryPlan if options.history else AsOfPlan)(open_log(options.wal), options)
     kind = CollectionPlan if options.collection else ByChannel if options.consistency == CHANNEL else ByTick
     return kind(open_log(options.wal), options)
+
+
+def _check_columns(options: Options, schema: StructType) -> None:
+    if options.columns and list(options.columns) != schema.names:
+        raise ConfigError("option columns and .schema(...) name different columns: leave one out", key="columns")
 
 
 def _partitions(
@@ -86,6 +92,7 @@ class TidewalBatchReader(DataSourceReader):
     """Reads the rows between where the options say that a batch begins and ends."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        _check_columns(options, schema)
         self._options = options
         self._schema = schema
         self._where = EVERYTHING
@@ -115,6 +122,7 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches between offsets: (start, end) always names the same rows."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        _check_columns(options, schema)
         self._options = options
         self._schema = schema
         self._opened: Plan | None = None

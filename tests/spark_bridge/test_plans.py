@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import StructType
 
 from tidewal.runtime.clock import compose, physical_ms
-from tidewal.runtime.errors import InvalidSchema, PositionMismatch
+from tidewal.runtime.errors import ConfigError, InvalidSchema, PositionMismatch
 from tidewal.runtime.hashing import shard_of_key
 from tidewal.runtime.record import Record, RecordType
 from tidewal.spark_bridge import cut_log, limits, reading
@@ -31,7 +31,7 @@ from tidewal.spark_bridge.limits import Size
 from tidewal.spark_bridge.options import Limits, Options
 from tidewal.spark_bridge.plans import CollectionPlan, Offset
 from tidewal.spark_bridge.pushdown import take
-from tidewal.spark_bridge.reading import TidewalStreamReader
+from tidewal.spark_bridge.reading import TidewalBatchReader, TidewalStreamReader
 from tidewal.spark_bridge.rows import arrow_batches
 from tidewal.spark_bridge.where import EVERYTHING, Where
 
@@ -347,6 +347,12 @@ def test_columns_are_chosen_by_name() -> None:
         InvalidSchema, match=r"collection 'flights' has no column '_change_type'; it has flight, origin"
     ):
         some_columns(spark_schema(FLIGHTS), ("_change_type",), "collection 'flights'")
+
+
+def test_columns_are_named_in_one_place() -> None:
+    for reader in (TidewalStreamReader, TidewalBatchReader):
+        with pytest.raises(ConfigError, match=r"columns and \.schema\(\.\.\.\) name different columns"):
+            reader(Options(URL, "flights", columns=("flight", "_ts")), StructType().add("flight", "string"))
 
 
 # ---- as Spark calls the readers -------------------------------------------------------------------------------------
