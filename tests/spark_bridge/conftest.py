@@ -21,7 +21,8 @@ from story import Story
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SEGMENT_BYTES = 4 * 1024 * 1024
+MIB = 1024 * 1024
+SEGMENT_BYTES = 4 * MIB
 
 
 class Owner:
@@ -43,6 +44,18 @@ class Owner:
             self._run(self._wal.create_channel(channel, ChannelPolicy()))
             self._channels.add(channel)
         return self._run(self._wal.append(channel, payload, timestamp))
+
+    def remove_before(self, ids: dict[str, bytes]) -> None:
+        """Let the entries before these go, and end the segment they are in so that retention takes it."""
+        for channel, id in ids.items():
+            self._run(self._wal.truncate(channel, id))
+        for _ in range(SEGMENT_BYTES // MIB + 1):
+            self.append("filler", bytes(MIB), 0)
+        self._run(self._wal.truncate("filler", self._run(self._wal.latest_id("filler"))))
+        self._wal.retain_now()
+
+    def first_id(self, channel: str) -> bytes | None:
+        return self._run(self._wal.describe(channel)).first_id
 
     def close(self) -> None:
         self._run(self._wal.close())

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from story import NAMES, ListLog, Story, number, random_row
+from story import NAMES, Append, ListLog, Story, number, random_row
 
 from tidewal.actors.datanode.log_table import LogTable
+from tidewal.runtime.catalog import Catalog
+from tidewal.runtime.clock import add_ms
 from tidewal.runtime.names import physical
 from tidewal.runtime.record import Record, RecordType, decode
 from tidewal.runtime.tables import log_table
+from tidewal.runtime.wal import Entry
 
 
 class StoredStory:
     """Three vchannels on two pchannels. What `flush` stores, `truncate` may remove from the log."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, append: Append | None = None) -> None:
+        """With `append` the log is another one, and `log` just tells what is in it."""
         self.folder = folder
         self.log = ListLog()
-        self.story = Story(self.log.append)
+        self.story = Story(self.log.append if append is None else partial(self._told, append))
         self.flights = self.story.create(shards=3, pchannels=2)
         schema = self.flights.schema
         self.table = LogTable.open(log_table(folder, schema.name), schema.arrow(), schema.primary_key)
         self.times = dict.fromkeys(self.flights.vchannels, 0)
+
+    def _told(self, append: Append, channel: str, payload: bytes, timestamp: int) -> bytes:
+        id = append(channel, payload, timestamp)
+        self.log.entries.setdefault(channel, []).append(Entry(id, timestamp, payload))
+        return id
 
     def play(self, rng: random.Random, batches: int) -> None:
         for _ in range(batches):
@@ -68,17 +78,31 @@ class StoredStory:
             id, term, cseq = place.id, place.term, place.cseq
         return {"channel": channel, "message_id": id, "term": term, "cseq": cseq, "timestamp": time, "wal": "rocksmq"}
 
-    def truncate(self) -> None:
-        """Remove what the DataNode lets go of: all before the positions of the table."""
+    def truncate(self) -> dict[str, bytes]:
+        """Remove what the DataNode lets go of: all before the positions of the table, which are returned."""
         holds: dict[str, bytes] = {}
         for position in self.table.positions().values():
             channel, id = str(position["channel"]), bytes(position["message_id"])
             holds[channel] = min(holds.get(channel, id), id)
-        whole = {physical(name) for name in self.flights.vchannels if not self.times[name]}
+        for channel in {physical(name) for name in self.flights.vchannels if not self.times[name]}:
+            holds.pop(channel, None)
         for channel, id in holds.items():
-            if channel not in whole:
-                entries = self.log.entries[channel]
-                entries[:] = [entry for entry in entries if entry.id >= id]
+            entries = self.log.entries[channel]
+            entries[:] = [entry for entry in entries if entry.id >= id]
+        return holds
+
+    def removable(self) -> dict[str, bytes]:
+        """`truncate`, and what MixCoord lets go of: the catalog before a snapshot of it, and old cuts."""
+        catalog = Catalog()
+        for entry in self.log.entries[NAMES.catalog]:
+            catalog.apply(decode(entry.payload, entry.id))
+        snapshot = self.story.event({**catalog.snapshot()})
+        self.story.cut(self.flights)
+        return {**self.truncate(), NAMES.catalog: snapshot, NAMES.cuts: self.log.entries[NAMES.cuts][-1].id}
+
+    def pass_time(self, ms: int) -> None:
+        """Let the clock go on."""
+        self.story.now = add_ms(self.story.now, ms)
 
     @property
     def time(self) -> int:

@@ -1,0 +1,142 @@
+"""A real node stores, flushes and lets go of the log; a hybrid read gets every row that was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends import Backend, fill_segment
+from tidewal.actors.client import Client
+from tidewal.actors.standalone import Standalone
+from tidewal.runtime import catalog_log
+from tidewal.runtime.names import Names
+from tidewal.runtime.settings import Settings
+from tidewal.runtime.wal import Wal
+from tidewal.spark_bridge.columns import arrow_columns
+from tidewal.spark_bridge.history_plan import HistoryPlanner
+from tidewal.spark_bridge.log import open_log
+from tidewal.spark_bridge.options import Options
+from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.rows import arrow_batches
+from tidewal.spark_bridge.unstored import UnstoredRange
+
+sys.path.insert(0, str(Path(__file__).parent))
+from story import FLIGHTS, Row, random_row
+
+COLUMNS = tuple(arrow_columns(FLIGHTS))
+Applied = dict[int, list[tuple[str, str]]]
+
+
+def read(url: str, tables: Path, starting: str, ending: str) -> tuple[list[Row], int]:
+    """The rows between two cuts, as Spark's processes get them, and how many of them came from the log."""
+    log = open_log(url)
+    planner = HistoryPlanner(log, Options(url, "flights", history=str(tables)))
+    tasks = planner.tasks(planner.resolve(starting), planner.resolve(ending))
+    log.close()
+    rows: list[Row] = []
+    unstored = 0
+    for task in tasks:
+        some = [row for batch in task.batches(COLUMNS) for row in batch.to_pylist()]
+        rows += some
+        unstored += len(some) if isinstance(task, UnstoredRange) else 0
+    return rows, unstored
+
+
+def left_in_log(url: str) -> int:
+    log = open_log(url)
+    planner = Planner(log, url, "flights", "by-dev")
+    ranges = planner.ranges(planner.resolve("earliest"), planner.resolve("latest"))
+    count = sum(batch.num_rows for each in ranges for batch in arrow_batches(log, each, ("_ts",)))
+    log.close()
+    return count
+
+
+def by_time(rows: list[Row]) -> Applied:
+    found: Applied = {}
+    for row in rows:
+        found.setdefault(int(str(row["_ts"])), []).append((str(row["flight"]), str(row["_op"])))
+    return {ts: sorted(each) for ts, each in found.items()}
+
+
+async def write(client: Client, rng: random.Random, applied: Applied, batches: int = 3) -> None:
+    for _ in range(batches):
+        rows = [random_row(rng) for _ in range(rng.randrange(1, 30))]
+        ts = (await client.apply("flights", rows)).ts
+        applied[ts] = sorted((str(row["flight"]), str(row["_op"])) for row in rows)
+
+
+async def forget(backend: Backend, wal: Wal) -> None:
+    """Let retention take whatever nobody holds."""
+    names = Names()
+    for channel in await wal.channels():
+        latest = await wal.latest_id(channel)
+        if latest is not None and channel != names.catalog and not channel.startswith(names.pchannel(0)[:-1]):
+            await wal.truncate(channel, latest)
+    await fill_segment(wal)
+    for shard in range(2):
+        latest = await wal.latest_id(names.pchannel(shard))
+        assert latest is not None
+        await backend.remove_before(wal, names.pchannel(shard), latest)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "rocksmq-socket",
+        pytest.param("kafka", marks=pytest.mark.broker),
+        pytest.param("pulsar", marks=pytest.mark.broker),
+    ],
+    indirect=True,
+)
+async def test_what_a_node_has_stored_and_forgotten_is_read_from_its_tables(
+    backend: Any, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_log, "SNAPSHOT_EVENTS", 1)  # so that the catalog holds no old segment
+    tables = tmp_path / "tables"
+    settings = Settings.model_validate({"dataNode": {"flushIntervalS": 3600}})
+    applied: Applied = {}
+    starting = "earliest"
+
+    async def check(client: Client, *, unstored: bool) -> None:
+        cut = str(await client.cut("flights"))
+        rows, from_log = await asyncio.to_thread(read, backend.url, tables, "earliest", cut)
+        assert by_time(rows) == applied
+        assert (from_log > 0) == unstored
+        some, _ = await asyncio.to_thread(read, backend.url, tables, starting, cut)
+        assert by_time(some) == {
+            ts: rows for ts, rows in applied.items() if starting == "earliest" or ts > int(starting)
+        }
+
+    wal = await backend.wal()
+    async with Standalone(wal, tables, settings=settings) as node, node.client() as client:
+        await client.create_collection(FLIGHTS, shards=2)
+        await write(client, rng, applied)
+        await check(client, unstored=True)
+        for _ in range(3):
+            await write(client, rng, applied)
+            starting = str(await client.cut("flights"))
+            await client.flush("flights")
+            await check(client, unstored=False)
+            await forget(backend, wal)
+            await write(client, rng, applied)
+            await check(client, unstored=True)
+        await client.flush("flights")
+        await fill_segment(wal)
+        await client.flush("flights")  # without rows: the log is let go of, so the position must move too
+        await forget(backend, wal)
+        await check(client, unstored=False)
+        assert await asyncio.to_thread(left_in_log, backend.url) < sum(map(len, applied.values()))
+    await fill_segment(wal)
+    async with Standalone(wal, tables, settings=settings) as node, node.client() as client:
+        await forget(backend, wal)  # but for what lies behind the table's position, where a read goes on
+        await check(client, unstored=False)
+        await write(client, rng, applied)
+        await check(client, unstored=True)
+        await client.flush("flights")
+        await forget(backend, wal)
+        await check(client, unstored=False)
