@@ -41,7 +41,9 @@ TOPIC_COLUMNS: Final[dict[str, pa.DataType]] = {
     HEADERS: pa.list_(_HEADER),
 }
 
-_CONTROL: Final = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.HEARTBEAT, RecordType.PRODUCERS})
+_CONTROL: Final = frozenset(
+    {RecordType.TIME_TICK, RecordType.FENCE, RecordType.HEARTBEAT, RecordType.PRODUCERS, RecordType.LEDGER}
+)
 _FOREIGN: Final = frozenset({"length", "frame", "version"})  # reasons for which bytes are no record of ours at all
 
 _logger = logging.getLogger("tidewal.spark")
