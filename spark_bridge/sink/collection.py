@@ -100,7 +100,7 @@ class ChunkSender:
             "Going on would lose rows or double them. A batch that runs again must give the same rows in the same "
             "partitions: look for functions like rand() or uuid(), for changed settings of minPartitions or shuffle "
             "partitions, and for partitions of more than 64 MiB in one batch whose order changes. Undo that, or begin "
-            "with a new checkpoint"
+            "with a new checkpoint or txnVersion"
         )
 
     def _explained(self, error: InvalidRows, chunk: Chunk) -> InvalidRows:

@@ -139,8 +139,8 @@ class Publisher:
     def _check(self, decision: Decision, batch: int) -> None:
         if decision.batch != batch:
             raise CorruptLog(
-                f"batch {decision.batch} was begun and is not done, and this is batch {batch}: the checkpoint is not "
-                "the one that this query had. Use that one, or another txnAppId",
+                f"batch {decision.batch} was begun and is not done, and this is batch {batch}: run that one first, "
+                "with the checkpoint or txnVersion that it had, or use another txnAppId",
                 path=self._staged,
             )
 

@@ -1,0 +1,47 @@
+"""The log as Spark's processes have it open for writing: one per process, and never as its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.wal import ChannelPolicy
+from tidewal.spark_bridge.sink import worker_log as module
+from tidewal.spark_bridge.sink.worker_log import close_all, worker_log
+
+
+@pytest.fixture(autouse=True)
+def closed_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test waits for an owner, or leaves a log open."""
+    options = module.wal_options
+    monkeypatch.setattr(module, "wal_options", lambda *given: options(*given) | {"failover_s": 0.0})
+    yield
+    close_all()
+
+
+def test_without_an_owner_it_says_whom_to_start_and_becomes_none(tmp_path: Path) -> None:
+    url = f"rocksmq://{tmp_path / 'log'}"
+    for _ in range(2):  # a failure is not remembered
+        with pytest.raises(Unavailable, match=rf"start one \(tidewal run --wal {url}\), or check option wal"):
+            worker_log(url)
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_process_opens_it_once(owner: Any) -> None:
+    log = worker_log(owner.url)
+    assert worker_log(owner.url) is log
+    log.run(log.create("c", ChannelPolicy()))
+    log.run(log.create("c", ChannelPolicy()))
+    log.run(log.wal.append("c", b"x"))
+    caller = log.run(log.caller("by-dev"))
+    assert log.run(log.caller("by-dev")) is caller
+    log.run(caller.close())
+    another = log.run(log.caller("by-dev"))
+    assert another is not caller
+    assert another.listening
+    close_all()
+    assert worker_log(owner.url) is not log
