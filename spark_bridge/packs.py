@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from ..runtime.errors import InvalidRequest
 from ..runtime.messages import MsgPack
 from ..runtime.record import Record, RecordType
+from ..runtime.wal import Payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,8 +40,11 @@ def foreach_pack(
     order (ts, channel, cseq), each pack begins where the one before has ended, also after a restart, and one without
     messages only moves time. A message is one record of the log, its body the rows of `frame` that came from it, as
     the log has them (`pack_schema`). `frame` may leave out rows and columns of the source, but `_ts`, `_op`,
-    `_channel`, `_cseq` and `_row` must stay, and rows in their order: no shuffle before. What a frame does not carry
-    is empty in a message: id, term, producer, key, tags, trace and schema version. Positions are Spark's checkpoint.
+    `_channel`, `_cseq` and `_row` must stay, and rows in their order: no shuffle before.
+
+    A stream of topics works too, with `consistency=tick` and the columns `_ts`, `_channel`, `_id`, `key` and `value`,
+    which is the body. What a frame does not carry is empty in a message: term, producer, tags, trace, schema version,
+    and of a collection's id and key. Positions are Spark's checkpoint.
 
     The driver holds one pack at a time: a micro-batch of more than `max_bytes` comes in several packs, divided
     between two timestamps, so that only a timestamp with more than that makes a larger one. Beside it there are some
@@ -58,7 +62,8 @@ def foreach_pack(
         raise InvalidRequest("foreach_pack takes a stream: spark.readStream, not spark.read")
     if max_bytes < 1:
         raise InvalidRequest(f"max_bytes is {max_bytes}; it must be 1 or more")
-    packs = _Packs(handler, pack_schema(frame), checkpoint, max_bytes)
+    schema = None if _is_of_topics(frame) else pack_schema(frame)
+    packs = _Packs(handler, schema, checkpoint, max_bytes)
     return frame.writeStream.foreachBatch(packs).option("checkpointLocation", checkpoint)
 
 
@@ -75,9 +80,7 @@ def pack_schema(frame: DataFrame) -> pa.Schema:
     from .columns import DIM_METADATA
     from .records import NEEDED
 
-    missing = [name for name in NEEDED if name not in frame.columns]
-    if missing:
-        raise InvalidRequest(f"packs need the columns {', '.join(missing)} too")
+    _check_columns(frame, NEEDED)
     dims: dict[str, int] = {each.name: (each.metadata or {}).get(DIM_METADATA, 0) for each in frame.schema.fields}
     types: dict[str, pa.DataType] = {
         each.name: pa.list_(each.type.value_type, dims[each.name]) if dims[each.name] else each.type
@@ -87,10 +90,23 @@ def pack_schema(frame: DataFrame) -> pa.Schema:
     return pa.schema([*types.items(), (OP_COLUMN, pa.int8())])
 
 
+def _is_of_topics(frame: DataFrame) -> bool:
+    if "_id" not in frame.columns:
+        return False
+    _check_columns(frame, ("_ts", "_channel", "key", "value"))
+    return True
+
+
+def _check_columns(frame: DataFrame, needed: Sequence[str]) -> None:
+    missing = [name for name in needed if name not in frame.columns]
+    if missing:
+        raise InvalidRequest(f"packs need the columns {', '.join(missing)} too")
+
+
 class _Packs:
     """What Spark calls with each micro-batch."""
 
-    def __init__(self, handler: Handler, schema: pa.Schema, checkpoint: str, max_bytes: int) -> None:
+    def __init__(self, handler: Handler, schema: pa.Schema | None, checkpoint: str, max_bytes: int) -> None:
         self._handler = handler
         self._schema = schema
         self._checkpoint = checkpoint.rstrip("/")
@@ -100,19 +116,28 @@ class _Packs:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         from pyspark.sql import functions as F
 
-        from .records import COLUMNS, encode_records
-
         begin, end = self._interval(frame.sparkSession, batch_id)
-        records = frame.mapInArrow(partial(encode_records, schema=self._schema), COLUMNS).persist()
+        records = self._records(frame).persist()
         try:
-            sizes = records.select("ts", F.length("body").alias("size")).toArrow()
-            for upto in _ends(sizes, end, self._max_bytes) if end > begin else ():
+            sizes = records.select("ts", F.coalesce(F.length("body"), F.lit(0)).alias("size")).toArrow()
+            for upto in _ends(sizes, begin, end, self._max_bytes):
                 found = records.where((F.col("ts") > begin) & (F.col("ts") <= upto)).toArrow()
                 self._handler(MsgPack(begin, upto, _messages(found)), batch_id)
                 begin = upto
         finally:
             records.unpersist()
         self._last = (batch_id, end)
+
+    def _records(self, frame: DataFrame) -> DataFrame:
+        """A row for each message."""
+        from pyspark.sql import functions as F
+
+        from .records import COLUMNS, encode_records
+
+        if self._schema is not None:
+            return frame.mapInArrow(partial(encode_records, schema=self._schema), COLUMNS)
+        names = {"ts": "_ts", "channel": "_channel", "id": "_id", "key": "key", "body": "value"}
+        return frame.select(F.lit(0).alias("cseq"), *(F.col(name).alias(alias) for alias, name in names.items()))
 
     def _interval(self, spark: SparkSession, batch_id: int) -> tuple[int, int]:
         """Between which times a micro-batch lies, from Spark's log of offsets: it may have no row that says so."""
@@ -128,15 +153,25 @@ class _Packs:
         lines = [row.value for row in spark.read.text(path).collect()]  # a version, what Spark needs, one per source
         offset: Any = json.loads(lines[2]) if len(lines) == 3 else None
         if not isinstance(offset, dict) or "t" not in offset:
-            raise InvalidRequest(f"packs are made of one stream of one collection; this query has others: {lines[2:]}")
+            raise InvalidRequest(
+                "packs are made of one stream, of a collection or of topics with consistency=tick; this query reads "
+                f"{lines[2:]}"
+            )
         return cast("dict[str, Any]", offset)
 
 
-def _ends(sizes: pa.Table, end: int, max_bytes: int) -> Iterator[int]:
-    """Where packs end, so that each holds whole timestamps and, where these allow it, at most `max_bytes`."""
+def _ends(sizes: pa.Table, begin: int, end: int, max_bytes: int) -> Iterator[int]:
+    """Where packs end between `begin` and `end`, so that each holds whole timestamps and, where these allow it, at most
+    `max_bytes`. Raises `InvalidRequest` for messages of other times, which no pack could hold."""
     import numpy as np
 
     times, places = np.unique(sizes["ts"].to_numpy(), return_inverse=True)
+    if len(times) and not begin < times[0] <= times[-1] <= end:
+        raise InvalidRequest(
+            f"rows of {times[0]} to {times[-1]} in a micro-batch from {begin} to {end}: leave column _ts as it is"
+        )
+    if begin == end:
+        return
     held = 0
     before: int | None = None
     for time, size in zip(times.tolist(), np.bincount(places, sizes["size"].to_numpy()).tolist(), strict=True):
@@ -150,13 +185,18 @@ def _ends(sizes: pa.Table, end: int, max_bytes: int) -> Iterator[int]:
 
 def _messages(found: pa.Table) -> list[Record]:
     """The records in their order, bodies as views. Raises `InvalidRequest` when one came in pieces."""
-    columns = [found[name].to_pylist() for name in ("ts", "channel", "cseq")]
-    bodies = [memoryview(body.as_buffer()) for chunk in found["body"].chunks for body in cast(Any, chunk)]
+    columns = [found[name].to_pylist() for name in ("ts", "channel", "cseq", "id", "key")]
+    bodies = [_view(body) for chunk in found["body"].chunks for body in cast(Any, chunk)]
     messages = [
-        Record(RecordType.ROWS, ts, cseq=cseq, vchannel=channel, body=body)
-        for ts, channel, cseq, body in zip(*columns, bodies, strict=True)
+        Record(RecordType.ROWS, ts, cseq=cseq, vchannel=channel, key=key or b"", body=body, id=id or b"")
+        for ts, channel, cseq, id, key, body in zip(*columns, bodies, strict=True)
     ]
-    messages.sort(key=attrgetter("ts", "vchannel", "cseq"))
-    if len({(message.ts, message.vchannel, message.cseq) for message in messages}) < len(messages):
+    name = attrgetter("ts", "vchannel", "cseq", "id")
+    messages.sort(key=name)
+    if len(set(map(name, messages))) < len(messages):
         raise InvalidRequest("rows of one record lie apart: make packs before anything that shuffles")
     return messages
+
+
+def _view(body: Any) -> Payload:
+    return memoryview(body.as_buffer()) if body.is_valid else b""

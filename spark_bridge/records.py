@@ -16,9 +16,18 @@ from ..runtime.schema import OP_COLUMN, OPS
 
 NEEDED: Final = ("_ts", "_op", "_channel", "_cseq", "_row")
 _NAMING: Final = ("_ts", "_channel", "_cseq", "_row")
-COLUMNS: Final = "ts bigint, channel string, cseq bigint, body binary"
+COLUMNS: Final = "ts bigint, channel string, cseq bigint, id binary, key binary, body binary"
 
-_ARROW: Final = pa.schema([("ts", pa.int64()), ("channel", pa.string()), ("cseq", pa.int64()), ("body", pa.binary())])
+_ARROW: Final = pa.schema(
+    [
+        ("ts", pa.int64()),
+        ("channel", pa.string()),
+        ("cseq", pa.int64()),
+        ("id", pa.binary()),
+        ("key", pa.binary()),
+        ("body", pa.binary()),
+    ]
+)
 _OP_NAMES: Final = pa.array(list(OPS))
 
 
@@ -79,7 +88,8 @@ def _names(piece: pa.RecordBatch) -> tuple[object, ...]:
 def _encoded(records: list[list[pa.RecordBatch]], schema: pa.Schema) -> pa.RecordBatch:
     names = [pa.array(column) for column in zip(*(_names(pieces[0]) for pieces in records), strict=True)]
     bodies = pa.array([encode_rows(_body(pieces, schema)) for pieces in records], pa.binary())
-    return pa.RecordBatch.from_arrays([*names, bodies], schema=_ARROW)
+    nothing = pa.nulls(len(records), pa.binary())
+    return pa.RecordBatch.from_arrays([*names, nothing, nothing, bodies], schema=_ARROW)
 
 
 def _body(pieces: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

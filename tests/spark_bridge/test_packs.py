@@ -18,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 from tidewal.runtime.arrow import decode_rows
 from tidewal.runtime.errors import InvalidRequest
 from tidewal.runtime.messages import MsgPack
+from tidewal.runtime.record import Record, RecordType
 from tidewal.runtime.schema import OPS
 from tidewal.spark_bridge import foreach_pack, pack_schema
 from tidewal.spark_bridge.packs import _ends, _messages
@@ -116,7 +117,7 @@ def test_packs_hold_whole_timestamps_and_no_more_than_they_may(rng: random.Rando
     limit = 100
     times = [rng.randrange(1, 60) for _ in range(80)]
     sizes = [rng.randrange(1, 60) for _ in times]
-    ends = list(_ends(pa.table({"ts": times, "size": pa.array(sizes, pa.int32())}), 99, limit))
+    ends = list(_ends(pa.table({"ts": times, "size": pa.array(sizes, pa.int32())}), 0, 99, limit))
     assert ends == sorted(set(ends))
     assert ends[-1] == 99
     for begin, end in pairwise([0, *ends]):
@@ -125,7 +126,11 @@ def test_packs_hold_whole_timestamps_and_no_more_than_they_may(rng: random.Rando
         assert held <= limit or len(inside) == 1
     assert len(ends) > 5
     nothing = pa.table({"ts": pa.array([], pa.int64()), "size": pa.array([], pa.int32())})
-    assert list(_ends(nothing, 99, limit)) == [99]
+    assert list(_ends(nothing, 0, 99, limit)) == [99]
+    assert list(_ends(nothing, 99, 99, limit)) == []
+    for begin, end in ((20, 40), (10, 30), (10, 29)):
+        with pytest.raises(InvalidRequest, match="leave column _ts as it is"):
+            list(_ends(pa.table({"ts": [20, 31], "size": pa.array([1, 1], pa.int32())}), begin, end, limit))
 
 
 # ---- in Spark --------------------------------------------------------------------------------------------------------
@@ -231,11 +236,39 @@ def test_what_packs_cannot_be_made_of_is_said(spark, story: Story, options, tmp_
     for attempt, reason in (
         (refused(spark.read.format("tidewal").options(**options).load()), "takes a stream"),
         (refused(stream.drop("_cseq", "_op")), "need the columns _op, _cseq too"),
+        (refused(stream.withColumnRenamed("_ts", "_id")), "need the columns _ts, key, value too"),
         (refused(stream, max_bytes=0), "1 or more"),
     ):
         with pytest.raises(InvalidRequest, match=reason):
             attempt()
     story.cut(flights)
     both = stream.unionByName(stream)
-    with pytest.raises(StreamingQueryException, match="one stream of one collection"):
+    with pytest.raises(StreamingQueryException, match="made of one stream, of a collection"):
         drained(both, tmp_path / "checkpoint", [])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_messages_of_topics_come_in_packs_too(spark, story: Story, options, rng: random.Random, tmp_path: Path) -> None:
+    channels = [NAMES.pchannel(0), NAMES.pchannel(1)]
+    story.own(channels, term=1)
+    sent: list[tuple[int, str, bytes, bytes]] = []
+    for size in range(60):
+        channel, body = rng.choice(channels), rng.randbytes(size)
+        id = story.record(channel, Record(RecordType.ROWS, body=body))
+        sent.append((story.now, channel, id, body))
+    for channel in channels:
+        story.record(channel, Record(RecordType.TIME_TICK))
+    topics = {"wal": options["wal"], "topic": ",".join(channels), "startingOffsets": "earliest"}
+    stream = spark.readStream.format("tidewal").options(**topics, consistency="tick").load()
+    packs: list[tuple[MsgPack, int]] = []
+    drained(stream, tmp_path / "checkpoint", packs, max_bytes=100)
+    for (one, _), (next_one, _) in pairwise(packs):
+        assert next_one.begin_ts == one.end_ts > one.begin_ts
+    assert packs[-1][0].end_ts == story.now - 1  # of the tick in the first channel: the second one knew more
+    assert len(packs) > 5
+    got = [(each.ts, each.vchannel, each.id, bytes(each.body)) for pack, _ in packs for each in pack.messages]
+    assert got == sorted(sent)
+    each_on_its_own = spark.readStream.format("tidewal").options(**topics).load()
+    with pytest.raises(StreamingQueryException, match="topics with consistency=tick"):
+        drained(each_on_its_own, tmp_path / "other", [])
