@@ -15,7 +15,6 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
-from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.catalog import Collection
 from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, InvalidRows
 from tidewal.runtime.names import Names, physical
@@ -23,6 +22,9 @@ from tidewal.runtime.record import Record, RecordType, decode
 from tidewal.runtime.rpc import Caller
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.settings import Settings
+from tidewal.runtime.testing.clock import VirtualLoop, run_virtual
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.wal import From, Wal
 from tidewal.runtime.writer import producers
 from tidewal.spark_bridge.sink.chunks import chunks
@@ -112,6 +114,42 @@ async def test_each_row_is_written_once_whichever_attempt_dies(
         assert stats.versions["upsert"] == len(expected) == stats.rows
         table = (await spark.client.query("numbers", consistency="strong")).table
         assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("channels", "rates"),
+    [
+        ("-re", Rates(drop=0.2, duplicate=0.2, delay=0.2, delay_s_max=0.5)),  # requests and replies
+        ("dml", Rates(fail=0.1, unknown=0.1, lost=0.1, delay=0.1)),  # where the rows go: new terms decide
+    ],
+)
+def test_each_row_is_written_once_over_a_log_that_fails(
+    channels: str, rates: Rates, tmp_path: Path, rng: random.Random
+) -> None:
+    async def in_place(call: Any) -> Any:
+        return call()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        node: dict[str, Any] = {"clock": loop.clock, "threads": False, "blocking": in_place, "name": "node"}
+        wal = MemoryWal()
+        async with cluster(wal, tmp_path, **node) as spark:
+            wal.faults = FaultPlan(rng.randrange(2**32), rates, channels=channels)
+            for batch in range(5):
+                rows = [rows_of(batch, partition, 30) for partition in range(2)]
+                attempts = [
+                    asyncio.ensure_future(
+                        spark.write(batch, partition, rng.sample(rows[partition], 30), Division(1, 300))
+                    )
+                    for partition in (0, 1, 0, 1)  # each beside a zombie
+                ]
+                await asyncio.gather(*attempts)
+            wal.faults = None
+            stats = await spark.client.stats("numbers", consistency="strong")
+            assert (stats.versions["upsert"], stats.rows) == (300, 300)
+
+    run_virtual(main())
 
 
 def chunk(rows: list[Row]) -> Any:

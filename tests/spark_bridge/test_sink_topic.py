@@ -288,9 +288,7 @@ def test_another_checkpoint_is_noticed() -> None:
         wal = MemoryWal()
         await create(wal)
         await die_while_copying(wal, 5)
-        with pytest.raises(
-            CorruptLog, match="batch 5 was begun and is not done, .* run that one first"
-        ):
+        with pytest.raises(CorruptLog, match=r"batch 5 was begun and is not done, .* run that one first"):
             await commit(wal, 0, [await stage(wal, 0, 0, [("a", b"y")])])
 
     run_virtual(main())
