@@ -14,18 +14,23 @@ PAUSE_S: Final = 0.2
 LATE_S: Final = 1.0  # what an append of unknown outcome is given to show up before anyone looks for it
 
 
-async def persistently(work: Callable[[], Awaitable[T]], what: str, deadline_s: float) -> T:
-    """The result of `work`, which is called again after each retryable error, for at least `deadline_s`.
+async def persistently(
+    work: Callable[[], Awaitable[T]], what: str, deadline_s: float, progress: Callable[[], object] = lambda: None
+) -> T:
+    """The result of `work`, which is called again after each retryable error, for at least `deadline_s` without
+    progress: `progress` tells how far it has got.
 
     Raises `DeadlineExceeded` after that, and errors that are not retryable at once."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + deadline_s
+    reached, deadline = progress(), loop.time() + deadline_s
     while True:
         try:
             return await work()
         except TidewalError as error:
             if not error.retryable:
                 raise
+            if progress() != reached:
+                reached, deadline = progress(), loop.time() + deadline_s
             if loop.time() >= deadline:
                 raise DeadlineExceeded(
                     f"{what} could not be written within {deadline_s:g} s ({error.message}). It is written once "

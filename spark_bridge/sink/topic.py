@@ -107,6 +107,7 @@ class Publisher:
         self._staged = staged
         self._writer = writer
         self._deadline_s = deadline_s
+        self._copied = 0
 
     async def commit(self, batch: int, attempts: Sequence[Attempt], targets: Iterable[str]) -> None:
         """Make `attempts` the content of `batch`, unless an earlier commit did with others. Returns when all rows are
@@ -114,7 +115,9 @@ class Publisher:
         them in time, `OutcomeUnknown` when retention removed what would tell whether they are there, and what the log
         raises."""
         wanted = sorted(set(targets))
-        await persistently(lambda: self._go_on(batch, attempts, wanted), f"batch {batch}", self._deadline_s)
+        await persistently(
+            lambda: self._go_on(batch, attempts, wanted), f"batch {batch}", self._deadline_s, lambda: self._copied
+        )
 
     async def _go_on(self, batch: int, attempts: Sequence[Attempt], targets: Sequence[str]) -> None:
         """From wherever an earlier call or driver has got to."""
@@ -183,6 +186,7 @@ class Publisher:
                 ]
                 if appends:
                     await self._wal.append_many(appends)
+                    self._copied += len(appends)
 
     async def _staged_rows(
         self, decision: Decision

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tidewal.runtime.errors import CorruptLog, DeadlineExceeded, OutcomeUnknown
+from tidewal.runtime.errors import CorruptLog, DeadlineExceeded, OutcomeUnknown, Unavailable
 from tidewal.runtime.record import Record, RecordType, decode, encode
 from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -351,5 +351,34 @@ def test_many_topics_and_large_messages_fit_into_what_is_staged(rng: random.Rand
         await Publisher(wal, ledger, STAGED_CHANNEL, WRITER, DEADLINE_S).commit(0, [attempt], stager.targets)
         found = [(name, bytes(entry.payload)) for name in names for entry in wal.log.channels[name].entries]
         assert Counter(found) == Counter(sent)
+
+    run_virtual(main())
+
+
+def test_the_deadline_is_for_standing_still() -> None:
+    class Slow(MemoryWal):
+        """The topics take an append, and then none for a while."""
+
+        pause_s = 0.8 * DEADLINE_S
+        ready_at = 0.0
+
+        async def append_many(self, entries: Any) -> list[bytes]:
+            if entries[0].channel in TOPICS:
+                now = asyncio.get_running_loop().time()
+                if now < self.ready_at:
+                    raise Unavailable("not now")
+                self.ready_at = now + self.pause_s
+            return await super().append_many(entries)
+
+    async def main() -> None:
+        wal = Slow()
+        await create(wal)
+        begun = asyncio.get_running_loop().time()
+        await commit(wal, 0, [await stage(wal, 0, 0, [("a", bytes(900))] * 6)])
+        assert asyncio.get_running_loop().time() - begun > 2 * DEADLINE_S
+        assert (await values(wal)).total() == 6
+        wal.ready_at += 2 * DEADLINE_S
+        with pytest.raises(DeadlineExceeded):
+            await commit(wal, 1, [await stage(wal, 1, 0, [("a", b"x")])])
 
     run_virtual(main())
