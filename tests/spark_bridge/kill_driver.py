@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from tidewal.spark_bridge import session
 
-LIMIT = "4000"  # rows of a micro-batch
+LIMITS = {"run": "4000", "drain": "100000"}  # rows of a micro-batch
 AWAY_S = "10s"  # how long a write waits for a node that is gone
 
 
@@ -41,13 +41,15 @@ def checksums() -> list[Column]:
 class Queries:
     """The three queries of one session."""
 
-    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
-        self._spark, self._url, self._folder = spark, url, folder
+    def __init__(self, spark: SparkSession, url: str, folder: Path, max_rows: str) -> None:
+        self._spark, self._url, self._folder, self._max_rows = spark, url, folder, max_rows
 
     def start(self, name: str, trigger: dict[str, Any]) -> Any:
         numbers = (
             self._spark.readStream.format("tidewal")
-            .options(wal=self._url, collection=NUMBERS.name, startingOffsets="earliest", maxRowsPerTrigger=LIMIT)
+            .options(
+                wal=self._url, collection=NUMBERS.name, startingOffsets="earliest", maxRowsPerTrigger=self._max_rows
+            )
             .load()
         )
         writer = {"sums": self._sums, "rows": self._rows, "messages": self._messages}[name](numbers)
@@ -87,7 +89,7 @@ def main(url: str, folder: Path, mode: str, master: str, names: list[str]) -> No
     folders = {"spark.local.dir": str(folder / "local"), "spark.sql.warehouse.dir": str(folder / "w")}
     spark = session("kills", master=master, **folders)
     spark.sparkContext.setLogLevel("OFF")
-    queries = Queries(spark, url, folder)
+    queries = Queries(spark, url, folder, LIMITS[mode])
     drains = mode == "drain"
     running = [
         queries.start(name, {"availableNow": True} if drains else {"processingTime": "0 seconds"}) for name in names

@@ -45,7 +45,7 @@ async def write(client: Client, ids: Any, rng: random.Random, stopping: asyncio.
         tell("try", some[0], len(some))
         written = await client.insert(NUMBERS.name, [{"id": id} for id in some])
         tell("ack", some[0], len(some), written.ts)
-        await asyncio.sleep(rng.expovariate(20))  # how busy the writers are
+        await asyncio.sleep(rng.expovariate(10))  # how busy the writers are
 
 
 async def main(url: str, tables: str, first: int, seed: int) -> None:
