@@ -12,10 +12,12 @@ import pytest
 
 from tests.backends import Backend, fill_segment
 from tidewal.actors.client import Client
+from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime import catalog_log
 from tidewal.runtime.names import Names
 from tidewal.runtime.settings import Settings
+from tidewal.runtime.tables import log_table
 from tidewal.runtime.wal import Wal
 from tidewal.spark_bridge.columns import arrow_columns
 from tidewal.spark_bridge.history_plan import HistoryPlanner
@@ -84,6 +86,13 @@ async def forget(backend: Backend, wal: Wal) -> None:
         await backend.remove_before(wal, names.pchannel(shard), latest)
 
 
+def heartbeat_ends_the_last_pack(tables: Path, now: int) -> None:
+    """A T that lies behind the entry of its position, and behind all that is in the log."""
+    log = LogTable.open(log_table(tables, "flights"))
+    times = {vchannel: log.flushed(vchannel) for vchannel in log.positions()}
+    log.flush([], start=times, end=dict.fromkeys(times, now), positions=log.positions())
+
+
 @pytest.mark.parametrize(
     "backend",
     [
@@ -132,7 +141,9 @@ async def test_what_a_node_has_stored_and_forgotten_is_read_from_its_tables(
         await check(client, unstored=False)
         assert await asyncio.to_thread(left_in_log, backend.url) < sum(map(len, applied.values()))
     await fill_segment(wal)
+    heartbeat_ends_the_last_pack(tables, node.node.clock.last)
     async with Standalone(wal, tables, settings=settings) as node, node.client() as client:
+        await client.cut("flights")  # the last one lies where the log is to be removed
         await forget(backend, wal)  # but for what lies behind the table's position, where a read goes on
         await check(client, unstored=False)
         await write(client, rng, applied)
