@@ -143,7 +143,7 @@ class Planner:
             if total >= rows:
                 return True
         self._counted = _Counted(start.time, upto, total)
-        return False
+        return total >= rows
 
     # ---- what each task reads ---------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class TopicPlan(ABC):
                 if total >= rows:
                     return True
         self._counted = _Counted(start, upto, total)
-        return False
+        return total >= rows
 
     def close(self) -> None:
         """See `Plan`."""

@@ -454,6 +454,52 @@ def test_the_slowest_channel_holds_time_until_its_owner_announces_more(rng: rand
     ]
 
 
+def test_channels_with_owners_join_and_leave(rng: random.Random) -> None:
+    owned = Owned(rng)
+    options: dict[str, Any] = {"topics": (), "pattern": "[a-z]"}
+    plan = by_tick(owned.log, **options)
+    for channel in owned.names:
+        owned.tick(channel)
+    start = plan.newest()
+    assert start is not None
+    owned.log.entries["d"] = []  # nobody owns it yet: it holds up nothing
+    for channel in owned.names:
+        owned.write(channel)
+    for channel in owned.names:
+        owned.tick(channel)
+    end = plan.newest()
+    assert end is not None
+    assert sorted(end["ends"]) == ["a", "b", "c"]
+    assert not plan.has_rows(start, end, len(owned.written) + 1)
+    assert plan.has_rows(start, end, len(owned.written))
+    now, owned.story.now = owned.story.now, end["t"] - 1000  # the clock of its first owner is behind
+    owned.story.own(["d"], owned.story.term + 1)
+    owned.story.record("d", Record(RecordType.QUERY, body=b"late"))
+    owned.story.now = now
+    for channel in ("a", "b", "c", "d"):
+        owned.story.term = 2 + (channel == "d")
+        owned.tick(channel)
+    later = plan.newest()
+    assert later is not None
+    while (upto := plan.next(end, later, Limits(entries=1))) is not None:
+        if found := rows(owned.log, plan, end, upto):
+            break
+        end = upto
+    assert [(row["_channel"], row["value"]) for row in found] == [("d", b"late")]
+    end = later
+    del owned.log.entries["b"]
+    for channel in ("a", "c", "d"):
+        owned.story.term = 2 + (channel == "d")
+        owned.tick(channel)
+    after = plan.newest()
+    assert after is not None
+    with pytest.raises(ChannelNotFound, match="'b' was dropped"):
+        plan.next(end, after, Limits())
+    tolerant = by_tick(owned.log, **options, fail_on_data_loss=False)
+    assert tolerant.next(end, after, Limits()) == after
+    assert rows(owned.log, tolerant, end, after) == []
+
+
 def test_times_name_lines(rng: random.Random) -> None:
     owned = Owned(rng)
     for _ in range(60):
