@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from ..runtime.catalog import Collection
 from ..runtime.clock import HybridClock
-from ..runtime.errors import ChannelNotFound, InvalidRequest
+from ..runtime.errors import ChannelNotFound, CollectionNotFound, InvalidRequest
 from .log import Log, open_log
 from .planning import Planner
 from .sink.chunks import chunks
@@ -25,7 +25,7 @@ from .sink.collection import ChunkSender, Task, division
 from .sink.ledger import Attempt, Ledger, application, ledger_name
 from .sink.messages import MessageMaker, MessagePlan, plan_messages
 from .sink.options import SinkOptions
-from .sink.rows import RowPlan, log_rows, plan_rows
+from .sink.rows import RowPlan, log_rows, plan_rows, schema_for
 from .sink.topic import STAGED, STAGED_OF_JOB, Publisher, Stager, producer_of, staged_name
 from .sink.worker_log import WorkerLog, worker_log
 
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from ..runtime.schema import CollectionSchema
     from ..runtime.wal import ChannelPolicy
 
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
+SHARDS: Final = 2  # of a collection that is made for a DataFrame
 
 _clock = HybridClock()
 
@@ -140,11 +142,30 @@ def make_sink(options: SinkOptions, schema: StructType, *, keep: bool) -> Sink:
     `ChannelNotFound`, `InvalidSchema`, `ConfigError`, `Unavailable`. `keep`: what is staged must not expire."""
     with closing(open_log(options.wal)) as log:
         if options.collection:
-            collection = Planner(log, options.wal, options.collection, options.prefix).collection()
+            collection = _collection(log, options, schema)
             return CollectionSink(options, collection, plan_rows(schema, collection.schema, options.operation))
         for topic in options.topics:
             _check_there(log, topic)
     return TopicSink(options, plan_messages(schema, options.topics), STAGED if keep else STAGED_OF_JOB)
+
+
+def _collection(log: Log, options: SinkOptions, schema: StructType) -> Collection:
+    try:
+        return Planner(log, options.wal, options.collection, options.prefix).collection()
+    except CollectionNotFound:
+        if not options.primary_key:
+            raise
+    wanted = schema_for(schema, options.collection, options.primary_key)
+    node = worker_log(options.wal)
+    return node.run(_create(node, wanted, options))
+
+
+async def _create(log: WorkerLog, schema: CollectionSchema, options: SinkOptions) -> Collection:
+    """Made, or found as somebody else made it just now."""
+    caller = await log.caller(options.prefix)
+    params = {"schema": schema.to_wire(), "shards": SHARDS}
+    reply = await caller.call("mixcoord", "create_collection", params, deadline_s=options.deadline_s)
+    return Collection.from_wire(reply.values["collection"])
 
 
 def _check_there(log: Log, topic: str) -> None:

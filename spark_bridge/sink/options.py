@@ -16,7 +16,18 @@ from ...runtime.schema import OPS
 DEADLINE_S: Final = 300.0
 VERSION_MAX: Final = (1 << 43) - 1  # with 20 bits for a partition's chunks it makes a producer's number
 
-_NAMES: Final = ("wal", "collection", "topic", "prefix", "operation", "deadline", "txnAppId", "txnVersion")
+_NAMES: Final = (
+    "wal",
+    "collection",
+    "topic",
+    "prefix",
+    "operation",
+    "primaryKey",
+    "deadline",
+    "txnAppId",
+    "txnVersion",
+)
+_OF_COLLECTIONS: Final = ("operation", "primaryKey")
 _SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark hands its own options over, too
 _UNIT_S: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -25,7 +36,8 @@ _UNIT_S: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3
 class SinkOptions:
     """Where one write goes: into `collection`, or into `topics`, or (neither) where a column `topic` says.
 
-    `operation` is empty where a column `_op` may say it. `app` stands for the query in what identifies a write, and
+    `operation` is empty where a column `_op` may say it. With a `primary_key` the collection is created where it is
+    missing. `app` stands for the query in what identifies a write, and
     `version` for the batch."""
 
     wal: str
@@ -33,6 +45,7 @@ class SinkOptions:
     topics: tuple[str, ...] = ()
     prefix: str = DEFAULT_PREFIX
     operation: str = ""
+    primary_key: str = ""
     deadline_s: float = DEADLINE_S
     app: str = ""
     version: int | None = None
@@ -48,8 +61,9 @@ class SinkOptions:
         operation = options.get("operation", "").lower()
         if operation and operation not in OPS:
             raise ConfigError(f"option operation is {operation!r}; known are {', '.join(OPS)}", key="operation")
-        if operation and not options.get("collection"):
-            raise ConfigError("option operation is for collections only", key="operation")
+        for name in _OF_COLLECTIONS:
+            if options.get(name) and not options.get("collection"):
+                raise ConfigError(f"option {name} is for collections only", key=name)
         app, version = options.get("txnAppId", ""), _version(options.get("txnVersion"))
         if streaming and version is not None:
             raise ConfigError("option txnVersion is for df.write only: a stream counts its batches", key="txnVersion")
@@ -62,6 +76,7 @@ class SinkOptions:
             tuple(name.strip() for name in options.get("topic", "").split(",") if name.strip()),
             options.get("prefix", DEFAULT_PREFIX),
             operation,
+            options.get("primaryKey", ""),
             _seconds("deadline", options.get("deadline")),
             app,
             version,

@@ -13,7 +13,8 @@ from pyarrow import compute
 
 from ...runtime.arrow import vectors
 from ...runtime.errors import InvalidRows, InvalidSchema
-from ...runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field
+from ...runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, FieldType
+from ..columns import DIM_METADATA
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -25,6 +26,19 @@ DEFAULT_OPERATION: Final = "upsert"
 SHOWN_KEY: Final = 50  # characters of a row's key that an error shows
 
 _OP_NAMES: Final = pa.array(list(OPS))
+_FIELD_TYPES: Final[dict[str, FieldType]] = {
+    "boolean": "bool",
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "float": "float",
+    "double": "double",
+    "string": "varchar",
+    "timestamp": "timestamp",
+    "timestamp_ntz": "timestamp",
+    "date": "timestamp",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,30 @@ def plan_rows(given: StructType, schema: CollectionSchema, operation: str = "") 
     names = {field.name for field in wanted}
     found = tuple(places.get(field.name.lower()) if field.name in names else None for field in schema.fields)
     return RowPlan(schema, found, operation, ops)
+
+
+def schema_for(given: StructType, name: str, primary_key: str) -> CollectionSchema:
+    """The schema of a new collection for the columns of a DataFrame, those that begin with `_` left out. All but the
+    key and vectors may be null; a vector's dimension is known where the source read it.
+
+    Raises `InvalidSchema`, which names the column."""
+    fields: list[Field] = []
+    for column in given.fields:
+        if column.name.startswith("_"):
+            continue
+        kind, dim = column.dataType.typeName().partition("(")[0], (column.metadata or {}).get(DIM_METADATA)
+        if kind == "array" and dim:
+            fields.append(Field(column.name, "float_vector", dim=int(dim)))
+        elif column.name == primary_key and kind in ("byte", "short", "integer"):  # keys are int64
+            fields.append(Field(column.name, "int64"))
+        elif kind in _FIELD_TYPES:
+            fields.append(Field(column.name, _FIELD_TYPES[kind], nullable=column.name != primary_key))
+        else:
+            raise InvalidSchema(
+                f"column {column.name!r} is {column.dataType.simpleString()}, and no collection can be made for it: "
+                "cast it, or create the collection with the client (vectors need a dimension)"
+            )
+    return CollectionSchema(name, tuple(fields), primary_key)
 
 
 def _places(given: StructType) -> dict[str, int]:

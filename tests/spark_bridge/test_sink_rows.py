@@ -26,7 +26,7 @@ from tidewal.spark_bridge.columns import spark_schema
 from tidewal.spark_bridge.sink.chunks import Chunk, chunks, digest, row_bytes
 from tidewal.spark_bridge.sink.messages import MessageMaker, plan_messages
 from tidewal.spark_bridge.sink.options import SinkOptions
-from tidewal.spark_bridge.sink.rows import log_rows, plan_rows
+from tidewal.spark_bridge.sink.rows import log_rows, plan_rows, schema_for
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, NOON, batch_of, random_row
@@ -61,7 +61,8 @@ def test_a_relative_directory_is_the_drivers(monkeypatch: pytest.MonkeyPatch, tm
         (True, {"colection": "c"}, "unknown option 'colection' of a write; known are wal, collection"),
         (True, {"collection": "c", "topic": "t"}, "exclude each other"),
         (True, {"collection": "c", "operation": "merge"}, "'merge'; known are insert, upsert, delete"),
-        (True, {"topic": "t", "operation": "upsert"}, "for collections only"),
+        (True, {"topic": "t", "operation": "upsert"}, "operation is for collections only"),
+        (True, {"topic": "t", "primaryKey": "id"}, "primaryKey is for collections only"),
         (True, {"collection": "c", "txnAppId": "x", "txnVersion": "1"}, r"for df\.write only"),
         (False, {"collection": "c", "txnVersion": "1"}, "txnAppId is missing"),
         (False, {"collection": "c", "txnAppId": "x"}, "txnVersion is missing"),
@@ -187,6 +188,32 @@ def test_operations_come_from_the_option_or_the_column() -> None:
 def test_columns_that_do_not_fit_are_named(ddl: str, text: str) -> None:
     with pytest.raises(InvalidSchema, match=text):
         plan_rows(struct(ddl), MIXED)
+
+
+def test_a_collection_is_made_for_what_the_source_reads() -> None:
+    made = schema_for(spark_schema(FLIGHTS), "flights", "flight")
+    assert made == FLIGHTS
+    plan_rows(spark_schema(FLIGHTS), made)
+    simple = schema_for(struct("id int, at date, name string, _op string"), "s", "id")
+    assert simple.fields == (
+        Field("id", "int64"),
+        Field("at", "timestamp", nullable=True),
+        Field("name", "varchar", nullable=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ddl", "text"),
+    [
+        ("id bigint, place array<float>", r"'place' is array<float>, and no collection .*vectors need a dimension"),
+        ("id bigint, price decimal(5.2)", r"'price' is decimal\(5,2\), and no collection"),
+        ("key bigint", "the primary key 'id' is not among the fields"),
+        ("id double", "the primary key 'id' is double; it must be int64 or varchar"),
+    ],
+)
+def test_what_no_collection_can_be_made_for_is_named(ddl: str, text: str) -> None:
+    with pytest.raises(InvalidSchema, match=text):
+        schema_for(struct(ddl), "new", "id")
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,10 @@ def test_batches_into_a_collection(spark: Any, node: Node) -> None:
     assert node.versions("flights") == {"insert": 0, "upsert": 1000, "delete": 0}
     writer.option("operation", "delete").save()
     assert node.rows("flights") == {}
+    frame.drop("place").write.format("tidewal").mode("append").options(
+        wal=node.url, collection="made", primaryKey="flight"
+    ).save()
+    assert node.rows("made").keys() == {f"F{number}" for number in range(500)}
     assert node.versions("flights") == {"insert": 0, "upsert": 1000, "delete": 500}
 
 
