@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
@@ -14,17 +15,19 @@ from typing import Final
 from .log import Log, open_log
 
 KEPT_MAX: Final = 4
+IDLE_S: Final = 10.0
 
-_kept: list[tuple[str, Log]] = []  # those nobody uses, the longest unused first
+_kept: list[tuple[str, Log, float]] = []  # those nobody uses, the longest unused first, with the time since when
 _lock = threading.Lock()
+_sweeping = False  # a timer is running
 
 
 @contextmanager
 def kept_log(url: str) -> Generator[Log]:
     """The log at `url` for one task: one that an earlier task has left, if its connection is there still, or a new one.
 
-    At most `KEPT_MAX` are kept, until the process ends, and none that was in use when something went wrong. Raises
-    `ConfigError` for a URL that the bridge cannot read.
+    At most `KEPT_MAX` are kept, each for `IDLE_S` (clients of a broker that has ended would go on looking for it), and
+    none that was in use when something went wrong. Raises `ConfigError` for a URL that the bridge cannot read.
     """
     log = _take(url) or open_log(url)
     try:
@@ -33,8 +36,9 @@ def kept_log(url: str) -> Generator[Log]:
         log.close()
         raise
     with _lock:
-        _kept.append((url, log))
+        _kept.append((url, log, time.monotonic()))
     close_kept(KEPT_MAX)
+    _sweep_later()
 
 
 def _take(url: str) -> Log | None:
@@ -53,14 +57,35 @@ def close_kept(but: int = 0) -> None:
     with _lock:
         over = _kept[: max(len(_kept) - but, 0)]
         del _kept[: len(over)]
-    for _, log in over:
+    for _, log, _ in over:
         log.close()
+
+
+def _sweep_later() -> None:
+    global _sweeping
+    with _lock:
+        if _sweeping or not _kept:
+            return
+        _sweeping = True
+    timer = threading.Timer(IDLE_S, _sweep)
+    timer.daemon = True
+    timer.start()
+
+
+def _sweep() -> None:
+    global _sweeping
+    with _lock:
+        _sweeping = False
+        used_after = time.monotonic() - IDLE_S
+        used = sum(since > used_after for _, _, since in _kept)
+    close_kept(used)
+    _sweep_later()
 
 
 def _forget() -> None:
     """In a forked process: the connections are the parent's, and its lock may have been held."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _sweeping
+    _lock, _sweeping = threading.Lock(), False
     _kept.clear()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,10 +87,49 @@ def test_only_so_many_are_kept(tmp_path: Path) -> None:
     try:
         for each in owners:
             names(each.url)
-        assert [url for url, _ in kept._kept] == [each.url for each in owners[2:]]
+        assert [url for url, *_ in kept._kept] == [each.url for each in owners[2:]]
     finally:
         for each in owners:
             each.close()
+
+
+def test_what_is_not_used_for_a_while_is_closed(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner.append("a", b"1", 1)
+    timers: list[Callable[[], None]] = []
+
+    class Timer:
+        def __init__(self, after_s: float, then: Callable[[], None]) -> None:
+            assert after_s == kept.IDLE_S
+            timers.append(then)
+
+        def start(self) -> None:
+            pass
+
+    clock = FakeClock()
+    monkeypatch.setattr(kept, "_sweeping", False)
+    monkeypatch.setattr(kept, "time", clock)
+    monkeypatch.setattr(kept.threading, "Timer", Timer)
+    with kept_log(owner.url) as first, kept_log(owner.url) as second:
+        assert first.channels() == second.channels()
+    clock.now = kept.IDLE_S / 2
+    with kept_log(owner.url) as used:
+        assert used is first
+    assert len(timers) == 1
+    clock.now = kept.IDLE_S
+    timers.pop()()
+    assert not second.alive()
+    assert first.alive()
+    clock.now = 2 * kept.IDLE_S
+    timers.pop()()
+    assert not first.alive()
+    assert timers == []
+
+
+class FakeClock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 FORKING = """
