@@ -123,16 +123,18 @@ def _warn(channel: str, entry: Entry, error: BadRecord) -> None:
 
 
 def arrow_batches(log: Log, wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of `wanted` in batches of about 64 k rows or 16 MiB, since each batch costs Spark a round trip."""
+    """The rows of `wanted` in batches of about 64 k rows or 16 MiB, since each batch costs Spark something. They begin
+    with a record where one record is not more than that: a few rows left over would be a batch, too."""
     held: list[Rows] = []
     count = size = 0
     for rows in read_rows(log, wanted, columns):
+        full = count + rows.batch.num_rows > BATCH_ROWS or size + len(rows.record.body) > BATCH_BYTES
+        if full and count:
+            yield from _joined(held, wanted, columns)
+            held, count, size = [], 0, 0
         held.append(rows)
         count += rows.batch.num_rows
         size += len(rows.record.body)
-        if count >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield from _joined(held, wanted, columns)
-            held, count, size = [], 0, 0
     if count:
         yield from _joined(held, wanted, columns)
 
