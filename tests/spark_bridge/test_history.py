@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import sys
@@ -16,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.runtime.cuts import Cut
-from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch
+from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.names import physical
+from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.spark_bridge import history
 from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
 from tidewal.spark_bridge.history_plan import HistoryPlan, HistoryPlanner, end_at
@@ -52,8 +54,8 @@ def rows_of(log: ListLog, tasks: Sequence[Any], columns: tuple[str, ...] = COLUM
     return found
 
 
-def read(stored: StoredStory, start: Cut, end: Cut) -> list[Row]:
-    return sorted_rows(rows_of(stored.log, planner(stored).tasks(start, end)))
+def read(stored: StoredStory, start: Cut, end: Cut, tasks: int = 1) -> list[Row]:
+    return sorted_rows(rows_of(stored.log, planner(stored, min_partitions=tasks).tasks(start, end)))
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def test_any_interval_is_the_rows_of_the_model_whatever_is_stored_and_cut_off(se
                 assert sorted_rows(rows_of(stored.log, tasks)) == expected
             asked += some_intervals(stored, rng, 2)
             for start, end in rng.sample(asked, min(6, len(asked))):
-                assert read(stored, start, end) == stored.story.between(start.time, end.time)
+                assert read(stored, start, end, rng.choice([1, 1, 5])) == stored.story.between(start.time, end.time)
             start, end = rng.choice(asked)
             planned.append((planner(stored).tasks(start, end), stored.story.between(start.time, end.time)))
 
@@ -356,3 +358,44 @@ def test_a_file_that_is_gone_or_damaged_is_told(stored: StoredStory) -> None:
     path.unlink()
     with pytest.raises(CorruptLog, match="is gone"):
         list(task.batches(COLUMNS))
+
+
+def test_a_log_that_forgets_while_it_is_read_asks_to_begin_again(
+    stored: StoredStory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidewal.spark_bridge.rows.BATCH_ROWS", 1)
+    start, end = history_cut(stored.flights, stored.time), stored.story.cuts[-1]
+    task = planner(stored).tasks(start, end)[0]
+    assert isinstance(task, UnstoredRange)
+    original = stored.log.read
+
+    def forgetful(*asked: Any, **how: Any) -> Iterator[Any]:
+        yield from list(original(*asked, **how))[:-1]
+        raise PositionLost("gone", requested=b"", first_available=b"")
+
+    monkeypatch.setattr(stored.log, "read", forgetful)
+    batches = unstored_batches(stored.log, task, COLUMNS)
+    assert next(batches).num_rows
+    with pytest.raises(Unavailable, match="read again, the table has the rows now"):
+        list(batches)
+
+
+def test_a_table_without_positions_is_read_and_told_where_the_log_is_needed(
+    stored: StoredStory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "positions_at", lambda *_: None)
+    within = history_cut(stored.flights, stored.time)
+    assert read(stored, beginning(stored.flights), within) == stored.story.between(0, stored.time)
+    with pytest.raises(CorruptLog, match=r"does not say where .* ends in the log"):
+        read(stored, beginning(stored.flights), stored.story.cuts[-1])
+
+
+def test_a_column_that_a_file_does_not_have_yet_is_null(stored: StoredStory) -> None:
+    [task] = planner(stored).tasks(beginning(stored.flights), history_cut(stored.flights, stored.time))
+    later = CollectionSchema("flights", (*FLIGHTS.fields, Field("gate", "varchar"), Field("seat", "int8")), "flight", 2)
+    batches = list(dataclasses.replace(task, schema=later).batches(("seat", "flight", "gate", "_ts")))
+    assert sum(batch.num_rows for batch in batches) == len(stored.story.between(0, stored.time))
+    for batch in batches:
+        assert batch.schema.equals(arrow_schema(later, ("seat", "flight", "gate", "_ts")))
+        assert batch.column("gate").null_count == batch.column("seat").null_count == batch.num_rows
+        assert not batch.column("flight").null_count
