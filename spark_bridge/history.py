@@ -34,7 +34,6 @@ from .stored import StoredRange, stored_rows
 
 TASK_BYTES: Final = 128 * 1024 * 1024  # of Parquet files that one task reads
 
-
 Stamps: TypeAlias = npt.NDArray[np.int64]
 Firsts: TypeAlias = npt.NDArray[np.bool_]
 
@@ -168,9 +167,11 @@ class Snapshot:
         if enough is None:
             return upto
         held: list[tuple[Stamps, Firsts]] = []
+        count = 0
         for place, file in enumerate(files):
             held.append(self._stamps(file, begin_ts, upto))
-            if sum(len(stamps) for stamps, _ in held) > enough:
+            count += len(held[-1][0])
+            if count > enough:
                 # What is not in hand yet lies at or behind the lowest of the files that follow.
                 horizon = min([upto, *(each.lowest_ts - 1 for each in files[place + 1 : place + 2])])
                 found = _end_of(held, horizon, rows, entries)
@@ -179,7 +180,7 @@ class Snapshot:
         return upto
 
     def count(self, begin_ts: int, upto: int, enough: int) -> int:
-        """How many rows lie behind `begin_ts` up to `upto`; more than `enough` are not counted."""
+        """How many rows lie behind `begin_ts` up to `upto`; where there are `enough`, files behind are not counted."""
         total = 0
         for file in self._between(begin_ts, upto):
             total += len(self._stamps(file, begin_ts, upto)[0])

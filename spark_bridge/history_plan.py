@@ -101,7 +101,7 @@ class HistoryPlanner(Planner):
         unstored = [part for each in ranges for part in table.unstored(each) if part.begin_ts < where.last_ts]
         first_ts = max(start.time, where.first_ts - 1)
         return [
-            *(UnstoredRange(part, table.folder) for part in unstored),
+            *(UnstoredRange(part, table.folder, self.known().vchannels) for part in unstored),
             *table.stored(first_ts, end.time, last_ts=where.last_ts, tasks=tasks),
         ]
 

@@ -124,7 +124,7 @@ def _spark_batch(held: Sequence[pa.RecordBatch], schema: pa.Schema, watermark: i
             arrays.append(cast(Array, pa.nulls(table.num_rows).cast(kind)))
             continue
         chunks = table[stored]
-        column: Array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()  # which would copy it
+        column = cast(Array, chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks())  # this one copies
         made = _MADE[name](column, watermark) if name in _MADE else column
         arrays.append(cast(Array, made.cast(kind)))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

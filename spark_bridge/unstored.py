@@ -17,10 +17,12 @@ from .rows import ChannelRange, arrow_batches
 
 @dataclass(frozen=True, slots=True)
 class UnstoredRange:
-    """A range of the log that the table in `folder` did not have when the read was planned."""
+    """A range of the log that the table in `folder` did not have when the read was planned. `vchannels` are all of the
+    collection."""
 
     range: ChannelRange
     folder: str
+    vchannels: tuple[str, ...]
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Its rows, see `unstored_batches`."""
@@ -50,7 +52,7 @@ def unstored_batches(log: Log, task: UnstoredRange, columns: Sequence[str]) -> I
     from .history import Snapshot
     from .stored import stored_batches
 
-    now = Snapshot(task.folder, wanted.wal, wanted.schema, wanted.vchannels)
+    now = Snapshot(task.folder, wanted.wal, wanted.schema, task.vchannels)
     for stored in now.stored(wanted.begin_ts, wanted.end_ts, wanted.vchannels):
         yield from stored_batches(stored, columns)
     for unstored in now.unstored(wanted):
