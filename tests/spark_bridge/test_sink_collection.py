@@ -210,12 +210,14 @@ async def test_where_channels_are_not_written_together_a_chunk_is_one_message(ba
     async with cluster(wal, tmp_path) as spark:
         divided = await division(wal, spark.collection)
         assert divided.shards == 2
-        rows: list[Row] = [{"key": f"{number}" + "x" * 5000, "value": number, "_op": "insert"} for number in range(900)]
+        rows: list[Row] = [
+            {"key": f"{number}" + "x" * 5000, "value": number, "_op": "insert"} for number in range(2500)
+        ]
         found = list(chunks([batch_of(SCHEMA, rows)], SCHEMA, shards=2, chunk_bytes=divided.chunk_bytes))
         assert len(found) > 2
         for number, each in enumerate(found):
             await spark.sender(0, 0).send(number, each)
-        assert await spark.client.count("numbers", consistency="strong") == 900
+        assert await spark.client.count("numbers", consistency="strong") == 2500
         records: list[Record] = []
         for name in map(physical, spark.collection.vchannels):
             last = await wal.latest_id(name)
