@@ -22,11 +22,11 @@ from .log import Log, open_log
 from .planning import Planner
 from .sink.chunks import chunks
 from .sink.collection import ChunkSender, Task, division
-from .sink.ledger import Attempt, Ledger, application, ledger_name
+from .sink.ledger import POLICY, Attempt, Ledger, application, ledger_name
 from .sink.messages import MessageMaker, MessagePlan, plan_messages
 from .sink.options import SinkOptions
 from .sink.rows import RowPlan, log_rows, plan_rows, schema_for
-from .sink.topic import STAGED, STAGED_OF_JOB, Publisher, Stager, producer_of, staged_name
+from .sink.topic import Publisher, Stager, producer_of, staged_name
 from .sink.worker_log import WorkerLog, worker_log
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from ..runtime.schema import CollectionSchema
-    from ..runtime.wal import ChannelPolicy
 
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
@@ -85,7 +84,6 @@ class TopicSink:
 
     options: SinkOptions
     plan: MessagePlan
-    staged_policy: ChannelPolicy
 
     @property
     def target(self) -> str:
@@ -105,7 +103,7 @@ class TopicSink:
 
     async def _stager(self, log: WorkerLog, task: Task) -> Stager:
         staged = staged_name(ledger_name(task.writer, self.options.prefix))
-        await log.create(staged, self.staged_policy)
+        await log.create(staged, POLICY)
         limit = (await log.wal.describe(staged)).max_message_bytes
         return Stager(log.wal, staged, task.partition, limit, self.options.deadline_s)
 
@@ -137,16 +135,16 @@ class TopicSink:
 Sink = CollectionSink | TopicSink
 
 
-def make_sink(options: SinkOptions, schema: StructType, *, keep: bool) -> Sink:
+def make_sink(options: SinkOptions, schema: StructType) -> Sink:
     """The sink for rows of `schema`. Raises what is wrong before anything is written: `CollectionNotFound`,
-    `ChannelNotFound`, `InvalidSchema`, `ConfigError`, `Unavailable`. `keep`: what is staged must not expire."""
+    `ChannelNotFound`, `InvalidSchema`, `ConfigError`, `Unavailable`."""
     with closing(open_log(options.wal)) as log:
         if options.collection:
             collection = _collection(log, options, schema)
             return CollectionSink(options, collection, plan_rows(schema, collection.schema, options.operation))
         for topic in options.topics:
             _check_there(log, topic)
-    return TopicSink(options, plan_messages(schema, options.topics), STAGED if keep else STAGED_OF_JOB)
+    return TopicSink(options, plan_messages(schema, options.topics))
 
 
 def _collection(log: Log, options: SinkOptions, schema: StructType) -> Collection:
@@ -182,7 +180,7 @@ class TidewalStreamWriter(DataSourceStreamArrowWriter):
     mode each holds all groups: in a collection they are replaced by key, to a topic they are appended again."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self._sink = make_sink(options, schema, keep=True)
+        self._sink = make_sink(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """The rows of one task."""
@@ -205,7 +203,7 @@ class TidewalBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidRequest("Tidewal adds to what is there: use mode('append'); collections replace rows by key")
-        self._sink = make_sink(options, schema, keep=bool(options.app))
+        self._sink = make_sink(options, schema)
         app = options.app
         self._writer = application(app, self._sink.target) if app else secrets.token_hex(16)
         self._version = options.version or 0

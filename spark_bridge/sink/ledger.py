@@ -21,7 +21,7 @@ from ...runtime.record import DECODE_ERRORS, Record, RecordType, decode, encode
 from ...runtime.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
 
 VERSION: Final = 1
-LEDGER: Final = ChannelPolicy(retention_s=None)
+POLICY: Final = ChannelPolicy()  # with its retention: what a query that is gone has left must not hold the log for ever
 
 
 class Attempt(NamedTuple):
@@ -67,9 +67,9 @@ class Ledger:
         self._wal = wal
         self._channel = channel
 
-    async def create(self, policy: ChannelPolicy = LEDGER) -> None:
+    async def create(self) -> None:
         """Make the channel, if it is not there."""
-        await self._wal.create_channel(self._channel, policy)
+        await self._wal.create_channel(self._channel, POLICY)
 
     async def state(self) -> State:
         """What the ledger says now. Of two decisions on one batch the first counts. Raises `CorruptLog`."""

@@ -19,7 +19,7 @@ import msgpack
 
 from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
 from ...runtime.record import Record, RecordType, decode, encode
-from ...runtime.wal import Append, ChannelPolicy, From, FromId, Wal
+from ...runtime.wal import Append, From, FromId, Wal
 from .ledger import Attempt, Decision, Ledger, upto
 from .messages import Message
 from .patience import persistently
@@ -27,9 +27,6 @@ from .patience import persistently
 STAGED_BYTES: Final = 4 * 1024 * 1024  # of one staged entry, where the channel takes as much
 OVERHEAD_BYTES: Final = 1024  # of a message's limit, for what is beside the rows
 ROW_BYTES: Final = 32  # of one row in a staged entry, beside its payload
-
-STAGED: Final = ChannelPolicy(retention_s=None)
-STAGED_OF_JOB: Final = ChannelPolicy()  # of a job that dies nobody asks again
 
 
 def staged_name(ledger: str) -> str:

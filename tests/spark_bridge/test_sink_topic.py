@@ -20,9 +20,9 @@ from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 from tidewal.runtime.wal import ChannelPolicy, From, Wal
-from tidewal.spark_bridge.sink.ledger import Attempt, Decision, Ledger, ledger_name, upto
+from tidewal.spark_bridge.sink.ledger import POLICY, Attempt, Decision, Ledger, ledger_name, upto
 from tidewal.spark_bridge.sink.messages import Message
-from tidewal.spark_bridge.sink.topic import STAGED, Publisher, Stager, producer_of, staged_name
+from tidewal.spark_bridge.sink.topic import Publisher, Stager, producer_of, staged_name
 
 WRITER = "q"
 LEDGER = ledger_name(WRITER)
@@ -67,7 +67,7 @@ async def create(wal: Wal) -> None:
 
 async def stage(wal: Wal, batch: int, partition: int, rows: Rows, limit: int = 2000) -> Attempt | None:
     """One task."""
-    await wal.create_channel(STAGED_CHANNEL, STAGED)
+    await wal.create_channel(STAGED_CHANNEL, POLICY)
     stager = Stager(wal, STAGED_CHANNEL, partition, limit, DEADLINE_S)
     producer = producer_of(WRITER, batch, partition)
     records = (
