@@ -245,6 +245,23 @@ def test_a_limit_holds_whole_timestamps_of_the_table_and_then_cuts(stored: Store
             assert len(found) + len(more) > limits.rows, "the next timestamp had fitted too"
 
 
+def test_a_step_is_what_counting_all_rows_would_give(tmp_path: Path, rng: random.Random) -> None:
+    stored = StoredStory(tmp_path)
+    for _ in range(10):
+        stored.play(rng, 5)
+        stored.flush(rng, (rng.choice(stored.flights.vchannels),))  # files of one time beside each other
+    stored.flush(rng, back=1)
+    table = planner(stored).look()
+    times = sorted(number(row, "_ts") for row in stored.story.rows if number(row, "_ts") <= table.time)
+    for _ in range(50):
+        begin, rows = rng.choice([0, *times]), rng.randrange(1, 60)
+        behind = [time for time in times if time > begin]
+        within = [time for time in behind if sum(other <= time for other in behind) <= rows]
+        expected = table.time if len(behind) <= rows else max(within, default=behind[0])
+        assert table.step(begin, table.time, Limits(rows=rows)) == expected
+        assert table.count(begin, table.time, len(times)) == len(behind)
+
+
 def test_a_step_over_many_small_files_reads_few_of_them(tmp_path: Path, rng: random.Random) -> None:
     stored = StoredStory(tmp_path)
     for _ in range(12):
