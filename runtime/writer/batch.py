@@ -13,8 +13,10 @@ from ..errors import OutcomeUnknown, TidewalError, Unavailable
 from ..record import BatchPart, Record
 from .acks import Opened
 from .owned import Owned
+from .producers import Outcome
 
 BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the answer to a retry
+BATCH_CHANNELS = "batch_channels"  # tag: how many channels it is for, where that is more than one
 BATCH_DIGEST = "batch_digest"  # tag: what its producer says of its content, for the same
 
 RecordKey = tuple[str, int, int]  # channel, term, cseq
@@ -75,18 +77,41 @@ class Batch:
         return True
 
 
+def missing(records: Sequence[tuple[str, Record]], known: Outcome, channels: int) -> Sequence[tuple[str, Record]]:
+    """Those of a repeated batch's records whose channels do not have it yet. Raises `OutcomeUnknown` when it is
+    another batch than the one that got there in part."""
+    rest = [(channel, record) for channel, record in records if channel not in known.present]
+    if channels != known.channels or len({channel for channel, _ in rest}) != channels - len(known.present):
+        raise OutcomeUnknown(
+            f"only {', '.join(known.present)} got this batch, and it is for other channels now: "
+            "read before writing again"
+        )
+    return rest
+
+
 def prepared(
-    records: Sequence[tuple[str, Record]], ts: int, producer: str, pseq: int, rows: int, digest: int = 0
+    records: Sequence[tuple[str, Record]],
+    ts: int,
+    producer: str,
+    pseq: int,
+    rows: int,
+    digest: int = 0,
+    channels: int = 1,
 ) -> list[Record]:
     """The records of one batch as the log must have them: with the producer's identity, by which a next owner
-    recognises a retry, and in parts where a channel gets several, so that a reader sees all of them or none."""
+    recognises a retry, and in parts where a channel gets several, so that a reader sees all of them or none. `channels`
+    are those of the whole batch, of which these may be a rest."""
     sizes = Counter(channel for channel, _ in records) if len(records) > 1 else Counter[str]()
     numbers: Counter[str] = Counter()
+    told = {BATCH_ROWS: rows}
+    if digest:
+        told[BATCH_DIGEST] = digest
+    if channels > 1:
+        told[BATCH_CHANNELS] = channels
     result: list[Record] = []
     for channel, record in records:
         if producer and record.producer != producer:
-            tags = {**record.tags, BATCH_ROWS: rows, **({BATCH_DIGEST: digest} if digest else {})}
-            record = replace(record, producer=producer, pseq=pseq, tags=tags)
+            record = replace(record, producer=producer, pseq=pseq, tags={**record.tags, **told})
         if record.part is None and sizes[channel] > 1:
             record = replace(record, part=BatchPart(ts, numbers[channel], sizes[channel]))
             numbers[channel] += 1

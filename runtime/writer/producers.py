@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgpack
 
@@ -20,14 +20,26 @@ _NEVER = -1
 
 
 class Outcome(NamedTuple):
-    """What became of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any."""
+    """What became of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any.
+
+    A log without atomic batches may have it in some channels only: `present` names them, and `channels` says how many
+    it is for. Where `present` is empty, all of it is there."""
 
     ts: int
     rows: int
     digest: int = 0
+    present: tuple[str, ...] = ()
+    channels: int = 0
+
+    def joined(self, other: Outcome) -> Outcome:
+        """The same batch, by what two places know of it."""
+        if not self.present or not other.present:
+            return other if self.present else self
+        present = tuple(sorted({*self.present, *other.present}))
+        return self._replace(present=() if len(present) >= self.channels else present)
 
 
-_Wire = tuple[tuple[str, int, int, tuple[tuple[int, tuple[int, ...]], ...]], ...]
+_Wire = tuple[tuple[str, int, int, tuple[tuple[int, tuple[Any, ...]], ...]], ...]
 
 
 class _Producer:
@@ -52,9 +64,9 @@ class ProducerTable:
         self._outcomes = 0
 
     def find(self, producer: str, pseq: int) -> Outcome | None:
-        """The outcome of (producer, pseq), None when it never happened. Raises `OutcomeUnknown` for a number so low
-        that it is forgotten; its field `forgotten` is the highest such number, which did happen. A producer that waits
-        for each answer before it sends the next number knows by it that this one happened, too."""
+        """The outcome of (producer, pseq), None when nothing of it ever happened. Raises `OutcomeUnknown` for a number
+        so low that it is forgotten; its field `forgotten` is the highest such number, which did happen. A producer that
+        waits for each answer before it sends the next number knows by it that this one happened, too."""
         known = self._producers.get(producer)
         outcome = known.outcomes.get(pseq) if known is not None else None
         forgotten = known.forgotten if known is not None else self._silent.get(producer, _NEVER)
@@ -67,10 +79,13 @@ class ProducerTable:
         return outcome
 
     def remember(self, producer: str, pseq: int, outcome: Outcome, now_ms: int) -> None:
-        """Keep an outcome."""
+        """Keep an outcome, with what is known of the same batch already."""
         known = self._known(producer, now_ms)
+        before = known.outcomes.get(pseq)
+        if before is None and outcome.present and pseq <= known.forgotten:
+            return  # all of it happened, and this is the part that is still being read
         self._outcomes -= len(known.outcomes)
-        known.outcomes[pseq] = outcome
+        known.outcomes[pseq] = outcome if before is None else outcome.joined(before)
         while len(known.outcomes) > REMEMBERED_PER_PRODUCER:
             gone, _ = known.outcomes.popitem(last=False)
             known.forgotten = max(known.forgotten, gone)
@@ -92,7 +107,8 @@ class ProducerTable:
                 break
             del self._producers[name]
             self._outcomes -= len(oldest.outcomes)
-            self._silent[name] = max(oldest.forgotten, *oldest.outcomes)
+            whole = (pseq for pseq, outcome in oldest.outcomes.items() if not outcome.present)
+            self._silent[name] = max(whole, default=oldest.forgotten)
         while len(self._silent) > PRODUCERS_MAX:
             self._silent.popitem(last=False)
 
@@ -102,23 +118,29 @@ class ProducerTable:
             self._forget(name, forgotten)
         for name, producer in other._producers.items():
             for pseq, outcome in producer.outcomes.items():
-                if name not in self._producers or pseq not in self._producers[name].outcomes:
+                known = self._producers.get(name)
+                before = known.outcomes.get(pseq) if known is not None else None
+                if before is None or before.present:
                     self.remember(name, pseq, outcome, producer.last_ms)
             self._forget(name, producer.forgotten)
 
     def _forget(self, name: str, upto: int) -> None:
-        if name in self._producers:
-            self._producers[name].forgotten = max(self._producers[name].forgotten, upto)
+        known = self._producers.get(name)
+        if known is not None:
+            known.forgotten = max(known.forgotten, upto)
+            for pseq in [pseq for pseq, outcome in known.outcomes.items() if outcome.present and pseq <= upto]:
+                del known.outcomes[pseq]  # all of it happened, says who has forgotten it
+                self._outcomes -= 1
         elif upto > _NEVER:
             self._silent[name] = max(self._silent.get(name, _NEVER), upto)
 
     def pages(self) -> list[bytes]:
         """The table as msgpack, version 1, in pieces of bounded size; `merge` of all is the table. At least one."""
-        entries: list[tuple[str, int, int, list[tuple[int, Outcome]]]] = [
+        entries: list[tuple[str, int, int, list[tuple[int, tuple[Any, ...]]]]] = [
             (name, 0, forgotten, []) for name, forgotten in self._silent.items()
         ]
         entries += [
-            (name, entry.last_ms, entry.forgotten, list(entry.outcomes.items()))
+            (name, entry.last_ms, entry.forgotten, [(pseq, _picture(each)) for pseq, each in entry.outcomes.items()])
             for name, entry in self._producers.items()
         ]
         pages: list[bytes] = []
@@ -145,3 +167,7 @@ class ProducerTable:
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
         return table
+
+
+def _picture(outcome: Outcome) -> tuple[Any, ...]:
+    return tuple(outcome) if outcome.present else outcome[:3]

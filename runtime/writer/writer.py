@@ -21,7 +21,7 @@ from ..errors import Closed, DeadlineExceeded, Fenced, Overloaded, TidewalError,
 from ..record import Record, RecordType, stamp
 from ..wal import Append, From, FromId, Wal
 from .acks import AckManager
-from .batch import BATCH_DIGEST, BATCH_ROWS, Appended, Batch, RecordKey, prepared
+from .batch import BATCH_CHANNELS, BATCH_DIGEST, BATCH_ROWS, Appended, Batch, RecordKey, missing, prepared
 from .observer import WriterObserver
 from .owned import ChannelPoint, Grant, Owned, SyncPoint
 from .producers import Outcome, ProducerTable
@@ -126,18 +126,20 @@ class Writer:
                         found.add(key)
                     with self._lock:
                         own.since_checkpoint += 1
-                        self._remember(record)
+                        self._remember(own.channel, record)
                     self._observer.recovered(own.channel, record)
                 if entries[-1].id >= fence:
                     return found
         raise Closed(f"the log was closed while {own.channel} was being recovered")
 
-    def _remember(self, record: Record) -> None:
+    def _remember(self, channel: str, record: Record) -> None:
         if record.type is RecordType.PRODUCERS:
             self._producers.merge(ProducerTable.from_bytes(memoryview(record.body)))
         elif record.producer:
-            rows, digest = record.tags.get(BATCH_ROWS), record.tags.get(BATCH_DIGEST)
-            outcome = Outcome(record.ts, rows if isinstance(rows, int) else 0, digest if isinstance(digest, int) else 0)
+            rows, digest, channels = (
+                _number(record.tags.get(tag)) for tag in (BATCH_ROWS, BATCH_DIGEST, BATCH_CHANNELS)
+            )
+            outcome = Outcome(record.ts, rows, digest, (channel,) if channels > 1 else (), channels)
             self._producers.remember(record.producer, record.pseq, outcome, physical_ms(record.ts))
 
     def _judge(self, terms: dict[str, int], found: Set[RecordKey]) -> None:
@@ -210,24 +212,35 @@ class Writer:
         `rows` and `digest` are kept with the identity, and told whoever repeats it.
 
         The future ends with the outcome, at once for a batch of a known (producer, pseq), together with the first
-        attempt for one that is on its way. Raises, having changed nothing: `Overloaded` (limit
+        attempt for one that is on its way. One that some channels have and others do not is written to the others,
+        under a timestamp of their own. Raises, having changed nothing: `Overloaded` (limit
         `proxy.maxInflightBytes`), `Unavailable` (not the owner yet, or past the lease), `Fenced`, `OutcomeUnknown`
         and whatever `Wal.submit` raises. Call it on the loop."""
         future: asyncio.Future[Appended] = self._loop.create_future()
         with self._lock:
             known = self._producers.find(producer, pseq) if producer else None
             pending = self._pending.get((producer, pseq)) if producer else None
-            if known is not None:
+            if known is not None and (not known.present or known.digest != digest):
                 future.set_result(Appended(known.ts, known.rows, repeated=True, digest=known.digest))
                 self._observer.repeated()
             elif pending is not None:
                 pending.waiters.append(future)
                 self._observer.repeated()
             else:
-                self._submit(records, producer, pseq, rows, digest).waiters.append(future)
+                channels = len({channel for channel, _ in records}) if len(records) > 1 else 1
+                rest = records if known is None else missing(records, known, channels)
+                self._submit(rest, producer, pseq, rows, digest, channels).waiters.append(future)
         return future
 
-    def _submit(self, records: Sequence[tuple[str, Record]], producer: str, pseq: int, rows: int, digest: int) -> Batch:
+    def _submit(
+        self,
+        records: Sequence[tuple[str, Record]],
+        producer: str,
+        pseq: int,
+        rows: int,
+        digest: int,
+        channels: int,
+    ) -> Batch:
         size = sum(len(record.body) for _, record in records)
         owned = self._check(records, size)
         ts = self._timestamp()
@@ -235,7 +248,7 @@ class Writer:
         batch.opened = self._acks.begin(ts, batch)
         self._account(batch, 1)
         try:
-            whole = prepared(records, ts, producer, pseq, rows, digest)
+            whole = prepared(records, ts, producer, pseq, rows, digest, channels)
             entries = [
                 Append(own.channel, stamp(record, ts, own.term, cseq), ts)
                 for (own, cseq), record in zip(batch.records, whole, strict=True)
@@ -388,3 +401,7 @@ class Writer:
             self._failure = self._failure or Closed("the writer is closed")
             self._give_up()
             return self._clock.last
+
+
+def _number(tag: object) -> int:
+    return tag if isinstance(tag, int) else 0

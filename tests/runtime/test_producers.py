@@ -102,3 +102,40 @@ def test_a_damaged_snapshot_is_told(data):
     wire = data if isinstance(data, bytes) else msgpack.packb(data)
     with pytest.raises(BadRecord):
         ProducerTable.from_bytes(wire)
+
+
+A, B = Outcome(5, 2, 0, ("a",), 3), Outcome(6, 2, 0, ("b",), 3)
+
+
+def test_a_batch_known_in_parts_is_whole_once_every_channel_has_it():
+    table = ProducerTable()
+    for part in (A, B, A):
+        table.remember("p", 1, part, 0)
+    assert table.find("p", 1).present == ("a", "b")
+    [page] = table.pages()
+    other = ProducerTable.from_bytes(page)
+    assert other.find("p", 1) == table.find("p", 1)
+    other.remember("p", 1, A._replace(present=("c",)), 0)
+    assert other.find("p", 1).present == ()
+    table.merge(other)  # whichever knows more is right
+    other.merge(ProducerTable.from_bytes(page))
+    assert table.find("p", 1).present == other.find("p", 1).present == ()
+
+
+def test_parts_of_what_was_forgotten_are_no_news_and_parts_alone_are_not_taken_for_the_whole():
+    table, forgetful = ProducerTable(), ProducerTable()
+    table.remember("p", 1, A, 0)
+    for pseq in range(REMEMBERED_PER_PRODUCER + 2):
+        forgetful.remember("p", pseq, Outcome(pseq, 1), 0)
+    table.merge(forgetful)
+    forgetful.remember("p", 1, A, 0)
+    for each in (table, forgetful):
+        with pytest.raises(OutcomeUnknown):
+            each.find("p", 1)
+    silent = ProducerTable()
+    silent.remember("q", 1, Outcome(1, 1), 0)
+    silent.remember("q", 2, A, 0)
+    silent.remember("other", 1, Outcome(2, 1), EXPIRY_MS + 1)
+    with pytest.raises(OutcomeUnknown) as told:
+        silent.find("q", 1)
+    assert told.value.fields["forgotten"] == 1

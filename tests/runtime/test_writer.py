@@ -16,6 +16,7 @@ from tidewal.runtime.errors import (
     DeadlineExceeded,
     Fenced,
     MessageTooLarge,
+    OutcomeUnknown,
     Overloaded,
     TidewalError,
     Unavailable,
@@ -468,6 +469,64 @@ async def test_a_retry_is_recognised_in_flight_afterwards_and_by_the_next_owner(
     after = await successor.writer.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5)
     assert (after.ts, after.rows, after.repeated) == (results[0].ts, 5, True)
     assert sum(record.type is RecordType.ROWS for record in world.records("a")) == 1
+
+
+class PartialWal(MemoryWal):
+    """Commits each channel by itself, as brokers do, and loses those in `failing`; nobody is told which."""
+
+    failing: frozenset[str] = frozenset()
+
+    def submit(self, entries, done):
+        kept = [entry for entry in entries if entry.channel not in self.failing]
+        lost = len(kept) < len(entries)
+        unknown = Unavailable("the broker does not answer", outcome_unknown=True)
+        super().submit(kept, (lambda _: done(unknown)) if lost else done)
+
+
+@pytest.mark.parametrize("snapshots", [False, True], ids=["read", "snapshots"])
+async def test_a_batch_that_some_channels_have_is_written_to_the_others_when_it_is_repeated(world, snapshots):
+    await world.channels("a", "b", "c")
+    wal = PartialWal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a", "b", "c")
+    batch = [("a", world.rows(b"1")), ("b", world.rows(b"2")), ("b", world.rows(b"3")), ("c", world.rows(b"4"))]
+    wal.failing = frozenset("bc")
+    lost = owner.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)
+    limit, terms = owner.limit, 1
+    for failing in (frozenset("c"), frozenset()):  # each owner dies without an answer, and the next gets further
+        terms += 1
+        wal.failing = frozenset()
+        owner = world.owner(wal, snapshot_records=1)
+        await owner.own("a", "b", "c", term=terms, previous_limit=limit)
+        limit = owner.limit
+        if snapshots:  # what is known in part outlives the records that told it
+            owner.writer.beat()
+            owner.writer.beat()
+            checkpoints = owner.writer.checkpoints()
+            terms += 1
+            owner = world.owner(wal)
+            for channel in "abc":
+                await owner.own(channel, term=terms, previous_limit=limit, checkpoint=checkpoints[channel])
+            limit = owner.limit
+        wal.failing = failing
+        other = owner.writer.append(batch, producer="p", pseq=7, rows=3, digest=6)
+        assert (await other).repeated
+        assert (await other).digest == 5
+        with pytest.raises(OutcomeUnknown, match="for other channels now"):
+            owner.writer.append(batch[:2], producer="p", pseq=7, rows=2, digest=5)
+        again = owner.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)
+        if not failing:
+            assert (await again)[1:3] == (4, False)
+    after = await owner.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)
+    assert (after.rows, after.repeated) == (4, True)
+    assert not lost.done()
+    successor = world.owner()
+    await successor.own("a", "b", "c", term=terms + 1, previous_limit=limit)
+    assert (await successor.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)).repeated
+    bodies = Counter(
+        bytes(record.body) for channel in "abc" for record in world.records(channel) if record.type is RecordType.ROWS
+    )
+    assert bodies == Counter([b"1", b"2", b"3", b"4"])
 
 
 async def test_snapshots_bound_what_the_next_owner_reads_and_forget_no_producer(world):
