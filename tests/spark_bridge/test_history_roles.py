@@ -21,6 +21,7 @@ from tidewal.runtime.tables import log_table
 from tidewal.runtime.wal import Wal
 from tidewal.spark_bridge.columns import arrow_columns
 from tidewal.spark_bridge.history_plan import HistoryPlanner
+from tidewal.spark_bridge.kept import close_kept
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import Options
 from tidewal.spark_bridge.planning import Planner
@@ -46,6 +47,7 @@ def read(url: str, tables: Path, starting: str, ending: str) -> tuple[list[Row],
         some = [row for batch in task.batches(COLUMNS) for row in batch.to_pylist()]
         rows += some
         unstored += len(some) if isinstance(task, UnstoredRange) else 0
+    close_kept()
     return rows, unstored
 
 
