@@ -22,7 +22,7 @@ from .owner import Owner
 from .reading import beside_others
 from .triggers import KIND, beside_first
 
-ROUNDS = 5
+ROUNDS = 3
 TRIGGER_ROUNDS = 3
 RECORDS_A_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 

@@ -13,7 +13,7 @@ from .cpu import cpu_seconds
 from .data import KINDS, SHARDS
 from .owner import Owner
 
-ROUNDS = 7
+ROUNDS = 5
 
 
 def measure(spark: Any, directory: str) -> None:
