@@ -11,7 +11,6 @@ from urllib.parse import unquote, urlsplit
 from ..runtime.errors import ConfigError, Unavailable
 from ..runtime.remote import BlockingClient
 from ..runtime.wal import Entry
-from .broker import BrokerLog
 
 SUPPORTED = "rocksmq:///absolute/path, rocksmq://./relative/path, kafka://… and pulsar://…"
 BROKERS = ("kafka", "pulsar")
@@ -104,6 +103,8 @@ def open_log(url: str) -> Log:
     """
     parts = urlsplit(url)
     if parts.scheme.partition("+")[0] in BROKERS and parts.netloc:
+        from .broker import BrokerLog  # with all settings, which a RocksMQ's readers need not load
+
         return BrokerLog(url)
     if parts.scheme != "rocksmq" or parts.netloc not in ("", ".", "..") or parts.path in ("", "/"):
         raise ConfigError(f"option wal is {url!r}; the Spark bridge reads {SUPPORTED}", key="wal")

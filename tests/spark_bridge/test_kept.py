@@ -150,3 +150,23 @@ def test_a_forked_process_leaves_them_to_its_parent(owner: Owner) -> None:
     owner.append("a", b"1", 1)
     told = subprocess.run([sys.executable, "-c", FORKING, owner.url], capture_output=True, text=True, timeout=30)
     assert told.stdout.splitlines() == ["child 0", "parent True ['a']"], told.stderr
+
+
+COLLECTING = """
+import gc, sys
+if sys.argv[2] == "worker":
+    import pyspark.worker
+from tidewal.spark_bridge.kept import kept_log
+for _ in range(2):
+    with kept_log(sys.argv[1]) as log:
+        log.channels()
+print(gc.get_freeze_count() > 10_000, gc.isenabled())
+"""
+
+
+@pytest.mark.parametrize(("process", "told"), [("worker", "True True"), ("driver", "False True")])
+def test_a_worker_of_spark_does_not_collect_modules_after_each_task(owner: Owner, process: str, told: str) -> None:
+    pytest.importorskip("pyspark")
+    command = [sys.executable, "-c", COLLECTING, owner.url, process]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == told, done.stderr
