@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 PATIENCE_S = 90.0
 WINDOW_MS = WINDOW_S * 1000
 POLL_S = 0.002
+CLUSTER = "local-cluster[2,1,1024]"  # two workers, whose executors are processes of their own
 
 
 class Child:
@@ -250,10 +251,10 @@ def running(url: str, folder: Path, rng: random.Random, queries: Sequence[str]) 
         node.end()
 
 
-def assert_each_row_is_there_once(node: Node, driver: Driver) -> None:
+def assert_each_row_is_there_once(node: Node, driver: Driver, master: str = "local[2]") -> None:
     """Let writers and queries come to an end, and compare."""
     node.stop_writing()
-    child = driver.start("drain")
+    child = driver.start("drain", master)
     try:
         child.until("drained")
         node.cut("copies")

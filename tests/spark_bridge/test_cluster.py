@@ -1,5 +1,5 @@
 """Executors that are processes of their own, as in a cluster: each reads the log by itself, and one that is killed in
-the middle of a query is replaced without a row lost or doubled.
+the middle of a query is replaced without a row lost or doubled. (RocksMQ is read and written there in test_kills.py.)
 """
 
 from __future__ import annotations
@@ -19,26 +19,14 @@ from tests.backends import log_url
 from tests.kill_demo import descendants
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kill_kit import Child, assert_each_row_is_there_once, running
-
-CLUSTER = "local-cluster[2,1,1024]"
+from kill_kit import CLUSTER, Child, assert_each_row_is_there_once, running
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def test_an_executor_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, rng: random.Random) -> None:
-    lose_an_executor(f"rocksmq://{tmp_path}/log", tmp_path, rng)
-
-
 @pytest.mark.broker
-def test_an_executor_that_is_killed_while_it_reads_kafka_loses_and_doubles_nothing(
-    kafka: Any, tmp_path: Path, rng: random.Random
-) -> None:
-    lose_an_executor(log_url("kafka", kafka), tmp_path, rng)
-
-
-def lose_an_executor(url: str, folder: Path, rng: random.Random) -> None:
-    with running(url, folder, rng, queries=["sums"]) as (node, driver):
+def test_an_executor_that_is_killed_loses_and_doubles_nothing(kafka: Any, tmp_path: Path, rng: random.Random) -> None:
+    with running(log_url("kafka", kafka), tmp_path, rng, queries=["sums"]) as (node, driver):
         child = driver.start(master=CLUSTER)
         try:
             assert driver.reach("random", child)

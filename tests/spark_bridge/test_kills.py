@@ -2,7 +2,7 @@
 Python and its JVM), the log's owner, and the broker: in the end counts and checksums are those of what was
 acknowledged, each row once.
 
-`TIDEWAL_CRASH_KILLS` says how often (5; 2 where Spark writes, and on Kafka).
+`TIDEWAL_CRASH_KILLS` says how often (5; 2 where Spark writes, 1 on Kafka).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytest.importorskip("pyspark")
 from tests.backends import log_url
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kill_kit import Driver, Node, assert_each_row_is_there_once, running
+from kill_kit import CLUSTER, Driver, Node, assert_each_row_is_there_once, running
 
 KILLS = os.environ.get("TIDEWAL_CRASH_KILLS")
 
@@ -44,25 +44,25 @@ def kill_driver(driver: Driver, moment: str) -> None:
 
 
 def kill_owner(node: Node, driver: Driver) -> None:
-    """The queries go on where nothing was asked meanwhile, or fail with words that say what to do."""
+    """The queries go on where nothing was asked meanwhile, or fail with words that say what to do; then the driver."""
     child = driver.start()
     try:
         assert driver.reach("random", child)
         node.die_and_come_back()
-        if not driver.reach("random", child):
+        if not driver.reach("planned", child):
             assert "start one (tidewal run --wal rocksmq://" in " ".join(child.until("failed"))
     finally:
         child.kill()
 
 
 def kill_broker(kafka: Any, driver: Driver) -> None:
-    """The queries go on when it is back, or fail and go on when they are started again."""
+    """The queries go on when it is back, or fail and go on when they are started again; then the driver."""
     child = driver.start()
     try:
         assert driver.reach("random", child)
         kafka.kill()
         kafka.restart()
-        driver.reach("random", child)
+        driver.reach("planned", child)
     finally:
         child.kill()
 
@@ -86,7 +86,7 @@ def test_a_driver_that_is_killed_writes_each_row_once(tmp_path: Path, rng: rando
     with running(f"rocksmq://{tmp_path}/log", tmp_path, rng, queries=["rows", "messages"]) as (node, driver):
         for moment in moments:
             kill_driver(driver, moment)
-        assert_each_row_is_there_once(node, driver)
+        assert_each_row_is_there_once(node, driver, CLUSTER)  # executors elsewhere read and write the rest
     assert driver.interrupted
 
 
@@ -94,7 +94,7 @@ def test_a_driver_that_is_killed_writes_each_row_once(tmp_path: Path, rng: rando
 def test_a_query_whose_driver_and_broker_are_killed_counts_each_row_once(
     kafka: Any, tmp_path: Path, rng: random.Random
 ) -> None:
-    moments = some_moments(rng, ["planned", "broker", "random", "written"], kills=2)
+    moments = some_moments(rng, ["broker", "planned", "random", "written"], kills=1)
     with running(log_url("kafka", kafka), tmp_path, rng, queries=["sums"]) as (node, driver):
         for moment in moments:
             if moment == "broker":
@@ -102,4 +102,3 @@ def test_a_query_whose_driver_and_broker_are_killed_counts_each_row_once(
             else:
                 kill_driver(driver, moment)
         assert_each_row_is_there_once(node, driver)
-    assert driver.interrupted
