@@ -5,19 +5,33 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidewal.actors.standalone import Standalone
+from tidewal.runtime.clock import compose, physical_ms
 from tidewal.spark_bridge.columns import arrow_columns
 from tidewal.spark_bridge.log import open_log
+from tidewal.spark_bridge.options import Limits, Options
 from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.plans import CollectionPlan
 from tidewal.spark_bridge.rows import arrow_batches
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, Row, random_row
+
+on_each_log = pytest.mark.parametrize(
+    "backend",
+    [
+        "rocksmq-socket",
+        pytest.param("kafka", marks=pytest.mark.broker),
+        pytest.param("pulsar", marks=pytest.mark.broker),
+    ],
+    indirect=True,
+)
 
 
 def read(url: str, starting: str, ending: str) -> list[Row]:
@@ -30,15 +44,7 @@ def read(url: str, starting: str, ending: str) -> list[Row]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "rocksmq-socket",
-        pytest.param("kafka", marks=pytest.mark.broker),
-        pytest.param("pulsar", marks=pytest.mark.broker),
-    ],
-    indirect=True,
-)
+@on_each_log
 async def test_each_interval_between_cuts_holds_what_was_acknowledged_in_it(
     backend: Any, tmp_path: Path, rng: random.Random
 ) -> None:
@@ -60,6 +66,56 @@ async def test_each_interval_between_cuts_holds_what_was_acknowledged_in_it(
                 ts: keys_and_ops(rows) for ts, rows in expected.items()
             }
             starting = cut
+
+
+@on_each_log
+async def test_limits_splits_and_times_over_what_roles_wrote(backend: Any, tmp_path: Path, rng: random.Random) -> None:
+    wal = await backend.wal()
+    async with Standalone(wal, tmp_path / "tables") as node, node.client() as client:
+        await client.create_collection(FLIGHTS, shards=2)
+        written: list[tuple[int, str]] = []
+        for _ in range(8):
+            rows = [random_row(rng) for _ in range(rng.randrange(1, 20))]
+            ts = (await client.apply("flights", rows)).ts
+            written += [(ts, str(row["flight"])) for row in rows]
+            await client.cut("flights")
+        middle = written[len(written) // 2][0]
+        await asyncio.to_thread(check_plans, backend.url, sorted(written), middle)
+
+
+def check_plans(url: str, written: list[tuple[int, str]], middle: int) -> None:
+    plan = CollectionPlan(open_log(url), Options(url, "flights", min_partitions=8))
+    try:
+        at, upto, found = plan.begin(), plan.newest(), list[tuple[int, str]]()
+        assert upto is not None
+        batches = 0
+        while (end := plan.next(at, upto, Limits(rows=15, bytes=20_000))) is not None:
+            found += rows_of(url, plan.tasks(at, end))
+            at, batches = end, batches + 1
+        assert sorted(found) == written
+        assert batches > 1
+        whole = plan.tasks(plan.begin(), upto)
+        assert len(whole) > 2
+        assert sorted(rows_of(url, whole)) == written
+        assert not plan.has_rows(plan.begin(), upto, len(written) + 1)
+    finally:
+        plan.close()
+    ms = compose(physical_ms(middle))
+    for times, keeps in [
+        ({"starting_time": ms}, lambda ts: ts >= ms),
+        ({"ending_time": ms}, lambda ts: ts < ms),
+    ]:
+        part = CollectionPlan(open_log(url), Options(url, "flights", **times))
+        try:
+            assert sorted(rows_of(url, part.all_tasks())) == [row for row in written if keeps(row[0])]
+        finally:
+            part.close()
+
+
+def rows_of(url: str, tasks: Any) -> list[tuple[int, str]]:
+    with closing(open_log(url)) as log:
+        batches = [batch for task in tasks for batch in arrow_batches(log, task, ("_ts", "flight"))]
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
 def keys_and_ops(rows: list[Row]) -> list[tuple[str, str]]:
