@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .newest import latest
     from .local import session
-    from .packs import foreach_pack, pack_schema
+    from .newest import latest
     from .observing import Progress, observe, progress
+    from .packs import foreach_pack, pack_schema
 
 _HOME = {
     "Progress": ".observing",
