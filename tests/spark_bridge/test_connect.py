@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
-pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import Owner
