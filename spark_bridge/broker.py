@@ -24,6 +24,7 @@ class BrokerLog:
         self._wal: Wal | None = None
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     def channels(self) -> list[str]:
         """See `Log`. Raises also what the adapter raises."""
@@ -53,7 +54,7 @@ class BrokerLog:
                 if entries[-1].id >= end:
                     return
         finally:
-            self._run(batches.aclose())
+            self._let_go(batches)
 
     def id_at(self, channel: str, timestamp: int) -> bytes | None:
         """See `Log`. Raises also what the adapter raises."""
@@ -80,6 +81,15 @@ class BrokerLog:
                 self._thread.start()
             self._wal = self._run(open_wal(self._url, **wal_options(load_settings(), self._url)))
         return self._wal
+
+    def _let_go(self, batches: Any) -> None:
+        """End a reading. One that was dropped is ended where the garbage collector finds it, perhaps on the loop's own
+        thread, which must not wait for itself, or when the log is closed and nothing is left to end."""
+        if threading.current_thread() is self._thread:
+            self._ending.add(ending := self._loop.create_task(batches.aclose()))
+            ending.add_done_callback(self._ending.discard)
+        elif self._thread is not None:
+            self._run(batches.aclose())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

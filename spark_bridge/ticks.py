@@ -9,8 +9,8 @@ end:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import groupby
@@ -269,7 +269,13 @@ class ByTick(TopicPlan):
     def _within(self, begin: Line, end: Line, limits: Limits) -> Line:
         """The last line between two within the limits, or the first: all records of one timestamp, or none."""
         ends = {name: begin.ends.get(name, NOTHING) for name in end.ends}
-        steps = merge(*(self._steps(wanted, begin.time + 1) for wanted in self._ranges(begin, end)))
+        readings = [self._steps(wanted, begin.time + 1) for wanted in self._ranges(begin, end)]
+        with ExitStack() as stack:  # readings that are left in the middle
+            for reading in readings:
+                stack.enter_context(closing(reading))
+            return self._last_within(merge(*readings), ends, end, limits)
+
+    def _last_within(self, steps: Iterable[_Step], ends: Mapping[str, CutEnd], end: Line, limits: Limits) -> Line:
         total, chosen = Size(), None
         for ts, group in groupby(steps, key=lambda step: step.ts):
             reached = dict(ends)
@@ -283,7 +289,7 @@ class ByTick(TopicPlan):
                 return chosen
         return end
 
-    def _steps(self, wanted: TopicRange, least: int) -> Iterator[_Step]:
+    def _steps(self, wanted: TopicRange, least: int) -> Generator[_Step]:
         """The records of a channel that count; what does not is counted with the next one. Records that are older than
         `least`, of a channel that joins, come with it."""
         reader = channel_reader(wanted)
