@@ -86,30 +86,34 @@ class CurrentTable:
         Returns False, with nothing changed, when another commit came first. `changes` have the user's columns as Delta
         stores them, `_ts` and `_op`.
         """
+        commit = CommitProperties(
+            # 0: never rebase onto a commit that moved T.
+            max_commit_retries=0,
+            app_transactions=[Transaction(_APP, t, time.time_ns() // 1_000_000)],
+        )
         with storage_errors(self.path):
-            return self._merge(pa.RecordBatchReader.from_batches(changes.schema, changes.batches), t)
+            version = self._table.version()
+            try:
+                if changes.rows:
+                    self._merge(pa.RecordBatchReader.from_batches(changes.schema, changes.batches), commit)
+                else:  # the library commits no merge of nothing
+                    self._table.create_write_transaction([], "append", self._table.schema(), commit_properties=commit)
+            except CommitFailedError:
+                return False
+            sync_added_files(self.path, self.path / "_delta_log" / f"{version + 1:020}.json")
+            return True
 
-    def _merge(self, changes: pa.RecordBatchReader, t: int) -> bool:
+    def _merge(self, changes: pa.RecordBatchReader, commit: CommitProperties) -> None:
         values = {name: f"change.`{name}`" for name in [*self.user_schema.names, "_ts"]}
-        version = self._table.version()
         merger = self._table.merge(
             changes,
             f"change.`{self.primary_key}` = row.`{self.primary_key}`",
             source_alias="change",
             target_alias="row",
-            commit_properties=CommitProperties(
-                # 0: never rebase onto a commit that moved T.
-                max_commit_retries=0,
-                app_transactions=[Transaction(_APP, t, time.time_ns() // 1_000_000)],
-            ),
+            commit_properties=commit,
         )
         merger = merger.when_matched_delete("change._op = 'delete'").when_matched_update(values)
-        try:
-            merger.when_not_matched_insert(values, predicate="change._op <> 'delete'").execute()
-        except CommitFailedError:
-            return False
-        sync_added_files(self.path, self.path / "_delta_log" / f"{version + 1:020}.json")
-        return True
+        merger.when_not_matched_insert(values, predicate="change._op <> 'delete'").execute()
 
 
 def compact(log: LogTable, current: CurrentTable, upto: int, *, rows_per_step: int = ROWS_PER_STEP) -> CompactResult:

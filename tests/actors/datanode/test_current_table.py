@@ -108,6 +108,16 @@ def test_compaction_stops_at_what_every_vchannel_has_flushed(log: LogTable, curr
     assert stored(current.path) == expected(9)
 
 
+def test_time_without_rows_moves_the_table_too(log: LogTable, current: CurrentTable) -> None:
+    compact(log, current, 10)
+    log.flush([], start={V0: 10}, end={V0: 20}, positions={V0: position(20)})
+    assert compact(log, current, 20).t == 20
+    assert (CurrentTable.open(current.path).t, stored(current.path)) == (20, expected(10))
+    log.flush(versions([21], keys=[99]), start={V0: 20}, end={V0: 21}, positions={V0: position(21)})
+    assert compact(log, current, 21).merged == 1
+    assert stored(current.path) == expected(10) | {99: 21}
+
+
 def test_a_compaction_overtaken_by_another_changes_nothing(log: LogTable, current: CurrentTable) -> None:
     other = CurrentTable.open(current.path)
     compact(log, current, 4)
