@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
@@ -19,6 +20,8 @@ from ..management import Management
 from .committed import Committed, Unstable
 from .offsets import to_progress
 from .requests import Position
+
+HANGING_S = 60.0  # no transaction of ours is open for so long: after that somebody has to look
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +183,7 @@ class Holdings:
 
     async def _until_leased(self) -> None:
         """Give a lease to each channel whose position becomes known, until all have one."""
-        reported = False
+        reported, hanging_from = False, asyncio.get_running_loop().time() + HANGING_S
         while missing := [hold for hold in self.by_topic.values() if not hold.lease]:
             try:
                 await self._lease(missing)
@@ -188,6 +191,14 @@ class Holdings:
             except Unstable as error:
                 trouble: Exception = error
                 await self._undo(error.topic)
+                if asyncio.get_running_loop().time() > hanging_from:
+                    hanging_from = math.inf
+                    _log.warning(
+                        "the position of group %s in %s stays open though its transaction has ended: the brokers have "
+                        "lost its end. `kafka-transactions.sh find-hanging` shows it, and `abort` there ends it",
+                        self._member.group,
+                        error.topic,
+                    )
             except (TidewalError, *faults.Foreign) as error:
                 trouble = error
                 if faults.final(error):

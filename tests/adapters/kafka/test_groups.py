@@ -22,7 +22,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from tidewal.adapters.kafka.groups.coordinator import Code, Coordinator
 from tidewal.adapters.kafka.groups.session import Session
-from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
+from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
@@ -450,7 +450,9 @@ async def test_any_tool_of_kafka_sees_the_group(kafka, opening):
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 15 * KILLS)
 async def test_a_pipeline_killed_again_and_again_copies_exactly_once(kafka, opening, processes):
-    """Two processes copy while producers go on; one after the other is killed, and once the broker in between."""
+    """Two processes copy while producers go on; one after the other is killed. Killed brokers are in
+    test_coordinator_faults.py: a Kafka of one node may come back without the ends of transactions (docs/backends.md).
+    """
     start, moved = processes
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -466,19 +468,16 @@ async def test_a_pipeline_killed_again_and_again_copies_exactly_once(kafka, open
         while not stopping.is_set():
             batch = [Append(f"in-{rng.randrange(3)}", b"entry-%d" % (number + i)) for i in range(rng.randint(1, 20))]
             number += len(batch)
-            with suppress(TidewalError):  # what the log has is the model, acknowledged or not
+            with suppress(Unavailable):  # what the log has is the model, acknowledged or not
                 await wal.append_many(batch)
 
     producing = asyncio.create_task(produce())
     children = [await start("copy") for _ in range(2)]
-    for kill in range(KILLS):
+    for _ in range(KILLS):
         for child in children:
             done = sum(line.startswith("commit") for line in child.lines)
             await child.said("commit", done + rng.randint(1, 5))
         await children.pop(rng.randrange(2)).kill()
-        if kill == KILLS // 2:
-            kafka.kill()
-            await asyncio.to_thread(kafka.restart)
         children.append(await start("copy"))
     stopping.set()
     await producing
