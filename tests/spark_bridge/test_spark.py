@@ -69,7 +69,7 @@ def test_every_micro_batch_is_the_interval_of_its_cuts(
     story.play(flights, rng, batches=25)
     stream = spark.readStream.format("tidewal").options(**options).option("startingOffsets", "earliest")
     batches = collect(stream.option("maxRowsPerTrigger", "30").load())
-    assert len(batches) > 2
+    assert len(batches) > 1
     begin = 0
     for batch in batches:
         end = batch[0]["_watermark"]
