@@ -43,6 +43,8 @@ def begin(source: Source, channel: str, start: Start) -> Place:
         case FromId(id, inclusive):
             return _behind_id(source, channel, survey, id, inclusive)
         case FromTime(timestamp):
+            if survey.first is None:
+                return before_first(survey)
             end = after_last(source, channel, survey)
             found = find_time(source, channel, survey, timestamp)
             return end if found is None else found.just_before
@@ -84,7 +86,7 @@ def _before_ledger(source: Source, channel: str, survey: Survey, id: bytes, ledg
             return before_first(survey)
         raise lost(channel, id, survey)
     if first is None or (not entries[ledger] and first.ledger < ledger):
-        return after_last(source, channel, survey)
+        return Place(ledger, -1)  # not behind the last, which may have come since the survey
     begin = Place(ledger, 0)
     if first > begin and entries[ledger]:
         raise lost(channel, id, survey)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tidewal.adapters.pulsar.appending import Appender
 from tidewal.adapters.pulsar.failures import call_failure, send_failure
-from tidewal.adapters.pulsar.ids import Place, decode, encode
+from tidewal.adapters.pulsar.ids import Place, before_ledger, decode, encode
 from tidewal.adapters.pulsar.options import parse
+from tidewal.adapters.pulsar.seeking import begin
 from tidewal.adapters.pulsar.topics import Topic, channel_of, decode_policy, encode_policy, survey_of
 from tidewal.runtime.config import load_settings
 from tidewal.runtime.errors import (
@@ -29,7 +30,7 @@ from tidewal.runtime.errors import (
     Unavailable,
 )
 from tidewal.runtime.factory import open_wal
-from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, Durability
+from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime
 
 NOW_MS = 1_700_000_000_000
 number = st.integers(0, 2**40)
@@ -107,6 +108,31 @@ def test_a_gap_between_ledgers_is_seen():
     assert whole.has_between(Place(2, -1), Place(3, 0), NOW_MS + 61_000)
     assert whole.has_between(Place(2, -1), Place(5, 0), NOW_MS)
     assert whole.has_between(Place(2, 0), Place(3, 0), NOW_MS)  # it was not
+
+
+class Filling:
+    """A channel whose first messages land just after it was looked at."""
+
+    def __init__(self, ledgers, last):
+        self._ledgers, self._last = ledgers, last
+
+    def survey(self, channel):
+        number, entries = self._ledgers[-1]
+        return survey(self._ledgers, f"{number}:{entries - 1}")
+
+    def last(self, channel):
+        return self._last
+
+
+@pytest.mark.parametrize(
+    "start", [From.EARLIEST, FromId(before_ledger(7)), FromId(before_ledger(7), inclusive=True), FromTime(NOW_MS << 18)]
+)
+def test_what_lands_while_a_reader_looks_for_its_place_is_behind_that(start):
+    assert begin(Filling([(7, 0)], Place(7, 1)), "a", start) < Place(7, 0)
+
+
+def test_a_position_in_a_ledger_without_entries_is_the_end_of_those_before():
+    assert Place(5, 2) < begin(Filling([(5, 3), (7, 0)], Place(7, 1)), "a", FromId(before_ledger(7))) < Place(7, 0)
 
 
 def test_options_win_over_the_url_and_that_over_settings():
