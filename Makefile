@@ -37,8 +37,8 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
 	@$(BIN)/tidewal demo $(ARGS)
 
-test: setup ## Run all tests, those with Spark and brokers included; options go into ARGS
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## Run all tests in two processes, those with Spark and brokers included; options go into ARGS
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .

@@ -10,9 +10,26 @@ from hypothesis import settings
 
 pytest_plugins = ("tests.brokers.fixtures", "tests.backends")
 
+SHARED = ("kafka", "kafka3", "pulsar", "spark")  # fixtures and parameters of what takes long to start
+
 # A deadline per example would measure how busy the machine is; pytest's own timeout ends what hangs.
 settings.register_profile("tidewal", deadline=None, print_blob=True)
 settings.load_profile("tidewal")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests run in one process, where several run side by side: those that share a broker or a Spark, so that
+    each of these is started once; the others by file."""
+    for item in items:
+        uses = {*getattr(item, "fixturenames", ()), *_parameters(item)}
+        shared = next((name for name in SHARED if name in uses), "")
+        item.add_marker(pytest.mark.xdist_group(shared or item.location[0]))
+
+
+def _parameters(item: pytest.Item) -> list[str]:
+    callspec = getattr(item, "callspec", None)
+    return [each for each in callspec.params.values() if isinstance(each, str)] if callspec else []
 
 
 @pytest.fixture

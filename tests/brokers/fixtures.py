@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -109,6 +109,19 @@ def _shared(broker: _Broker) -> Iterator[_Broker]:
 
 def _keep(config: pytest.Config, directory: Path) -> None:
     config.stash.setdefault(_kept_logs, []).append(directory)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In one of several processes: tell the first one, which prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["kept_logs"] = [str(each) for each in session.config.stash.get(_kept_logs, [])]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for directory in getattr(node, "workeroutput", {}).get("kept_logs", []):
+        _keep(node.config, Path(directory))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
