@@ -128,8 +128,8 @@ def test_nothing_below_the_tables_t_is_read_from_the_log(stored: StoredStory) ->
     tasks = planner(stored).tasks(beginning(stored.flights), last)
     stored.log.reads.clear()
     unstored = rows_of(stored.log, [task for task in tasks if isinstance(task, UnstoredRange)])
-    ends = {position["channel"]: position["message_id"] for position in stored.table.positions().values()}
-    assert {channel: after for channel, after, _ in stored.log.reads} == ends
+    ends = {(position["channel"], position["message_id"]) for position in stored.table.positions().values()}
+    assert {(channel, after) for channel, after, _ in stored.log.reads} <= ends
     assert sorted_rows(unstored) == [row for row in stored.story.between(0, last.time) if row["_ts"] > stored.time]
     stored.log.entries.clear()
     del tasks[: len(tasks) - sum(isinstance(task, StoredRange) for task in tasks)]
