@@ -1,8 +1,8 @@
-"""Source → aggregation → Parquet, source → collection → source and source → topic → source, with the driver killed (its
-Python and its JVM), the log's owner, and the broker: in the end counts and checksums are those of what was
-acknowledged, each row once.
+"""Source → aggregation → Parquet, source → collection → source and source → topic → source, side by side, with the
+driver killed (its Python and its JVM), the log's owner, the broker, and an executor (a process of its own, as in a
+cluster): in the end counts and checksums are those of what was acknowledged, each row once.
 
-`TIDEWAL_CRASH_KILLS` says how often (5; 2 where Spark writes, 1 on Kafka).
+`TIDEWAL_CRASH_KILLS` says how often (5; 3 on Kafka).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tests.backends import log_url
+from tests.kill_demo import descendants
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kill_kit import CLUSTER, Driver, Node, assert_each_row_is_there_once, running
+from kill_kit import CLUSTER, Child, Driver, Node, assert_each_row_is_there_once, running
 
 KILLS = os.environ.get("TIDEWAL_CRASH_KILLS")
+QUERIES = ["sums", "rows", "messages"]
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240 + 40 * int(KILLS or 5))]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240 + 60 * int(KILLS or 5))]
 
 
 def some_moments(rng: random.Random, kinds: list[str], kills: int) -> list[str]:
@@ -38,7 +41,7 @@ def some_moments(rng: random.Random, kinds: list[str], kills: int) -> list[str]:
 def kill_driver(driver: Driver, moment: str) -> None:
     child = driver.start()
     try:
-        assert driver.reach(moment, child), "the driver ended by itself"
+        assert driver.reach(moment, child), f"the driver ended by itself: {' '.join(child.until('failed'))}"
     finally:
         child.kill()
 
@@ -50,7 +53,8 @@ def kill_owner(node: Node, driver: Driver) -> None:
         assert driver.reach("random", child)
         node.die_and_come_back()
         if not driver.reach("planned", child):
-            assert "start one (tidewal run --wal rocksmq://" in " ".join(child.until("failed"))
+            told = " ".join(child.until("failed"))
+            assert "start one (tidewal run --wal rocksmq://" in told or "start the query again" in told
     finally:
         child.kill()
 
@@ -67,38 +71,57 @@ def kill_broker(kafka: Any, driver: Driver) -> None:
         child.kill()
 
 
-def test_a_query_whose_driver_and_whose_logs_owner_are_killed_counts_each_row_once(
-    tmp_path: Path, rng: random.Random
-) -> None:
+def kill_executor(driver: Driver, rng: random.Random) -> None:
+    """Another one takes its place, and the queries go on; then the driver."""
+    child = driver.start(master=CLUSTER)
+    try:
+        assert driver.reach("random", child)
+        before = executors(child)
+        assert len(before) == 2
+        os.kill(rng.choice(sorted(before)), signal.SIGKILL)
+        assert driver.reach("random", child), "a query ended with its executor"
+        assert executors(child) - before, "no other executor came"
+    finally:
+        child.kill()
+
+
+def executors(child: Child) -> set[int]:
+    """The processes of a driver's executors."""
+    found: set[int] = set()
+    for pid in descendants(child.process.pid):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended meanwhile
+        if b"CoarseGrainedExecutorBackend" in command:
+            found.add(pid)
+    return found
+
+
+def test_drivers_and_owners_that_are_killed_lose_and_double_nothing(tmp_path: Path, rng: random.Random) -> None:
     moments = some_moments(rng, ["written", "planned", "random", "owner", "planned"], kills=5)
-    with running(f"rocksmq://{tmp_path}/log", tmp_path, rng, queries=["sums"]) as (node, driver):
+    with running(f"rocksmq://{tmp_path}/log", tmp_path, rng, QUERIES) as (node, driver):
         for moment in moments:
             if moment == "owner":
                 kill_owner(node, driver)
             else:
                 kill_driver(driver, moment)
-        assert_each_row_is_there_once(node, driver)
-    assert driver.interrupted
-
-
-def test_a_driver_that_is_killed_writes_each_row_once(tmp_path: Path, rng: random.Random) -> None:
-    moments = some_moments(rng, ["planned", "planned", "random"], kills=2)
-    with running(f"rocksmq://{tmp_path}/log", tmp_path, rng, queries=["rows", "messages"]) as (node, driver):
-        for moment in moments:
-            kill_driver(driver, moment)
         assert_each_row_is_there_once(node, driver, CLUSTER)  # executors elsewhere read and write the rest
     assert driver.interrupted
 
 
 @pytest.mark.broker
-def test_a_query_whose_driver_and_broker_are_killed_counts_each_row_once(
+def test_drivers_executors_and_brokers_that_are_killed_lose_and_double_nothing(
     kafka: Any, tmp_path: Path, rng: random.Random
 ) -> None:
-    moments = some_moments(rng, ["broker", "planned", "random", "written"], kills=1)
-    with running(log_url("kafka", kafka), tmp_path, rng, queries=["sums"]) as (node, driver):
+    moments = some_moments(rng, ["broker", "executor", "planned", "written", "random"], kills=3)
+    with running(log_url("kafka", kafka), tmp_path, rng, QUERIES) as (node, driver):
         for moment in moments:
             if moment == "broker":
                 kill_broker(kafka, driver)
+            elif moment == "executor":
+                kill_executor(driver, rng)
             else:
                 kill_driver(driver, moment)
         assert_each_row_is_there_once(node, driver)
+    assert driver.interrupted
