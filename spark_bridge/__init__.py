@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .local import session
     from .newest import latest
-    from .observing import Progress, observe, progress
+    from .observing import Progress, observe, progress, stop_observing
     from .packs import foreach_pack, pack_schema
 
 _HOME = {
@@ -23,9 +23,10 @@ _HOME = {
     "pack_schema": ".packs",
     "progress": ".observing",
     "session": ".local",
+    "stop_observing": ".observing",
 }
 
-__all__ = ["Progress", "foreach_pack", "latest", "observe", "pack_schema", "progress", "session"]
+__all__ = ["Progress", "foreach_pack", "latest", "observe", "pack_schema", "progress", "session", "stop_observing"]
 
 
 def __getattr__(name: str) -> object:

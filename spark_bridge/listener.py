@@ -76,6 +76,22 @@ class QueryMetrics(StreamingQueryListener):
                 self._metrics.forget(QUERY, name)
 
 
+class Idle(StreamingQueryListener):
+    """Does nothing."""
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Nothing."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Nothing."""
+
+
 def _write(metrics: Metrics, name: str, told: StreamingQueryProgress) -> None:
     for rate, value in zip(RATES, (told.inputRowsPerSecond, told.processedRowsPerSecond), strict=True):
         metrics.gauge(rate, query_name=name).set(value if math.isfinite(value) else 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from ..runtime.metrics import Metrics
 from ..runtime.metrics_server import MetricsServer
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     from .listener import QueryMetrics
 
 
+_with_another: WeakSet[SparkSession] = WeakSet()
+
+
 def observe(spark: SparkSession, metrics: Metrics) -> QueryMetrics:
     """Write the progress of all streaming queries of `spark` into `metrics`, under the names that begin with `spark_`.
 
     Numbers change when a micro-batch ends, some seconds later at most: Spark tells of it beside the query. Queries
     that run already are seen too. A query is labelled with its name, or else its id; when it ends its series go, and
-    `spark_query_ended_total` says how. `spark.streams.removeListener(...)` of what is returned ends it.
+    `spark_query_ended_total` says how. `stop_observing` ends it.
     """
     from .listener import QueryMetrics
 
@@ -33,6 +37,20 @@ def observe(spark: SparkSession, metrics: Metrics) -> QueryMetrics:
     for query in spark.streams.active:
         listener.started(str(query.runId), query.name or str(query.id))
     return listener
+
+
+def stop_observing(spark: SparkSession, listener: QueryMetrics) -> None:
+    """End what `observe` has begun.
+
+    Over Spark Connect a listener that does nothing stays in the session: PySpark 4.2 takes the last one away with a
+    lock in hand that the next event waits for, and waits for that event.
+    """
+    from .listener import Idle
+
+    if type(spark).__module__.startswith("pyspark.sql.connect") and spark not in _with_another:
+        spark.streams.addListener(Idle())
+        _with_another.add(spark)
+    spark.streams.removeListener(listener)
 
 
 def progress(spark: SparkSession, *, name: str = "spark", host: str = "127.0.0.1", port: int = 0) -> Progress:
@@ -76,7 +94,7 @@ class Progress:
         if self._closed:
             return
         self._closed = True
-        self._spark.streams.removeListener(self._listener)
+        stop_observing(self._spark, self._listener)
         asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -6,6 +6,7 @@ query's progress once it knew of ROWS rows, and the number of rows that exist.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
@@ -17,10 +18,12 @@ from tidewal.spark_bridge import foreach_pack, latest, progress
 from tidewal.spark_bridge.local import SETTINGS, make_source_findable
 
 DEADLINE_S = 60.0
+HANGS_S = 150.0  # then it says where, and ends
 POLL_S = 0.05
 
 
 def main(url: str, folder: Path, rows: int) -> None:
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     make_source_findable()

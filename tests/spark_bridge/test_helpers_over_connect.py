@@ -19,6 +19,7 @@ from story import Row, Story
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_the_helpers_work_over_connect(owner: Owner, story: Story, tmp_path: Path, rng: random.Random) -> None:
     story.play(story.create(), rng, batches=12)
     log = tmp_path / "connect.log"
