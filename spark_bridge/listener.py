@@ -85,9 +85,6 @@ class Idle(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Nothing."""
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing."""
-
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Nothing."""
 
