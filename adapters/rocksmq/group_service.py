@@ -120,11 +120,13 @@ class GroupService:
         if changed is not None:
             changed.clear()  # before looking: what changes from now on sets it again
         shares = self._coordinator.shares(group, member)
-        if changed is not None and shares.version == seen and wait_s > 0:
+        if changed is not None and wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(wait_s, WAIT_LIMIT_S)):
-                    await changed.wait()
-            shares = self._coordinator.shares(group, member)
+                    while shares.version == seen:  # a wake of what was seen already may come late, from another thread
+                        await changed.wait()
+                        changed.clear()
+                        shares = self._coordinator.shares(group, member)
         held = {
             channel: [share.lease, share.acked_to, runs_of_ids(share.acked)] for channel, share in shares.held.items()
         }
