@@ -439,7 +439,7 @@ async def test_no_file_stays_open(opening, directory, spawn):
     await wal.close()
     assert files() == before
     process.kill()
-    await process.wait()
+    await process.communicate()  # to the end of its pipe, which is a file of this process, too
     before = files()
     stand_in = await opening()
     await stand_in.append("a", b"y")
