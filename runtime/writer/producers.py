@@ -46,7 +46,7 @@ class _Producer:
     __slots__ = ("forgotten", "last_ms", "outcomes")
 
     def __init__(self, forgotten: int) -> None:
-        self.outcomes: OrderedDict[int, Outcome] = OrderedDict()
+        self.outcomes: OrderedDict[int, Outcome] = OrderedDict()  # by number, the lowest first
         self.forgotten = forgotten  # the highest number whose outcome was let go of
         self.last_ms = 0
 
@@ -79,13 +79,20 @@ class ProducerTable:
         return outcome
 
     def remember(self, producer: str, pseq: int, outcome: Outcome, now_ms: int) -> None:
-        """Keep an outcome, with what is known of the same batch already."""
+        """Keep an outcome, with what is known of the same batch already.
+
+        Numbers come in any order, as channels are read one after another; what is let go of are always the lowest:
+        above them nothing is taken for forgotten that never happened.
+        """
         known = self._known(producer, now_ms)
         before = known.outcomes.get(pseq)
-        if before is None and outcome.present and pseq <= known.forgotten:
-            return  # all of it happened, and this is the part that is still being read
+        if before is None and pseq <= known.forgotten:
+            return
         self._outcomes -= len(known.outcomes)
+        late = before is None and pseq < next(reversed(known.outcomes), pseq)
         known.outcomes[pseq] = outcome if before is None else outcome.joined(before)
+        if late:
+            known.outcomes = OrderedDict(sorted(known.outcomes.items()))
         while len(known.outcomes) > REMEMBERED_PER_PRODUCER:
             gone, _ = known.outcomes.popitem(last=False)
             known.forgotten = max(known.forgotten, gone)

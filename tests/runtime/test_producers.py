@@ -71,6 +71,22 @@ def test_outcomes_and_names_are_bounded(monkeypatch):
     assert sum(len(page) for page in table.pages()) < 2_000
 
 
+@given(st.lists(st.sampled_from("ab"), max_size=40), st.permutations("ab"))
+def test_channels_read_one_after_another_make_no_number_forgotten_that_never_happened(channels, order):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(producers, "REMEMBERED_PER_PRODUCER", 4)
+        table = ProducerTable()
+        for channel in order:
+            for pseq, of_batch in enumerate(channels, 1):
+                if of_batch == channel:
+                    table.remember("p", pseq, Outcome(pseq, 1), 0)
+        last = len(channels)
+        for pseq in range(max(1, last - 3), last + 1):
+            assert table.find("p", pseq) == Outcome(pseq, 1)
+        for pseq in range(last + 1, last + 4):
+            assert table.find("p", pseq) is None
+
+
 steps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30), st.integers(0, 2**62)), max_size=80)
 
 
