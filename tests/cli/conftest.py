@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -35,6 +36,14 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
 
 
 Start = Callable[..., "subprocess.Popen[str]"]
+
+# PySpark's own, of a worker whose Java has ended: nothing of ours is in it, and nothing of ours can catch it.
+_BROKEN_PIPE = re.compile(r'Traceback .*\n(?:  File "[^"]*/pyspark/daemon\.py".*\n(?:    .*\n)*)+BrokenPipeError: .*\n')
+
+
+def tracebacks(output: str) -> bool:
+    """Whether a command's output has a traceback."""
+    return "Traceback" in _BROKEN_PIPE.sub("", output)
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kill_facts import COPIES, LAST_ID, NUMBERS, SHARDS, TOPICS, WINDOW_S
@@ -27,11 +28,14 @@ from late_wal import LateWal
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.clock import physical_ms
+from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.settings import Settings
 from tidewal.runtime.wal import ChannelPolicy
 
 WRITERS = 4
+OUTAGE_S = 60.0  # how long a write may wait for its broker
+Result = TypeVar("Result")
 SETTINGS = Settings.model_validate({"rootCoord": {"dmlChannelNum": SHARDS}})
 
 
@@ -46,16 +50,25 @@ async def write(client: Client, ids: Any, rng: random.Random, stopping: asyncio.
     while not stopping.is_set():
         some = [next(ids) for _ in range(rng.randrange(1, 80))]
         tell("try", some[0], len(some))
-        written = await client.insert(NUMBERS.name, [{"id": id} for id in some])
+        written = await insist(client.insert, NUMBERS.name, [{"id": id} for id in some], deadline_s=OUTAGE_S)
         tell("ack", some[0], len(some), written.ts)
         last = written.ts
         await asyncio.sleep(rng.expovariate(10))  # how busy the writers are
     return last
 
 
+async def insist(call: Callable[..., Awaitable[Result]], *arguments: Any, **options: Any) -> Result:
+    """Call, again and again while an outage lasts longer than a lease."""
+    while True:
+        try:
+            return await call(*arguments, **options)
+        except Unavailable:  # certainly not done
+            await asyncio.sleep(0.1)
+
+
 async def pass_window(client: Client, ts: int) -> None:
     """Wait until log time is in a later window. Behind a kill it stands still: the next owner's clock is ahead."""
-    while physical_ms(await client.cut(NUMBERS.name)) < physical_ms(ts) + WINDOW_S * 1000:  # noqa: ASYNC110 -- no event
+    while physical_ms(await insist(client.cut, NUMBERS.name)) < physical_ms(ts) + WINDOW_S * 1000:  # noqa: ASYNC110 -- no event
         await asyncio.sleep(WINDOW_S / 10)
 
 
@@ -79,12 +92,12 @@ async def main(url: str, tables: str, first: int, seed: int) -> None:
             if command == "flush":
                 tell("flushed", await client.flush(NUMBERS.name))
             elif command == "cut":
-                tell("cut", await client.cut(names[0]))
+                tell("cut", await insist(client.cut, names[0]))
             else:
                 stopping.set()
                 await pass_window(client, max(await asyncio.gather(*writers)))
-                await client.insert(NUMBERS.name, [{"id": LAST_ID}])
-                tell("cut", await client.cut(NUMBERS.name))
+                await insist(client.insert, NUMBERS.name, [{"id": LAST_ID}])
+                tell("cut", await insist(client.cut, NUMBERS.name))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, o
 
 
 async def test_a_paused_broker_is_an_unknown_outcome_in_time_and_all_goes_on(kafka, opening, helpers):
+    await opening(kafka)  # with patience: the broker may still come back from what an earlier test did to it
     wal = await opening(kafka, **SOON)
     await wal.create_channel("a", PLAIN)
     await wal.append("a", b"before")
@@ -65,6 +66,7 @@ async def test_a_paused_broker_is_an_unknown_outcome_in_time_and_all_goes_on(kaf
 
 
 async def test_while_nobody_answers_the_backlog_is_bounded_and_closing_ends(kafka, opening):
+    await opening(kafka)
     wal = await opening(kafka, **SOON, pending_bytes=10_000)
     await wal.create_channel("a", PLAIN)
     await wal.append("a", b"before")

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.cli.conftest import tracebacks
 from tidewal.actors.standalone import standalone
 from tidewal.cli.demo import expectation, flights, requirements
 from tidewal.cli.demo.place import place_of
@@ -218,7 +219,7 @@ def test_ctrl_c_ends_spark_too(start: Callable[..., subprocess.Popen[str]], tmp_
     process.send_signal(signal.SIGTERM)
     rest = process.stdout.read()
     assert process.wait(60) == 130, rest
-    assert "Traceback" not in rest
+    assert not tracebacks(rest)
 
 
 @pytest.mark.spark
