@@ -27,7 +27,11 @@ class RunBlocking(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One process' surroundings. `tables` is the directory of the Delta tables, one folder a collection."""
+    """One process' surroundings. `tables` is the directory of the Delta tables, one folder a collection.
+
+    `life` is what a node of all roles calls itself in the catalog, never used before: when another one leads, it is
+    over. Roles without a MixCoord beside them have none and serve whoever leads.
+    """
 
     name: str
     wal: Wal
@@ -36,6 +40,7 @@ class Node:
     clock: HybridClock = field(default_factory=HybridClock)
     metrics: Metrics = field(default_factory=Metrics)
     blocking: RunBlocking = anyio.to_thread.run_sync
+    life: str = ""
 
     @property
     def names(self) -> Names:

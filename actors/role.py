@@ -7,7 +7,7 @@ from typing import ClassVar, TypeAlias
 
 from ..runtime.actor import Actor
 from ..runtime.catalog_log import CatalogLog
-from ..runtime.errors import ActorStopped, InvalidRequest, Overloaded, TidewalError
+from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError
 from ..runtime.rpc import Caller, Params, Request, RequestInbox, RequestPack
 from ..runtime.wal import Payload
 from .node import Node
@@ -24,6 +24,9 @@ class Role(Actor):
     Each request is a child task: it runs to its first `await` in the order of arrival, so that a handler that submits
     to the log before it waits keeps that order. An error of Tidewal's own is the answer; any other is answered too,
     and crashes the actor, which restarts from what is durable.
+
+    When another node has taken the log over, the role answers nothing more, since the other one does, and stops; its
+    system has failed with `Fenced`.
     """
 
     role: ClassVar[str]
@@ -51,9 +54,22 @@ class Role(Actor):
             self._handlers = self.handlers()
             await self._inbox.open()
             await self.prepare()
+            self.spawn_task(self._end_when_deposed(), name="successor")
         except BaseException:
             await self._close()
             raise
+
+    @property
+    def deposed(self) -> bool:
+        """Whether another node leads than this one, as far as this role has read the catalog."""
+        return bool(self.node.life) and self.catalog.catalog.leader not in ("", self.node.life)
+
+    async def _end_when_deposed(self) -> None:
+        while not self.deposed:
+            await self.catalog.changed()
+        successor = self.catalog.catalog.leader
+        self.system.escalate(self.name, Fenced(f"{successor} has taken the log over: there is one node to a log"))
+        self.stop()
 
     def inputs(self) -> Iterable[AsyncIterable[object]]:
         return (self._inbox,)
@@ -61,6 +77,8 @@ class Role(Actor):
     async def on_pack(self, pack: object) -> None:
         assert isinstance(pack, RequestPack)
         for request in pack.requests:
+            if self.deposed or request.params.get("to", self.node.life) != self.node.life:
+                continue  # for another node, which answers
             handler = self._handlers.get(request.method)
             if handler is None:
                 request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
@@ -76,13 +94,14 @@ class Role(Actor):
             values, body = answer if isinstance(answer, tuple) else (answer, b"")
             request.reply(values, body)
         except TidewalError as error:
-            request.fail(error)
+            if not self.deposed:
+                request.fail(error)
         except Exception as error:
             request.fail(error)
             raise
         except BaseException:
-            # after a crash the next life is asked again; when this was the last one, nobody will answer
-            if self.ref.cell.mailbox.closed:
+            # after a crash the next life is asked again, or another node; when this was the last, nobody will answer
+            if self.ref.cell.mailbox.closed and not self.deposed:
                 request.fail(ActorStopped(f"{self.name} stopped before it could answer", actor=self.name))
             raise
         finally:

@@ -63,7 +63,9 @@ class Standalone:
         settings = settings or Settings()
         name = name or (metrics.node_id if metrics is not None else node_name())
         metrics = metrics or Metrics(name)
-        self.node = Node(name, wal, Path(tables), settings, HybridClock(clock), metrics, blocking)
+        hybrid = HybridClock(clock)
+        life = f"{name}-{hybrid.now():x}"
+        self.node = Node(name, wal, Path(tables), settings, hybrid, metrics, blocking, life)
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()

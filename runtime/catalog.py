@@ -10,7 +10,8 @@ the fields below; the record header's term is the leader's, and what a deposed l
     dropped   id                        every channel knows, its tables may be removed
     grant     node, channels, limit     pchannels (name -> term) belong to a node; it may stamp up to `limit`
     fenced    channels                  the fences (name -> message id) of the last grants stand in the log
-    lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id)
+    lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
+                                        with `released` the node owns nothing any more, and used none above `limit`
     snapshot  state                     everything, so that what lies before may be removed
 """
 
@@ -183,12 +184,12 @@ class Catalog:
             channel.fences[channel.term] = id
 
     def _on_lease(self, event: Event) -> None:
-        for channel in self.channels.values():
+        for name, channel in self.channels.items():
             if channel.owner == event["node"]:
                 channel.limit = event["limit"]
-        for name, id in event["checkpoints"].items():
-            if name in self.channels and id:
-                self.channels[name].checkpoint = id
+                channel.checkpoint = event["checkpoints"].get(name) or channel.checkpoint
+                if event.get("released"):
+                    channel.owner = ""
 
     def _on_snapshot(self, event: Event) -> None:
         state = event["state"]

@@ -81,6 +81,7 @@ class Capabilities:
     seek_by_time: bool
     truncate: bool
     multi_process_write: bool
+    one_node: bool  # the log itself sees to it that one node at a time is open on it
     groups: bool = False
     individual_acks: bool = False  # `GroupMember.acknowledge` with single ids
     atomic_commits: bool = False  # `GroupMember.commit`: positions and outputs together or not at all

@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ...runtime.catalog import CREATING, DROPPING, READY, ChannelState, Collection
-from ...runtime.clock import add_ms
+from ...runtime.clock import add_ms, physical_ms
 from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
     ActorStopped,
     ChannelExists,
     CollectionExists,
     DeadlineExceeded,
+    Fenced,
     HandlerFailed,
     InvalidRequest,
     Overloaded,
@@ -23,7 +24,7 @@ from ...runtime.errors import (
 )
 from ...runtime.names import physical
 from ...runtime.record import encode
-from ...runtime.rpc import Params, Request
+from ...runtime.rpc import Params, Reply, Request
 from ...runtime.schema import CollectionSchema
 from ...runtime.settings import MIB
 from ...runtime.wal import ChannelPolicy
@@ -49,6 +50,7 @@ class MixCoord(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._proxy = ""
+        self._claimed_s = 0.0  # on the loop's clock
         self._registered = asyncio.Event()
         self._unsure: set[str] = set()  # channels of grants that were interrupted half-way
         self._ddl = asyncio.Lock()
@@ -68,7 +70,10 @@ class MixCoord(Role):
         }
 
     async def prepare(self) -> None:
-        await self.catalog.claim(self.node.name)
+        if self.ref.cell.restarts and self.deposed:
+            return  # whoever has taken over since the last life keeps the log
+        await self.catalog.claim(self.node.life)
+        self._claimed_s = asyncio.get_running_loop().time()
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
         metrics, clock = self.node.metrics, self.node.clock
         metrics.counter("mixcoord_election_total").inc()
@@ -148,7 +153,7 @@ class MixCoord(Role):
 
     async def _announce(self, what: str, collection: Collection) -> None:
         params = {"what": what, "collection": collection.to_wire()}
-        await self.caller.call("proxy", "announce", params, deadline_s=DDL_DEADLINE_S)
+        await self._ask_proxy("announce", params)
 
     async def _describe(self, request: Request) -> Answer:
         return {"collection": self.catalog.catalog.collection(request.params["collection"]).to_wire()}
@@ -160,6 +165,9 @@ class MixCoord(Role):
 
     async def _register(self, request: Request) -> Answer:
         """A proxy has started, or must find out what became of an append: it gets all channels, under new terms."""
+        if request.params["node"] != self.node.life:
+            await self.catalog.catch_up()  # the other node may have taken over a moment ago, and answer itself
+            raise Fenced(f"{self.node.life} has taken the log over: there is one node to a log")
         self._proxy = request.params["node"]
         collections = self.catalog.catalog.collections.values()
         used = request.params.get("used")
@@ -198,17 +206,49 @@ class MixCoord(Role):
         }
         if not terms:
             return
+        await self._wait_for_owners(terms)
         self._unsure.update(terms)
         # the new owner's clock begins behind the old limits
         past = max((channels[name].limit for name in terms if name in channels), default=0)
         limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
         await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": terms, "limit": limit})
         grants = [self._grant(name) for name in terms]
-        reply = await self.caller.call("proxy", "take", {"grants": grants}, deadline_s=DDL_DEADLINE_S)
+        reply = await self._ask_proxy("take", {"grants": grants})
         await self.catalog.append({"kind": "fenced", "channels": reply.values["fences"]})
-        await self.caller.call("proxy", "open", {"channels": list(terms)}, deadline_s=DDL_DEADLINE_S)
+        await self._ask_proxy("open", {"channels": list(terms)})
         self._unsure.difference_update(terms)
         self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))
+
+    async def _wait_for_owners(self, names: Iterable[str]) -> None:
+        """Where several nodes may have the log open: until the owners before have let go, or their leases are over.
+
+        A node that lives lets go as soon as it reads of this one's claim. Of one that is silent nobody knows whether it
+        still acknowledges; since the claim nobody renews its lease, so it ends `LEASE_MS` later, by whatever clock.
+        """
+        if self.node.wal.capabilities.one_node:
+            return
+        channels, now = self.catalog.catalog.channels, self.node.clock.clock.wall_ms()
+        owners = {
+            name: channels[name].owner
+            for name in names
+            if name in channels
+            and channels[name].owner not in ("", self.node.life)
+            and now < physical_ms(channels[name].limit) + LEASE_MS  # clocks may differ by so much
+        }
+        rest_s = self._claimed_s + LEASE_MS / 1000 - asyncio.get_running_loop().time()
+        if not owners or rest_s <= 0:
+            return
+        silent = ", ".join(sorted(set(owners.values())))
+        _log.warning("waiting for %s to let go of its channels, %.0f s at most", silent, rest_s)
+        with suppress(DeadlineExceeded):
+            await self.catalog.wait_for(
+                lambda catalog: all(catalog.channels[name].owner != owner for name, owner in owners.items()),
+                deadline_s=rest_s,
+            )
+
+    async def _ask_proxy(self, method: str, params: Params) -> Reply:
+        """Ask the proxy that has registered, not one of a node that goes while this one comes."""
+        return await self.caller.call("proxy", method, {"to": self._proxy, **params}, deadline_s=DDL_DEADLINE_S)
 
     def _is_taken(self, channel: ChannelState) -> bool:
         """Whether the proxy has the channel: the fence of an interrupted grant is not in the catalog."""
@@ -229,11 +269,14 @@ class MixCoord(Role):
         return add_ms(self.node.clock.now(), LEASE_MS)
 
     async def _renew(self, request: Request) -> Answer:
-        """An owner goes on, or lets go: then `limit` is the highest timestamp it has used."""
+        """An owner goes on, or lets go, also one of before: then `limit` is the highest timestamp it has used."""
         params = request.params
-        limit = params.get("limit") or self._limit()
-        node, checkpoints = params["node"], params["checkpoints"]
-        await self.catalog.append({"kind": "lease", "node": node, "limit": limit, "checkpoints": checkpoints})
+        node, checkpoints, used = params["node"], params["checkpoints"], params.get("limit", 0)
+        if not used and node != self._proxy:
+            raise Unavailable(f"{node} is not registered with this leader; register first")
+        limit = used or self._limit()
+        lease = {"kind": "lease", "node": node, "limit": limit, "checkpoints": checkpoints, "released": bool(used)}
+        await self.catalog.append(lease)
         return {"limit": limit}
 
     # ---- cuts -------------------------------------------------------------------------------------------------------
@@ -246,7 +289,8 @@ class MixCoord(Role):
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
         """Store a cut at the owner's present time; none when nothing was written since the last one."""
         pchannels = sorted({physical(vchannel) for vchannel in collection.vchannels})
-        reply = await self.caller.call("proxy", "sync", {"channels": pchannels}, deadline_s=DDL_DEADLINE_S)
+        await self._registered.wait()
+        reply = await self._ask_proxy("sync", {"channels": pchannels})
         ends = {name: CutEnd(*point) for name, point in reply.values["channels"].items()}
         if only_changed and self._cut_ends.get(collection.id) == ends:
             return None

@@ -13,6 +13,7 @@ from ...runtime.actor.heart import Beat
 from ...runtime.arrow import decode_rows, encode_rows
 from ...runtime.catalog import Collection
 from ...runtime.catalog_log import CatalogLog
+from ...runtime.clock import physical_ms
 from ...runtime.errors import BadRecord, CollectionNotFound, HandlerFailed, InvalidRows, Overloaded, TidewalError
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, decode
@@ -78,6 +79,7 @@ class Proxy(Role):
             heartbeat_channel=node.names.heartbeats,
             inflight_bytes=node.settings.proxy.max_inflight_bytes,
             observer=_Observer(self),
+            lease_holds=None if node.wal.capabilities.one_node else self._lease_holds,
         )
         self._measures = ProxyMeasures(node.metrics, lambda: self._writer.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
@@ -102,7 +104,7 @@ class Proxy(Role):
             self._outdated.clear()
             # stalled, it stamps and promises nothing: its clock need not leap to the end of the old lease
             used = self.node.clock.last if self._writer.stalled else 0
-            await self._ask_mixcoord("register_proxy", {"node": self.node.name, "used": used})
+            await self._ask_mixcoord("register_proxy", {"node": self.node.life, "used": used})
             if not self._outdated.is_set() and not self._writer.stalled:
                 self._registered.set()
                 await self._outdated.wait()
@@ -111,7 +113,7 @@ class Proxy(Role):
         leader = self.catalog.catalog.leader_id
         while True:
             catalog = await self.catalog.changed()
-            if catalog.leader_id != leader:
+            if catalog.leader_id != leader and not self.deposed:
                 leader = catalog.leader_id
                 self.register()
 
@@ -134,11 +136,15 @@ class Proxy(Role):
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            params: dict[str, object] = {"node": self.node.name, "checkpoints": self._writer.checkpoints()}
+            params: dict[str, object] = {"node": self.node.life, "checkpoints": self._writer.checkpoints()}
             renewed = await self._ask_mixcoord("renew", params)
             limit = renewed["limit"]
             assert isinstance(limit, int)
             self._writer.extend(limit)
+
+    def _lease_holds(self) -> bool:
+        """Whether nobody else can have the channels yet: MixCoord waits that long for an owner that says nothing."""
+        return self.node.clock.clock.wall_ms() <= physical_ms(self._writer.limit)
 
     async def _take(self, request: Request) -> Answer:
         grants = [Grant(**wire) for wire in request.params["grants"]]
@@ -270,7 +276,7 @@ class Proxy(Role):
     async def on_stop(self) -> None:
         self._beat.cancel()
         limit = await self._writer.close()
-        params: dict[str, object] = {"node": self.node.name, "checkpoints": self._writer.checkpoints(), "limit": limit}
+        params: dict[str, object] = {"node": self.node.life, "checkpoints": self._writer.checkpoints(), "limit": limit}
         try:
             if self._writer.channels:
                 await self.caller.call("mixcoord", "renew", params)

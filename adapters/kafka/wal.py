@@ -46,6 +46,7 @@ CAPABILITIES = Capabilities(
     seek_by_time=True,
     truncate=True,
     multi_process_write=True,
+    one_node=False,
     groups=True,
     individual_acks=True,
     atomic_commits=True,

@@ -83,6 +83,7 @@ class Pulsar(WithGroups):
         seek_by_time=True,
         truncate=True,
         multi_process_write=True,
+        one_node=False,
         groups=True,
         individual_acks=True,
         atomic_commits=True,

@@ -74,6 +74,7 @@ class MemoryWal:
         seek_by_time=True,
         truncate=True,
         multi_process_write=False,
+        one_node=True,
         groups=True,
         individual_acks=True,
         atomic_commits=True,

@@ -188,6 +188,11 @@ class Writer:
         return list(self._owned)
 
     @property
+    def limit(self) -> int:
+        """The timestamp up to which the lease of the open channels goes; 0 while none is open."""
+        return self._limit
+
+    @property
     def inflight_bytes(self) -> int:
         """Bytes accepted and not yet decided."""
         return self._inflight

@@ -109,6 +109,7 @@ class Home:
         self._url = url
         self.tables = directory / "tables"
         self.log = MemoryLog()
+        self.memory = MemoryWal  # the class of the log on virtual time
         self.faults: FaultPlan | None = None
         self.segment_bytes = SEGMENT_BYTES
         self.virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
@@ -116,7 +117,7 @@ class Home:
     async def wal(self) -> Wal:
         """Open the log."""
         if self.virtual:
-            return MemoryWal(self.log, self.faults)
+            return self.memory(self.log, self.faults)
         if self._url:
             return await open_wal(self._url)
         return await RocksMQ.open(
