@@ -181,7 +181,10 @@ def _print(told: dict[str, Any]) -> None:
     )
     section(
         "leases",
-        [f"{each['channel']}: {each['owner']}, term {each['term']}, to {each['until']}" for each in told["leases"]],
+        [
+            f"{each['channel']}: {each['owner'] or 'given back'}, term {each['term']}, to {each['until']}"
+            for each in told["leases"]
+        ],
     )
     section(
         "cuts",

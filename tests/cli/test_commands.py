@@ -175,7 +175,9 @@ def test_inspect_without_an_owner(command: Callable[..., Any], data: Path):
     ended = command("inspect", url(data), "--json")
     assert ended.status == 0, ended.err
     check_inspection(json.loads(ended.out))
-    assert "things (id 1, ready): 2 shards" in command("inspect", url(data), "--no-count").out
+    shown = command("inspect", url(data), "--no-count").out
+    assert "things (id 1, ready): 2 shards" in shown
+    assert ": given back, term 1, to " in shown
 
 
 def test_inspect_through_the_owner(command: Callable[..., Any], running: dict[str, Any]):

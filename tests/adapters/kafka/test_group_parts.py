@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,12 +12,15 @@ from hypothesis import strategies as st
 
 from tidewal.adapters.kafka.catalog import Channel
 from tidewal.adapters.kafka.fetching import _committed
+from tidewal.adapters.kafka.groups.committed import Unstable
+from tidewal.adapters.kafka.groups.holdings import HANGING_S, Holdings
 from tidewal.adapters.kafka.groups.offsets import METADATA_BYTES, id_before, to_position, to_progress
 from tidewal.adapters.kafka.groups.requests import Position
 from tidewal.adapters.kafka.groups.sharing import Claim, Grant, share_out
 from tidewal.adapters.kafka.positions import prefix
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.groups.progress import Progress
+from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
 from tidewal.runtime.wal import ChannelPolicy, From
 
 names = st.lists(st.sampled_from([f"c{n}" for n in range(8)]), unique=True, max_size=8)
@@ -161,3 +166,43 @@ def test_batches_of_aborted_transactions_are_left_out_until_these_end():
     ]
     left = [batch.base_offset for batch in _committed(batches, [(7, 7), (7, -5)]) if not batch.is_control_batch]
     assert left == [1, 2, 5]
+
+
+class OpenTransaction:
+    """A group whose position is held open by a transaction, and a cluster with nothing to refresh."""
+
+    group = "g"
+
+    def __init__(self, until_s: float) -> None:
+        self.committed = self
+        self.aborts = 0
+        self._until_s = until_s
+
+    async def positions(self, topics):
+        if asyncio.get_running_loop().time() < self._until_s:
+            raise Unstable(topics[0])
+        return {topic: Position(7, "") for topic in topics}
+
+    async def abort_left_open(self, channel):
+        self.aborts += 1
+
+    async def refresh(self):
+        pass
+
+
+@pytest.mark.parametrize(("open_s", "warnings"), [(HANGING_S / 2, 0), (10 * HANGING_S, 1)])
+def test_a_transaction_that_stays_open_is_told_once_with_what_to_do(open_s, warnings, caplog):
+    async def lease_one() -> tuple[int, bytes]:
+        group = OpenTransaction(open_s)
+        holdings = Holdings(group, group, None, None, itertools.count(1))
+        holdings.apply({channel(1): From.EARLIEST}, ())
+        await holdings.settled
+        return group.aborts, (await holdings.shares(None, 0)).held["c1"].acked_to
+
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(VirtualClock())) as runner:
+        aborts, position = runner.run(lease_one())
+    assert aborts > 1, "it is tried again and again"
+    assert position == id_at(channel(1), 6)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == warnings
+    assert all("log.c1.1" in line and "kafka-transactions.sh find-hanging" in line for line in told)
