@@ -170,8 +170,9 @@ class Story:
         return sorted_rows([{**row, "_watermark": end} for row in self.rows if begin < number(row, "_ts") <= end])
 
     def play(self, collection: Collection, rng: random.Random, batches: int) -> None:
-        """Write batches of all operations, with ticks, other collections' records and cuts between them."""
-        for _ in range(batches):
+        """Write batches of all operations, with ticks and other collections' records between them, and cuts that have
+        at least one batch between two."""
+        for following in reversed(range(batches)):
             self.write(collection, rng.randrange(2), [random_row(rng) for _ in range(rng.randrange(1, 9))])
             if rng.random() < 0.3:
                 channel = NAMES.pchannel(rng.randrange(2))
@@ -179,9 +180,8 @@ class Story:
             if rng.random() < 0.3:
                 foreign = NAMES.vchannel(NAMES.pchannel(0), 99, 0)
                 self.record(NAMES.pchannel(0), Record(RecordType.ROWS, vchannel=foreign, body=b"not ours"))
-            if rng.random() < 0.4:
+            if not following or rng.random() < 0.4:
                 self.cut(collection)
-        self.cut(collection)
 
 
 def time_of(ts: int) -> datetime.datetime:

@@ -88,6 +88,7 @@ async def store(open_rocksmq, disk, helpers):
     store = await open_rocksmq(disk=disk, segment_bytes=32 * 1024 * 1024)
     await store.create_channel("a", PLAIN)
     await helpers.until(lambda: not store._segments.wants_spare)
+    await at_rest(store)
     disk.writers.clear()
     disk.synced_by.clear()
     return store
@@ -95,9 +96,16 @@ async def store(open_rocksmq, disk, helpers):
 
 async def begun(disk: HeldDisk, append: asyncio.Future[bytes]) -> None:
     """Let the loop turn until the append waits for its sync."""
-    while not disk.started.is_set():  # noqa: ASYNC110 -- turns of the loop are what is waited for
+    while not disk.started.is_set():
+        assert not append.done()
         await asyncio.sleep(0)
     assert not append.done()
+
+
+async def at_rest(store) -> None:
+    """Wait until the thread has let go of the turn: what it did last may be answered before."""
+    while store._journal._turn is not None:  # noqa: ASYNC110 -- told in no other way
+        await asyncio.sleep(0)
 
 
 def submit_elsewhere(store, payload: bytes) -> threading.Event:
@@ -186,6 +194,7 @@ async def test_a_loop_that_has_ended_holds_nobody_up(store, disk, helpers):
 async def test_closing_ends_what_a_loop_that_has_ended_began(open_rocksmq, disk, helpers):
     store = await open_rocksmq(disk=disk)
     await store.create_channel("a", PLAIN)
+    await at_rest(store)
     disk.holding = True
 
     async def begin() -> None:
