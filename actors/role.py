@@ -77,10 +77,10 @@ class Role(Actor):
     async def on_pack(self, pack: object) -> None:
         assert isinstance(pack, RequestPack)
         for request in pack.requests:
-            if self.deposed or request.params.get("to", self.node.life) != self.node.life:
-                continue  # for another node, which answers
             handler = self._handlers.get(request.method)
-            if handler is None:
+            if self.deposed or request.params.get("to", self.node.life) != self.node.life:
+                request.leave()  # for another node
+            elif handler is None:
                 request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
             elif self._running >= REQUESTS_MAX:
                 request.fail(Overloaded(f"{self.role} works on {REQUESTS_MAX} requests; retry", limit="requests"))
@@ -94,7 +94,9 @@ class Role(Actor):
             values, body = answer if isinstance(answer, tuple) else (answer, b"")
             request.reply(values, body)
         except TidewalError as error:
-            if not self.deposed:
+            if self.deposed:
+                request.leave()
+            else:
                 request.fail(error)
         except Exception as error:
             request.fail(error)

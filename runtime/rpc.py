@@ -50,7 +50,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Request:
-    """What somebody asks. Answer it once, with `reply` or `fail`."""
+    """What somebody asks. Answer it once, with `reply` or `fail`, or `leave` it."""
 
     client: str
     number: int
@@ -66,6 +66,10 @@ class Request:
     def fail(self, error: BaseException) -> None:
         """Send the error instead; the caller raises it."""
         self._inbox.answer(self, {"ok": False, **to_wire(error)}, b"")
+
+    def leave(self) -> None:
+        """Do not answer: that is for another inbox of the role, on another node."""
+        self._inbox.forget(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,10 @@ class RequestInbox:
             return None
         self._working.add(known)
         return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
+
+    def forget(self, request: Request) -> None:
+        """Take a repetition of it for new."""
+        self._working.discard((request.client, request.number))
 
     def answer(self, request: Request, values: Params, body: Payload) -> None:
         """Send an answer, and remember it if it is small."""
