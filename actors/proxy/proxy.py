@@ -14,7 +14,15 @@ from ...runtime.arrow import decode_rows, encode_rows
 from ...runtime.catalog import Collection
 from ...runtime.catalog_log import CatalogLog
 from ...runtime.clock import physical_ms
-from ...runtime.errors import BadRecord, CollectionNotFound, HandlerFailed, InvalidRows, Overloaded, TidewalError
+from ...runtime.errors import (
+    BadRecord,
+    CollectionNotFound,
+    Fenced,
+    HandlerFailed,
+    InvalidRows,
+    Overloaded,
+    TidewalError,
+)
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, decode
 from ...runtime.rpc import REQUEST_CHANNEL, Request
@@ -127,6 +135,11 @@ class Proxy(Role):
             try:
                 reply = await self.caller.call("mixcoord", method, params, deadline_s=MIXCOORD_DEADLINE_S)
                 return dict(reply.values)
+            except Fenced:
+                await self.catalog.catch_up()
+                if not self.deposed:
+                    raise
+                await asyncio.Event().wait()  # another node has answered: the role ends, and this with it
             except TidewalError as error:
                 if not (error.retryable or isinstance(error, HandlerFailed)):
                     raise

@@ -13,6 +13,7 @@ import pytest
 from tidewal.actors.client import Client
 from tidewal.actors.mixcoord import MixCoord
 from tidewal.actors.mixcoord.mixcoord import LEASE_MS
+from tidewal.actors.proxy import Proxy
 from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.errors import Fenced
 from tidewal.runtime.writer import Writer
@@ -140,3 +141,24 @@ async def test_a_coordinator_that_restarts_under_another_leader_does_not_take_th
             assert not first.system.status()
             await client.insert("people", shared.people(1))
             assert not second.system.failed
+
+
+async def test_a_proxy_that_is_refused_before_it_has_read_of_the_new_leader_ends_without_a_crash(
+    shared, monkeypatch, caplog
+) -> None:
+    end = Proxy._end_when_deposed
+
+    async def end_late(self) -> None:
+        while not self.deposed:
+            await self.catalog.changed()
+        self.register()  # as after an append whose outcome it does not know
+        await shared.elapse(0.5)
+        await end(self)
+
+    monkeypatch.setattr(Proxy, "_end_when_deposed", end_late)
+    async with shared.node(name="first") as first:
+        async with first.client() as client:
+            await client.create_collection(shared.PEOPLE)
+        async with shared.node(name="second"):
+            assert isinstance(await first.failed(), Fenced)
+    assert "crashed" not in caplog.text

@@ -72,7 +72,7 @@ async def assert_deposed(node: subprocess.Popen[str]) -> None:
     assert node.returncode == 2, out
     assert "Fenced: " in out
     assert "has taken the log over" in out
-    assert not tracebacks(out)
+    assert not tracebacks(out), out[out.index("Traceback") :][:2000]
 
 
 async def test_the_newest_node_has_the_log_and_nothing_is_lost_or_doubled(
