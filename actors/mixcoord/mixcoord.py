@@ -166,7 +166,6 @@ class MixCoord(Role):
     async def _register(self, request: Request) -> Answer:
         """A proxy has started, or must find out what became of an append: it gets all channels, under new terms."""
         if request.params["node"] != self.node.life:
-            await self.catalog.catch_up()  # the other node may have taken over a moment ago, and answer itself
             raise Fenced(f"{self.node.life} has taken the log over: there is one node to a log")
         self._proxy = request.params["node"]
         collections = self.catalog.catalog.collections.values()

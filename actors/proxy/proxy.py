@@ -14,15 +14,7 @@ from ...runtime.arrow import decode_rows, encode_rows
 from ...runtime.catalog import Collection
 from ...runtime.catalog_log import CatalogLog
 from ...runtime.clock import physical_ms
-from ...runtime.errors import (
-    BadRecord,
-    CollectionNotFound,
-    Fenced,
-    HandlerFailed,
-    InvalidRows,
-    Overloaded,
-    TidewalError,
-)
+from ...runtime.errors import BadRecord, CollectionNotFound, HandlerFailed, InvalidRows, Overloaded, TidewalError
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, decode
 from ...runtime.rpc import REQUEST_CHANNEL, Request
@@ -112,7 +104,7 @@ class Proxy(Role):
             self._outdated.clear()
             # stalled, it stamps and promises nothing: its clock need not leap to the end of the old lease
             used = self.node.clock.last if self._writer.stalled else 0
-            await self._ask_mixcoord("register_proxy", {"node": self.node.life, "used": used})
+            await self._ask_mixcoord("register_proxy", {"used": used})
             if not self._outdated.is_set() and not self._writer.stalled:
                 self._registered.set()
                 await self._outdated.wait()
@@ -131,15 +123,12 @@ class Proxy(Role):
         return None
 
     async def _ask_mixcoord(self, method: str, params: dict[str, object]) -> dict[str, object]:
+        """Ask the coordinator of this node. One that does not lead any more does not answer, until the role ends."""
+        request = {"node": self.node.life, "to": self.node.life, **params}
         while True:
             try:
-                reply = await self.caller.call("mixcoord", method, params, deadline_s=MIXCOORD_DEADLINE_S)
+                reply = await self.caller.call("mixcoord", method, request, deadline_s=MIXCOORD_DEADLINE_S)
                 return dict(reply.values)
-            except Fenced:
-                await self.catalog.catch_up()
-                if not self.deposed:
-                    raise
-                await asyncio.Event().wait()  # another node has answered: the role ends, and this with it
             except TidewalError as error:
                 if not (error.retryable or isinstance(error, HandlerFailed)):
                     raise
@@ -149,8 +138,7 @@ class Proxy(Role):
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            params: dict[str, object] = {"node": self.node.life, "checkpoints": self._writer.checkpoints()}
-            renewed = await self._ask_mixcoord("renew", params)
+            renewed = await self._ask_mixcoord("renew", {"checkpoints": self._writer.checkpoints()})
             limit = renewed["limit"]
             assert isinstance(limit, int)
             self._writer.extend(limit)
