@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.backends import log_url
 from tidewal.cli.main import main
 
 
@@ -69,3 +70,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@pytest.fixture(params=["kafka", "pulsar"])
+def broker_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a log of its own on each kind of broker."""
+    return log_url(request.param, request.getfixturevalue(request.param))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.backends import log_url
 from tidewal.actors.client import Client
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.schema import CollectionSchema, Field
@@ -21,11 +20,6 @@ from tidewal.runtime.schema import CollectionSchema, Field
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
-
-
-@pytest.fixture(params=["kafka", "pulsar"])
-def url(request: pytest.FixtureRequest) -> str:
-    return log_url(request.param, request.getfixturevalue(request.param))
 
 
 async def write_and_ask(url: str) -> None:
@@ -42,20 +36,20 @@ async def write_and_ask(url: str) -> None:
 
 
 def test_a_node_a_client_and_the_tools_meet_on_the_brokers(
-    url: str, start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
+    broker_url: str, start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
 ):
     data = tmp_path / "data"
-    (tmp_path / "node.yaml").write_text(yaml.safe_dump({"wal": url}))
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump({"wal": broker_url}))
     node = start("run", "--data", data, "--config", tmp_path / "node.yaml", "--json")
     assert node.stdout is not None
-    assert json.loads(node.stdout.readline()) == {"wal": url, "tables": str(data / "tables")}
-    asyncio.run(write_and_ask(url))
+    assert json.loads(node.stdout.readline()) == {"wal": broker_url, "tables": str(data / "tables")}
+    asyncio.run(write_and_ask(broker_url))
 
-    inspected = command("inspect", url, "--json")
+    inspected = command("inspect", broker_url, "--json")
     assert inspected.status == 0, inspected.err
     told = json.loads(inspected.out)
     assert [each["name"] for each in told["collections"]] == ["things"]
-    tailed = command("tail", url, "things", "--no-follow", "--json", "--rows", 100)
+    tailed = command("tail", broker_url, "things", "--no-follow", "--json", "--rows", 100)
     assert tailed.status == 0, tailed.err
     rows = [row for line in tailed.out.splitlines() for row in json.loads(line).get("rows", ())]
     assert {row["id"] for row in rows if row["_op"] == "insert"} == set(range(8))
@@ -67,4 +61,4 @@ def test_a_node_a_client_and_the_tools_meet_on_the_brokers(
     assert not (data / "log").exists()
     refused = command("run", "--data", data, "--wal", f"rocksmq://{tmp_path}/log")
     assert refused.status == 2
-    assert f"PositionMismatch: what is stored so far came from {url.partition(':')[0]}" in refused.err
+    assert f"PositionMismatch: what is stored so far came from {broker_url.partition(':')[0]}" in refused.err

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.backends import log_url
 from tests.cli.conftest import tracebacks
 from tidewal.actors.client import Client
 from tidewal.runtime.factory import open_wal
@@ -23,11 +22,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 THINGS = CollectionSchema("things", (Field("id", "int64"),), "id")
 BOUND_S = 60.0
-
-
-@pytest.fixture(params=["kafka", "pulsar"])
-def url(request: pytest.FixtureRequest) -> str:
-    return log_url(request.param, request.getfixturevalue(request.param))
 
 
 class Writers:
@@ -76,14 +70,14 @@ async def assert_deposed(node: subprocess.Popen[str]) -> None:
 
 
 async def test_the_newest_node_has_the_log_and_nothing_is_lost_or_doubled(
-    url: str, start: Callable[..., Any], tmp_path: Path, rng: random.Random
+    broker_url: str, start: Callable[..., Any], tmp_path: Path, rng: random.Random
 ) -> None:
     def run(name: str) -> subprocess.Popen[str]:
-        return start("run", "--data", tmp_path / name, "--wal", url, "--json")
+        return start("run", "--data", tmp_path / name, "--wal", broker_url, "--json")
 
     first = run("first")
     await ready(first)
-    wal = await open_wal(url)
+    wal = await open_wal(broker_url)
     async with Client(wal) as client:
         await client.create_collection(THINGS, shards=2)
         async with asyncio.TaskGroup() as tasks:
