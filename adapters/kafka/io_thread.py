@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -16,11 +17,31 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """asyncio's own loop, whatever the policy of the process: uvloop is slower at batches of a MiB. It knows its
+    connections, for the library closes them without waiting for it: one whose other end is silent would stay open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connections: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
+
+    async def create_connection(self, *args: Any, **named: Any) -> tuple[Any, Any]:
+        transport, protocol = await super().create_connection(*args, **named)
+        self._connections.add(transport)
+        return transport, protocol
+
+    def drop_connections(self) -> None:
+        """Close all that are open still, whatever they have to say; before `close`."""
+        for connection in tuple(self._connections):
+            connection.abort()
+        self.run_until_complete(asyncio.sleep(0))  # sockets close a turn later
+
+
 class IoThread:
     """One loop on one daemon thread. Start it once, stop it once."""
 
     def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = _Loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = False
@@ -105,4 +126,5 @@ class IoThread:
             task.cancel()
         self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.drop_connections()
         self.loop.close()
