@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Self
 
 from . import facts, jars
 from .kafka_wire import Metadata, Partition, metadata, quorum_leader
-from .processes import BrokerFailed, Process, free_ports
+from .processes import POLL_S, BrokerFailed, Process, free_ports
 
 READY_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 8.0  # without a quorum of controllers the last nodes wait for one
 FORMATTED_WITHIN_S = 60.0
+KNOWN_WITHIN_S = 10.0  # of a new topic, to each node
 
 
 class KafkaCluster:
@@ -140,8 +142,14 @@ class KafkaCluster:
         raise ConnectionError("no node answers")
 
     def partition(self, topic: str, number: int = 0) -> Partition:
-        """Who has a partition, as the first node that answers knows; KeyError where nobody does."""
-        return self.metadata(topic).topics[topic][number]
+        """Who has a partition, as the first node that answers knows. It hears of a new topic a moment late; KeyError
+        where it does not."""
+        deadline = time.monotonic() + KNOWN_WITHIN_S
+        while True:
+            found = self.metadata(topic).topics[topic]
+            if number in found or time.monotonic() > deadline:
+                return found[number]
+            time.sleep(POLL_S)
 
     def controller(self) -> int:
         """The node whose controller leads, as the first node that answers knows; -1 where none does."""
