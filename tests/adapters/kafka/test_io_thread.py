@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from tidewal.adapters.kafka.io_thread import IoThread
 
@@ -14,15 +15,11 @@ async def test_stopping_leaves_no_connection_open_whose_other_end_is_silent():
         writer.close()
         return writer
 
-    silent = asyncio.Event()
-    server = await asyncio.start_server(lambda _, __: silent.wait(), "127.0.0.1")
     thread = IoThread("test")
     thread.start()
-    writer = await thread.call(lambda: connect(server.sockets[0].getsockname()[1]))
-    socket = writer.get_extra_info("socket")
-    assert socket.fileno() >= 0
-    await thread.stop()
-    assert socket.fileno() == -1
-    silent.set()
-    server.close()
-    await server.wait_closed()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        writer = await thread.call(lambda: connect(silent.getsockname()[1]))
+        connection = writer.get_extra_info("socket")
+        assert connection.fileno() >= 0
+        await thread.stop()
+        assert connection.fileno() == -1
