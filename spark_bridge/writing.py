@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark import TaskContext
@@ -65,9 +66,9 @@ class CollectionSink:
 
     def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> Written:
         """The rows of one task, each once. Raises what `ChunkSender.send` raises."""
-        log = worker_log(self.options.wal)
-        shards, chunk_bytes = log.run(division(log.wal, self.collection))
-        sender = ChunkSender(lambda: log.caller(self.options.prefix), self.collection, task, self.options.deadline_s)
+        log, deadline_s = worker_log(self.options.wal), self.options.deadline_s
+        shards, chunk_bytes = log.persist(lambda: division(log.wal, self.collection), f"batch {task.batch}", deadline_s)
+        sender = ChunkSender(lambda: log.caller(self.options.prefix), self.collection, task, deadline_s)
         rows = (log_rows(batch, self.plan) for batch in batches)
         divided = chunks(rows, self.collection.schema, shards=shards, chunk_bytes=chunk_bytes)
         for number, chunk in enumerate(divided):
@@ -91,13 +92,14 @@ class TopicSink:
 
     def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> Written:
         """Stage the rows of one task."""
-        log = worker_log(self.options.wal)
-        stager = log.run(self._stager(log, task))
+        log, deadline_s = worker_log(self.options.wal), self.options.deadline_s
+        stager = log.persist(lambda: self._stager(log, task), f"batch {task.batch}", deadline_s)
         limits: dict[str, int] = {}
         maker = MessageMaker(self.plan, producer_of(*task), _clock, limits)
         for batch in batches:
             for topic in self.plan.targets(batch) - limits.keys():
-                limits[topic] = min(log.run(log.wal.describe(topic)).max_message_bytes, stager.row_limit)
+                found = log.persist(partial(log.wal.describe, topic), f"batch {task.batch}", deadline_s)
+                limits[topic] = min(found.max_message_bytes, stager.row_limit)
             log.run(stager.add(maker.messages(batch)))
         return Written(task, log.run(stager.finish()), tuple(stager.targets))
 
@@ -111,25 +113,15 @@ class TopicSink:
         """Publish what the tasks staged. Raises what `Publisher.commit` raises."""
         if not messages:
             return
-        log = worker_log(self.options.wal)
+        log, deadline_s = worker_log(self.options.wal), self.options.deadline_s
         writer = messages[0].task.writer
         channel = ledger_name(writer, self.options.prefix)
         attempts = sorted(message.attempt for message in messages if message.attempt is not None)
         targets = {name for message in messages for name in message.targets}
-        log.run(self._publish(log, Ledger(log.wal, channel), staged_name(channel), writer, batch, attempts, targets))
-
-    async def _publish(
-        self,
-        log: WorkerLog,
-        ledger: Ledger,
-        staged: str,
-        writer: str,
-        batch: int,
-        attempts: Sequence[Attempt],
-        targets: set[str],
-    ) -> None:
-        await ledger.create()
-        await Publisher(log.wal, ledger, staged, writer, self.options.deadline_s).commit(batch, attempts, targets)
+        ledger = Ledger(log.wal, channel)
+        log.persist(ledger.create, f"batch {batch}", deadline_s)
+        publisher = Publisher(log.wal, ledger, staged_name(channel), writer, deadline_s)
+        log.run(publisher.commit(batch, attempts, targets))
 
 
 Sink = CollectionSink | TopicSink

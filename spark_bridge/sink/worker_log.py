@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from ...runtime.factory import open_wal
 from ...runtime.names import Names
 from ...runtime.rpc import Caller
 from ...runtime.wal import ChannelPolicy, Wal
+from .patience import persistently
 
 T = TypeVar("T")
 
@@ -58,6 +59,10 @@ class WorkerLog:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which runs on the log's own thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def persist(self, work: Callable[[], Coroutine[Any, Any, T]], what: str, deadline_s: float) -> T:
+        """The same, `persistently`: a query goes on under which the log's owner is away for a moment."""
+        return self.run(persistently(work, what, deadline_s))
 
     async def caller(self, prefix: str) -> Caller:
         """Who asks the roles of the cluster with that prefix; another one where the log has failed under the last."""

@@ -30,11 +30,19 @@ class Owner:
 
     def __init__(self, directory: Path) -> None:
         self.url = f"rocksmq://{directory}"
+        self._directory = directory
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="owner")
         self._thread.start()
         self._channels: set[str] = set()
-        self._wal = self._run(RocksMQ.open(str(directory), segment_bytes=SEGMENT_BYTES))
+        self.start()
+
+    def start(self) -> None:
+        self._wal = self._run(RocksMQ.open(str(self._directory), segment_bytes=SEGMENT_BYTES))
+
+    def stop(self) -> None:
+        """Until `start` nobody has the directory open."""
+        self._run(self._wal.close())
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
@@ -58,7 +66,7 @@ class Owner:
         return self._run(self._wal.describe(channel)).first_id
 
     def close(self) -> None:
-        self._run(self._wal.close())
+        self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

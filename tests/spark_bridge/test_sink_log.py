@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.errors import DeadlineExceeded, Unavailable
 from tidewal.runtime.wal import ChannelPolicy
 from tidewal.spark_bridge.sink import worker_log as module
 from tidewal.spark_bridge.sink.worker_log import close_all, worker_log
@@ -45,3 +45,21 @@ def test_a_process_opens_it_once(owner: Any) -> None:
     assert another.listening
     close_all()
     assert worker_log(owner.url) is not log
+
+
+def test_what_a_task_asks_waits_for_an_owner_up_to_its_deadline(owner: Any) -> None:
+    attempts = 0
+
+    async def create() -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 3:
+            owner.start()
+        await log.create("c", ChannelPolicy())
+
+    log = worker_log(owner.url)
+    owner.stop()
+    with pytest.raises(DeadlineExceeded, match=r"batch 7 could not be written .* start the query again"):
+        log.persist(create, "batch 7", 0.0)
+    log.persist(create, "batch 7", 30.0)
+    assert attempts == 3
