@@ -7,7 +7,7 @@ tell the driver travels in their commit messages.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from ..runtime.catalog import Collection
 from ..runtime.clock import HybridClock
-from ..runtime.errors import ChannelNotFound, CollectionNotFound, InvalidRequest
+from ..runtime.errors import ChannelNotFound, CollectionNotFound, InvalidRequest, Unavailable
 from .log import Log, open_log
 from .planning import Planner
 from .sink.chunks import chunks
@@ -66,7 +66,7 @@ class CollectionSink:
 
     def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> Written:
         """The rows of one task, each once. Raises what `ChunkSender.send` raises."""
-        log, deadline_s = worker_log(self.options.wal), self.options.deadline_s
+        log, deadline_s = _patient_log(self.options)
         shards, chunk_bytes = log.persist(lambda: division(log.wal, self.collection), f"batch {task.batch}", deadline_s)
         sender = ChunkSender(lambda: log.caller(self.options.prefix), self.collection, task, deadline_s)
         rows = (log_rows(batch, self.plan) for batch in batches)
@@ -74,9 +74,6 @@ class CollectionSink:
         for number, chunk in enumerate(divided):
             log.run(sender.send(number, chunk))
         return Written(task)
-
-    def commit(self, batch: int, messages: Sequence[Written]) -> None:
-        """Nothing is left to do."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class TopicSink:
 
     def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> Written:
         """Stage the rows of one task."""
-        log, deadline_s = worker_log(self.options.wal), self.options.deadline_s
+        log, deadline_s = _patient_log(self.options)
         stager = log.persist(lambda: self._stager(log, task), f"batch {task.batch}", deadline_s)
         limits: dict[str, int] = {}
         maker = MessageMaker(self.plan, producer_of(*task), _clock, limits)
@@ -109,20 +106,6 @@ class TopicSink:
         limit = (await log.wal.describe(staged)).max_message_bytes
         return Stager(log.wal, staged, task.partition, limit, self.options.deadline_s)
 
-    def commit(self, batch: int, messages: Sequence[Written]) -> None:
-        """Publish what the tasks staged. Raises what `Publisher.commit` raises."""
-        if not messages:
-            return
-        log, deadline_s = worker_log(self.options.wal), self.options.deadline_s
-        writer = messages[0].task.writer
-        channel = ledger_name(writer, self.options.prefix)
-        attempts = sorted(message.attempt for message in messages if message.attempt is not None)
-        targets = {name for message in messages for name in message.targets}
-        ledger = Ledger(log.wal, channel)
-        log.persist(ledger.create, f"batch {batch}", deadline_s)
-        publisher = Publisher(log.wal, ledger, staged_name(channel), writer, deadline_s)
-        log.run(publisher.commit(batch, attempts, targets))
-
 
 Sink = CollectionSink | TopicSink
 
@@ -137,6 +120,26 @@ def make_sink(options: SinkOptions, schema: StructType) -> Sink:
         for topic in options.topics:
             _check_there(log, topic)
     return TopicSink(options, plan_messages(schema, options.topics))
+
+
+def _finish_batch(options: SinkOptions, batch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
+    """All tasks have written; what they staged for topics is published. Raises what `Publisher.commit` raises."""
+    written = [message for message in messages if isinstance(message, Written)]
+    if options.collection or not written:
+        return
+    log, deadline_s = _patient_log(options)
+    writer = written[0].task.writer
+    channel = ledger_name(writer, options.prefix)
+    ledger = Ledger(log.wal, channel)
+    log.persist(ledger.create, f"batch {batch}", deadline_s)
+    publisher = Publisher(log.wal, ledger, staged_name(channel), writer, deadline_s)
+    attempts = sorted(message.attempt for message in written if message.attempt is not None)
+    log.run(publisher.commit(batch, attempts, {name for message in written for name in message.targets}))
+
+
+def _patient_log(options: SinkOptions) -> tuple[WorkerLog, float]:
+    """The log, also where its owner is away for a moment, and how long a batch may wait for it."""
+    return worker_log(options.wal, options.deadline_s), options.deadline_s
 
 
 def _collection(log: Log, options: SinkOptions, schema: StructType) -> Collection:
@@ -172,18 +175,24 @@ class TidewalStreamWriter(DataSourceStreamArrowWriter):
     mode each holds all groups: in a collection they are replaced by key, to a topic they are appended again."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self._sink = make_sink(options, schema)
+        self._options = options
+        try:
+            self._sink: Sink | Unavailable = make_sink(options, schema)
+        except Unavailable as error:  # told by the tasks: a writer that Spark makes to commit or to abort needs no sink
+            self._sink = error
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """The rows of one task."""
+        if isinstance(self._sink, Unavailable):
+            raise self._sink
         context = cast(Any, TaskContext.get())
-        app = self._sink.options.app
+        app = self._options.app
         writer = application(app, self._sink.target) if app else context.getLocalProperty(QUERY)
         return self._sink.write(Task(writer, int(context.getLocalProperty(BATCH)), context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks have written."""
-        self._sink.commit(batchId, [message for message in messages if isinstance(message, Written)])
+        _finish_batch(self._options, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: whoever writes the batch again finds what there is of it."""
@@ -211,7 +220,7 @@ class TidewalBatchWriter(DataSourceArrowWriter):
         """All tasks have written."""
         if self._repeated:
             return
-        self._sink.commit(self._version, [message for message in messages if isinstance(message, Written)])
+        _finish_batch(self._sink.options, self._version, messages)
         if not self._sink.options.app:
             self._forget()
         elif isinstance(self._sink, CollectionSink):

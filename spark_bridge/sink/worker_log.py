@@ -31,7 +31,8 @@ class WorkerLog:
     """An open log whose coroutines run on a thread of its own. It never owns a RocksMQ: a process of Spark's may be
     killed at any time, and another one must not wait for it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, deadline_s: float = 0.0) -> None:
+        """Opening it is tried once, or `persistently` for `deadline_s`."""
         self.url = url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tidewal-spark-sink", daemon=True)
@@ -39,7 +40,7 @@ class WorkerLog:
         self._callers: dict[str, Caller] = {}
         self._created: set[str] = set()
         try:
-            self.wal: Wal = self.run(self._open())
+            self.wal: Wal = self.persist(self._open, "a batch", deadline_s) if deadline_s else self.run(self._open())
         except BaseException:
             self._end()
             raise
@@ -99,12 +100,12 @@ class WorkerLog:
         self._loop.close()
 
 
-def worker_log(url: str) -> WorkerLog:
-    """The log at `url` as this process has it open. Raises what opening it raises."""
+def worker_log(url: str, deadline_s: float = 0.0) -> WorkerLog:
+    """The log at `url` as this process has it open. Raises what opening it raises; it is tried for `deadline_s`."""
     with _opening:
         known = _opened.get((os.getpid(), url))
         if known is None:
-            known = _opened[os.getpid(), url] = WorkerLog(url)
+            known = _opened[os.getpid(), url] = WorkerLog(url, deadline_s)
         return known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidewal.runtime.errors import DeadlineExceeded, Unavailable
-from tidewal.runtime.wal import ChannelPolicy
+from tidewal.runtime.wal import ChannelPolicy, Wal
 from tidewal.spark_bridge.sink import worker_log as module
 from tidewal.spark_bridge.sink.worker_log import close_all, worker_log
 
@@ -63,3 +64,37 @@ def test_what_a_task_asks_waits_for_an_owner_up_to_its_deadline(owner: Any) -> N
         log.persist(create, "batch 7", 0.0)
     log.persist(create, "batch 7", 30.0)
     assert attempts == 3
+
+
+def test_a_task_waits_for_an_owner_to_open_the_log(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_wal(*given: Any, **options: Any) -> Wal:
+        if attempts.pop(0) == "start":
+            owner.start()
+        return await real_open(*given, **options)
+
+    real_open, attempts = module.open_wal, ["fail", "fail", "start"]
+    monkeypatch.setattr(module, "open_wal", open_wal)
+    owner.stop()
+    with pytest.raises(Unavailable, match="start one"):
+        worker_log(owner.url)
+    assert worker_log(owner.url, 30.0).wal.name == "rocksmq"
+    assert attempts == []
+
+
+@pytest.mark.spark
+def test_a_batch_is_committed_and_aborted_without_the_log_and_written_with_it(owner: Any) -> None:
+    """Spark makes a writer for each of the three, and drops our words where it cannot make one to abort."""
+    pytest.importorskip("pyspark")
+    from pyspark.sql.types import StructType
+
+    from tidewal.spark_bridge.sink.options import SinkOptions
+    from tidewal.spark_bridge.writing import TidewalStreamWriter
+
+    owner.stop()
+    options = SinkOptions.parse({"wal": owner.url, "topic": "a"}, streaming=True)
+    writer = TidewalStreamWriter(options, StructType().add("value", "binary"))
+    writer.abort([], 7)
+    writer.commit([], 7)
+    with pytest.raises(Unavailable, match="start one"):
+        pickle.loads(pickle.dumps(writer)).write(iter([]))
+    owner.start()
