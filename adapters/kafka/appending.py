@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from .io_thread import IoThread
 from .lane import ROW_BYTES, Backlog, Lane, Part, Write
 from .management import Management
 from .options import Options
+from .positions import Row, to_rows
 from .sender import ACKS_ALL, ACKS_LEADER, Sender
 
 
@@ -21,8 +23,8 @@ class Submitted(NamedTuple):
     """The columns of one submit, and its answer."""
 
     names: Sequence[str]
-    payloads: Sequence[bytes]
-    timestamps: Sequence[int]
+    rows: Sequence[Row]
+    sizes: Sequence[int]
     write: Write
 
 
@@ -59,7 +61,8 @@ class Appender:
         known = {name: channel for name, channel in found.items() if channel is not None}
         if len(known) == len(found):
             _check_sizes(known, names, sizes, self._cluster.options)
-        submitted = Submitted(names, payloads, timestamps, Write(done, len(names), size))
+        rows = to_rows(timestamps, payloads, int(time.time() * 1000))
+        submitted = Submitted(names, rows, sizes, Write(done, len(names), size))
         with self._backlog.lock:
             self._backlog.admit(size)
             if self._looking or len(known) < len(found):
@@ -99,18 +102,18 @@ class Appender:
 
     def _put(self, channels: dict[str, Channel], submitted: Submitted) -> bool:
         """Put entries into lanes, under the lock; whether `_start` has to be called."""
-        names, payloads, timestamps, write = submitted
+        names, rows, sizes, write = submitted
         idle = not self._starting
-        if len(channels) == 1:
-            parts = [(channels[names[0]], Part(write, range(len(names)), timestamps, payloads))]
-        else:
-            parts: list[tuple[Channel, Part]] = []
-            for name, channel in channels.items():
+        write.split(len(channels))
+        for name, channel in channels.items():
+            lane = self.lane(channel)
+            if len(channels) == 1:
+                starts = lane.add(Part(write, range(len(names))), rows, sizes)
+            else:
                 places = [place for place, other in enumerate(names) if other == name]
-                picked = [timestamps[at] for at in places], [payloads[at] for at in places]
-                parts.append((channel, Part(write, places, *picked)))
-        write.split(len(parts))
-        self._starting += [lane for channel, part in parts if (lane := self.lane(channel)).add(part)]
+                starts = lane.add(Part(write, places), [rows[at] for at in places], [sizes[at] for at in places])
+            if starts:
+                self._starting.append(lane)
         return idle and bool(self._starting)
 
     # ---- on the I/O loop ---------------------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ class Appender:
             while (submitted := self._next_unknown()) is not None:
                 try:
                     found = {name: await self._management.find(name) for name in set(submitted.names)}
-                    _check_sizes(found, submitted.names, list(map(len, submitted.payloads)), self._cluster.options)
+                    _check_sizes(found, submitted.names, submitted.sizes, self._cluster.options)
                 except TidewalError as error:
                     self._refuse(error)
                     continue

@@ -181,7 +181,7 @@ class Catalog:
         ]
         if rows:
             async with self._lock:
-                offset = await self._sender.send(rows)
+                offset = await self._sender.send(self._sender.batch(rows))
             await self._until(offset + len(rows))
 
     async def _make_topic(self) -> None:

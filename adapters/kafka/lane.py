@@ -1,6 +1,7 @@
-"""What waits to be appended: a lane per channel, out of which batches are made as fast as they are answered.
+"""What waits to be appended: a lane per channel, into which batches are sent as fast as they are answered.
 
-There is no linger. While one batch is under way the next one gathers; a lone append goes out at once.
+There is no linger. While one batch is under way the next one gathers, encoded by who submits: when its turn comes it
+goes out at once, as a lone append does.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, Overloaded, TidewalError, Unavailable
 from ...runtime.wal import OnAppended
+from .batch import Batch
 from .catalog import Channel
-from .positions import Row, to_rows
+from .positions import Row
 from .sender import Sender
 
 ROW_BYTES = 64  # what a record counts beside its payload
@@ -67,16 +68,14 @@ class Write:
 
 
 class Part:
-    """The entries of one `submit` that go to one channel."""
+    """What of one `submit` goes to one channel."""
 
-    __slots__ = ("payloads", "places", "taken", "timestamps", "write")
+    __slots__ = ("failed", "places", "write")
 
-    def __init__(
-        self, write: Write, places: Sequence[int], timestamps: Sequence[int], payloads: Sequence[bytes]
-    ) -> None:
+    def __init__(self, write: Write, places: Sequence[int]) -> None:
+        """Entries of these places in the submit."""
         self.write, self.places = write, places
-        self.timestamps, self.payloads = timestamps, payloads
-        self.taken = 0  # entries that went into batches
+        self.failed = False  # what is left of it is not sent
 
 
 class Span(NamedTuple):
@@ -85,6 +84,31 @@ class Span(NamedTuple):
     part: Part
     first: int
     end: int
+
+
+class Load:
+    """A batch that gathers, and whose entries are in it."""
+
+    __slots__ = ("_room", "batch", "spans")
+
+    def __init__(self, batch: Batch, room: int) -> None:
+        self.batch, self._room = batch, room
+        self.spans: list[Span] = []
+
+    def put(self, part: Part, rows: Sequence[Row], sizes: Sequence[int], first: int) -> int:
+        """Take rows of a part, from `first` on, as many as there is room for, and one where there are none. Where the
+        rest begins."""
+        end, room = first, self._room
+        for size in islice(sizes, first, None):
+            room -= size + ROW_BYTES
+            if room < 0 and (self.spans or end > first):
+                break
+            end += 1
+            self._room = room
+        if end > first:
+            self.batch.add(rows[first:end])
+            self.spans.append(Span(part, first, end))
+        return end
 
 
 class Backlog:
@@ -125,13 +149,17 @@ class Lane:
         self.last_offset = -1
         self.running = False
         self._sender, self._backlog, self._batch_bytes = sender, backlog, batch_bytes
-        self._parts: deque[Part] = deque()
+        self._loads: deque[Load] = deque()  # the last one gathers
         self._stops = 0
         self._free: asyncio.Event | None = None
 
-    def add(self, part: Part) -> bool:
-        """Whether `run` has to be started."""
-        self._parts.append(part)
+    def add(self, part: Part, rows: Sequence[Row], sizes: Sequence[int]) -> bool:
+        """`sizes` are those of the payloads. Whether `run` has to be started."""
+        end = self._loads[-1].put(part, rows, sizes, 0) if self._loads else 0
+        while end < len(rows):
+            load = Load(self._sender.batch(), self._batch_bytes)
+            end = load.put(part, rows, sizes, end)
+            self._loads.append(load)
         started, self.running = self.running, True
         return not started
 
@@ -146,47 +174,42 @@ class Lane:
             self._free.set()
 
     async def run(self, flush: Callable[[], None]) -> None:
-        """Append until nothing waits. `flush` is called when the answers of a batch are given."""
+        """Append until nothing waits. `flush` is called when the answers of a batch are given: once the next one is on
+        its way, for whoever it wakes will want the interpreter."""
+        loop = asyncio.get_running_loop()
         while True:
             with self._backlog.lock:
                 free = self._free = asyncio.Event() if self._stops else None
-                spans = [] if free is not None else self._take()
-                if free is None and not spans:
-                    self.running = False
-                    return
-            if free is not None:
-                await free.wait()
+                load = self._loads.popleft() if self._loads and free is None else None
+                self.running = free is not None or load is not None
+            if load is not None:
+                loop.call_soon(self._meanwhile, flush)
+                await self._append(load.batch, load.spans)
                 continue
-            await self._append(spans)
+            flush()
+            if free is None:
+                return
+            await free.wait()
+
+    def _meanwhile(self, flush: Callable[[], None]) -> None:
+        """While a batch is under way."""
+        with self._backlog.lock:
+            full = self._loads[0].batch if len(self._loads) > 1 else None
+        try:
+            if full is not None:
+                self._sender.prepare(full)
+        finally:
             flush()
 
-    def _take(self) -> list[Span]:
-        """Entries for one batch: as many as its bytes allow, one at least."""
-        spans: list[Span] = []
-        room, full = self._batch_bytes, False
-        while self._parts and not full:
-            part = self._parts[0]
-            first = end = part.taken
-            for payload in islice(part.payloads, first, None):
-                room -= len(payload) + ROW_BYTES
-                full = room < 0 and (bool(spans) or end > first)
-                if full:
-                    break
-                end += 1
-            if end > first:
-                spans.append(Span(part, first, end))
-                part.taken = end
-            if end == len(part.payloads):
-                self._parts.popleft()
-        return spans
-
-    async def _append(self, spans: Sequence[Span]) -> None:
+    async def _append(self, batch: Batch, spans: Sequence[Span]) -> None:
+        if any(span.part.failed for span in spans):
+            await self._append_each(batch, spans)
+            return
         try:
-            base = await self._sender.send(_rows(spans))
+            base = await self._sender.send(batch)
         except TidewalError as error:
             if isinstance(error, InvalidRequest) and len(spans) > 1:  # one of them; the others shall not pay for it
-                for span in spans:
-                    await self._append([span])
+                await self._append_each(batch, spans)
                 return
             self._fail(spans, error)
             if isinstance(error, (Unavailable, ChannelNotFound)):
@@ -200,41 +223,43 @@ class Lane:
             _log.exception("appending to %s failed", self.channel.name)
             self._fail(spans, Unavailable(f"appending failed: {error!r}", outcome_unknown=True))
             return
+        self._appended(base, spans)
+
+    async def _append_each(self, batch: Batch, spans: Sequence[Span]) -> None:
+        """What makes up a batch, one after the other; without that of which something has failed."""
+        rows = batch.rows()
+        for span in spans:
+            count = span.end - span.first
+            own, rows = rows[:count], rows[count:]
+            if not span.part.failed:
+                await self._append(self._sender.batch(own), [span])
+
+    def _appended(self, base: int, spans: Sequence[Span]) -> None:
         prefix = self.channel.prefix
         offset = base
         for part, first, end in spans:
             ids = [prefix + number.to_bytes(8, "big") for number in range(offset, offset + end - first)]
             offset += end - first
             part.write.appended(part.places[first:end], ids)
-            if end == len(part.payloads):
+            if end == len(part.places):
                 self._finish(part, None)
         self.last_offset = offset - 1
 
     def _fail(self, spans: Sequence[Span], error: TidewalError) -> None:
         for part, _, _ in spans:
-            with self._backlog.lock:
-                if self._parts and self._parts[0] is part:  # its rest is not sent
-                    self._parts.popleft()
-            self._finish(part, error)
+            if not part.failed:
+                part.failed = True
+                self._finish(part, error)
 
     def _fail_waiting(self, error: TidewalError) -> None:
         """What waits behind a batch that failed for lack of a broker was not sent, and has waited as long."""
         with self._backlog.lock:
-            parts = list(self._parts)
-            self._parts.clear()
+            spans = [span for load in self._loads for span in load.spans]
+            self._loads.clear()
         if isinstance(error, Unavailable):
             error = Unavailable(error.message)
-        for part in parts:
-            self._finish(part, error)
+        self._fail(spans, error)
 
     def _finish(self, part: Part, error: TidewalError | None) -> None:
         if part.write.finished(error):
             self._backlog.release(part.write)
-
-
-def _rows(spans: Sequence[Span]) -> list[Row]:
-    now_ms = int(time.time() * 1000)
-    rows: list[Row] = []
-    for part, first, end in spans:
-        rows += to_rows(part.timestamps[first:end], part.payloads[first:end], now_ms)
-    return rows

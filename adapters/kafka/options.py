@@ -37,7 +37,7 @@ class Options:
     request_timeout_s: float = 5.0  # how long one request may take
     delivery_timeout_s: float = 30.0  # how long an append, or any other call, may take with all attempts
     pending_bytes: int = 64 * MIB  # of appends that are not answered; over it `submit` raises `Overloaded`
-    batch_bytes: int = MIB  # of one request to append
+    batch_bytes: int = MIB // 2  # of one request to append; so much stays in a processor's cache while it is encoded
     fetch_bytes: int = 2 * MIB  # of one request to read
     prefetch_bytes: int = 4 * MIB  # that a reader holds before it stops fetching
     max_message_bytes: int = 0  # of one message, where the brokers take less than a channel's policy; 0: the policy's

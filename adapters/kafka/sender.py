@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from ...runtime.errors import Unavailable
 from ...runtime.stalls import Waiting
 from . import faults
+from .batch import Batch
 from .cluster import PARTITION, PAUSE_S, Cluster
 from .options import CODECS
 from .positions import Row
 
 ACKS_ALL, ACKS_LEADER = -1, 1
-MAGIC = 2  # the format of batches
 NOT_TRANSACTIONAL: Any = None
 LONGEST_MS = 2**31 - 1
 SEQUENCES = 2**31  # they begin again at 0
-NEVER_FULL = 2**31 - 1  # what goes into a batch was chosen before
 
 
 class Sender:
@@ -51,40 +48,51 @@ class Sender:
         self._missing, self._acks = missing, acks
         self._channel = channel or topic
         self._producer: tuple[int, int] | None = None  # id and epoch
-        self._sequence = 0
+        self._sequence = self._next_sequence = 0  # of what is sent, and of what comes behind it
 
-    async def send(self, rows: Sequence[Row]) -> int:
-        """Append rows as one batch and return the offset of the first. Raises `Unavailable`, with `outcome_unknown`
+    def batch(self, rows: Iterable[Row] = ()) -> Batch:
+        """A new batch for the topic."""
+        return Batch(rows, codec=CODECS[self._cluster.options.compression])
+
+    def prepare(self, batch: Batch) -> None:
+        """Number a batch as it will be if the one under way gets in: what is left to do when that one is answered is
+        to send this one."""
+        if self._producer is not None:
+            batch.build(self._producer, self._next_sequence)
+
+    async def send(self, batch: Batch) -> int:
+        """Append it and return the offset of its first record. Raises `Unavailable`, with `outcome_unknown`
         where they may be in the log all the same, and what `missing` and `faults.mapped` have."""
         waiting = self._cluster.stalls.begin("append", self._channel)
         try:
-            return await self._send(rows, waiting)
+            return await self._send(batch, waiting)
         finally:
             self._cluster.stalls.end(waiting)
 
-    async def _send(self, rows: Sequence[Row], waiting: Waiting) -> int:
+    async def _send(self, batch: Batch, waiting: Waiting) -> int:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._cluster.options.delivery_timeout_s
-        batch: Any = None
+        built: Any = None
         unknown = False  # whether an attempt before may have been written
         while True:
             try:
-                if batch is None:
-                    codec = CODECS[self._cluster.options.compression]
-                    batch = encode(rows, await self._identity(), self._sequence, codec=codec)
-                offset = await self._attempt(batch)
-                self._sequence = (self._sequence + len(rows)) % SEQUENCES
+                if built is None:
+                    producer = await self._identity()
+                    built = batch.build(producer, self._sequence)
+                    self._next_sequence = (self._sequence + batch.count) % SEQUENCES
+                offset = await self._attempt(built)
+                self._sequence = self._next_sequence
                 return offset
             except faults.Foreign as error:
                 lost = faults.sequence_lost(error)
-                unknown |= batch is not None and not lost and not faults.not_written(error)
+                unknown |= built is not None and not lost and not faults.not_written(error)
                 if lost:
-                    self._producer = batch = None
+                    self._producer = built = None
                 forgotten = isinstance(error, kafka_errors.DuplicateSequenceNumber)  # in the log, nobody knows where
                 if faults.final(error) or loop.time() > deadline or forgotten or (lost and unknown):
                     if unknown:
                         self._producer = None
-                        self._cluster.stalls.outcome_unknown(self._channel, len(rows))
+                        self._cluster.stalls.outcome_unknown(self._channel, batch.count)
                     raise faults.mapped(error, f"append to {self._topic}", outcome_unknown=unknown) from error
                 self._cluster.stalls.retry(waiting, error)
             except asyncio.CancelledError:
@@ -115,18 +123,6 @@ class Sender:
                 await self._cluster.refresh()
                 if self._cluster.leader(self._topic) is None:
                     await self._missing()
-
-
-def encode(
-    rows: Sequence[Row], producer: tuple[int, int], sequence: int, *, transactional: bool = False, codec: int = 0
-) -> Any:
-    """One batch, under a producer's id and epoch and the number of its first record."""
-    builder = DefaultRecordBatchBuilder(MAGIC, codec, int(transactional), *producer, sequence, NEVER_FULL)
-    now_ms = int(time.time() * 1000)
-    append = builder.append
-    for number, (timestamp_ms, key, value, headers) in enumerate(rows):
-        append(number, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)
-    return builder.build()
 
 
 def written_at(response: Any) -> int:

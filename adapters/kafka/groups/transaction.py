@@ -23,9 +23,10 @@ from aiokafka.protocol.transaction import (
 
 from ....runtime.errors import TidewalError, Unavailable
 from .. import faults
+from ..batch import Batch
 from ..cluster import PARTITION, Cluster
 from ..positions import Row
-from ..sender import ACKS_ALL, encode, written_at
+from ..sender import ACKS_ALL, written_at
 from .coordinator import Code, Coordinator, Kind
 
 OPEN_MS = 60_000  # after that Kafka aborts it, if nobody did
@@ -144,11 +145,11 @@ class Producer:
         offsets: list[int] = []
         for rows in batches:
             sequence = self._sequences.get(topic, 0)
-            batch = encode(rows, identity, sequence, transactional=True)
+            built = Batch(rows, transactional=True).build(identity, sequence)
 
-            async def attempt(batch: Any = batch) -> int:
+            async def attempt(built: Any = built) -> int:
                 timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
-                request = ProduceRequest(self.name, ACKS_ALL, timeout_ms, [(topic, [(PARTITION, batch)])])
+                request = ProduceRequest(self.name, ACKS_ALL, timeout_ms, [(topic, [(PARTITION, built)])])
                 response = await self._cluster.ask_leader(topic, request, connection)
                 if response.topics[0][1][0][1] in _ENDED:
                     raise Aborted

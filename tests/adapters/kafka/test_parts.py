@@ -8,13 +8,15 @@ from itertools import count
 
 import pytest
 from aiokafka import errors as kafka_errors
+from aiokafka.record import MemoryRecords
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.adapters.kafka import faults, open_wal
+from tidewal.adapters.kafka.batch import Batch
 from tidewal.adapters.kafka.catalog import Channel
 from tidewal.adapters.kafka.lane import Backlog, Lane, Part, Write
-from tidewal.adapters.kafka.options import parse
+from tidewal.adapters.kafka.options import CODECS, parse
 from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, prefix, to_rows
 from tidewal.adapters.kafka.topics import catalog_topic, channel_topic, configs
 from tidewal.runtime.clock import compose
@@ -146,15 +148,23 @@ class FakeSender:
 
     def __init__(self):
         self.batches: list[list[bytes]] = []
+        self.prepared: list[list[bytes]] = []
         self.failure: TidewalError | None = None
         self.refused = b"refused"
         self.go = asyncio.Event()
         self.go.set()
         self._offsets = count()
 
-    async def send(self, rows):
-        payloads = [row[2] for row in rows]
+    def batch(self, rows=()):
+        return Batch(rows)
+
+    def prepare(self, batch):
+        self.prepared.append([row[2] for row in batch.rows()])
+
+    async def send(self, batch):
+        payloads = [row[2] for row in batch.rows()]
         self.batches.append(payloads)
+        await asyncio.sleep(0)  # a broker does not answer at once
         await self.go.wait()
         if self.failure is not None:
             failure, self.failure = self.failure, None
@@ -175,16 +185,21 @@ class Rig:
         self.lane = Lane(self.channel, self.sender, self.backlog, batch_bytes)
         self.answers: dict[str, object] = {}
         self.task: asyncio.Task[None] | None = None
+        self.flushed: list[tuple[int, list[str]]] = []  # how many batches were sent by then, and what was answered
 
     def submit(self, name, *payloads, write=None, places=None):
         size = sum(map(len, payloads)) + 1
         write = write or Write(lambda result: self.answers.__setitem__(name, result), len(payloads), size)
-        part = Part(write, places or range(len(payloads)), [0] * len(payloads), payloads)
+        part = Part(write, places or range(len(payloads)))
+        rows = to_rows([0] * len(payloads), payloads, NOW_MS)
         with self.backlog.lock:
             self.backlog.admit(size)
-            started = self.lane.add(part)
+            started = self.lane.add(part, rows, list(map(len, payloads)))
         if started:
-            self.task = asyncio.ensure_future(self.lane.run(lambda: None))
+            self.task = asyncio.ensure_future(self.lane.run(self.flush))
+
+    def flush(self):
+        self.flushed.append((len(self.sender.batches), sorted(self.answers)))
 
     def ids(self, name):
         return [offset_of(id, prefix(5)) for id in self.answers[name]]
@@ -202,6 +217,16 @@ async def test_what_comes_while_a_batch_is_under_way_becomes_the_next_one():
     assert rig.sender.batches == [[b"1"], [b"two", b"three"]]
     assert [rig.ids(name) for name in ("one", "two", "three")] == [[0], [1], [2]]
     assert rig.backlog.bytes == 0
+
+
+async def test_while_a_batch_is_under_way_a_full_one_is_prepared_and_the_answers_before_are_given():
+    rig = Rig(batch_bytes=200)
+    rig.submit("one", bytes(100))
+    rig.submit("two", bytes(101))
+    rig.submit("three", b"gathers")
+    await rig.task
+    assert rig.sender.prepared == [[bytes(101)]]
+    assert rig.flushed == [(1, []), (2, ["one"]), (3, ["one", "two"]), (3, ["one", "three", "two"])]
 
 
 async def test_a_batch_is_bounded_and_a_large_message_goes_alone():
@@ -241,6 +266,61 @@ async def test_what_waits_behind_a_batch_without_a_broker_fails_with_it_but_for_
     rig.submit("later", b"3")
     await rig.task
     assert rig.ids("later") == [0]
+
+
+async def test_what_is_left_of_a_submit_that_failed_is_not_sent():
+    rig = Rig(batch_bytes=300)
+    rig.lane.stop()
+    rig.submit("one", b"refused", bytes(200), b"rest")
+    rig.submit("other", b"other")
+    with rig.backlog.lock:
+        rig.lane.go()
+    await rig.task
+    assert isinstance(rig.answers["one"], InvalidRequest)
+    assert rig.answers["one"].fields == {}
+    assert rig.ids("other") == [0]
+    assert rig.sender.batches == [[b"refused"], [b"other"]]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 300) | st.just(b"refused"), min_size=1, max_size=6), min_size=1, max_size=8),
+    st.integers(1, 1000),
+)
+async def test_every_submit_is_answered_and_has_the_ids_of_its_entries(submits, batch_bytes):
+    rig = Rig(batch_bytes=batch_bytes)
+    rig.lane.stop()
+    for number, sizes in enumerate(submits):
+        payloads = [size if isinstance(size, bytes) else bytes([number]) * size for size in sizes]
+        rig.submit(number, *payloads)
+    with rig.backlog.lock:
+        rig.lane.go()
+    await rig.task
+    assert rig.backlog.bytes == 0
+    assert list(rig.answers) == list(range(len(submits)))
+    offsets = []
+    for number, sizes in enumerate(submits):
+        refused = b"refused" in sizes
+        assert isinstance(rig.answers[number], InvalidRequest) == refused
+        offsets += [] if refused else rig.ids(number)
+    assert offsets == sorted(set(offsets))
+
+
+@pytest.mark.parametrize("codec", [CODECS["none"], CODECS["gzip"]])
+def test_a_batch_can_be_numbered_again(codec):
+    batch = Batch(to_rows([compose(NOW_MS, 1), compose(NOW_MS)], [b"one" * 100, b""], NOW_MS), codec=codec)
+    batch.add(to_rows([compose(NOW_MS, 2)], [b"two"], NOW_MS))
+    rows = batch.rows()
+    for producer, sequence in ((7, 1), 30), ((8, 0), 0):
+        built = MemoryRecords(bytes(batch.build(producer, sequence))).next_batch()
+        assert built.validate_crc()
+        assert (built.producer_id, built.producer_epoch, built.base_sequence) == (*producer, sequence)
+        assert [record.value for record in built] == [b"one" * 100, b"", b"two"]
+        assert batch.rows() == rows
+    assert [from_native(native_ms, headers) for native_ms, _, _, headers in rows] == [
+        compose(NOW_MS, 1),
+        compose(NOW_MS),
+        compose(NOW_MS, 2),
+    ]
 
 
 async def test_a_submit_that_is_partly_in_has_an_unknown_outcome():

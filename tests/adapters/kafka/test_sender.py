@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -40,6 +41,7 @@ class FakeCluster:
         self.answers = list(answers)
         self.sent: list[Sent] = []
         self.led = True
+        self.under_way = lambda: None
         self._producers = 0
 
     async def ask(self, node, request):
@@ -48,6 +50,7 @@ class FakeCluster:
         return SimpleNamespace(error_code=0, producer_id=self._producers, producer_epoch=0)
 
     async def ask_leader(self, topic, request, connection):
+        self.under_way()
         batch = MemoryRecords(bytes(request._topics[0][1][0][1])).next_batch()
         self.sent.append(Sent(batch.producer_id, batch.base_sequence, tuple(record.value for record in batch)))
         answer = self.answers.pop(0)
@@ -76,7 +79,7 @@ def sending(cluster):
     sender = Sender(cluster, "topic", 0, missing)
 
     async def send(*payloads):
-        return await sender.send([(None, None, payload, []) for payload in payloads])
+        return await sender.send(sender.batch([(None, None, payload, []) for payload in payloads]))
 
     return send
 
@@ -86,6 +89,30 @@ async def test_batches_are_numbered_by_their_records():
     send = sending(cluster)
     assert [await send(b"1", b"2"), await send(b"3"), await send(b"4")] == [0, 2, 3]
     assert cluster.sent == [Sent(1, 0, (b"1", b"2")), Sent(1, 2, (b"3",)), Sent(1, 3, (b"4",))]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (0, Sent(1, 2, (b"3",))),
+        (kafka_errors.MessageSizeTooLargeError, Sent(1, 0, (b"3",))),
+        (kafka_errors.RequestTimedOutError, Sent(2, 0, (b"3",))),
+    ],
+    ids=["it got in", "it was refused", "nobody knows"],
+)
+async def test_a_batch_that_is_prepared_has_the_number_that_is_right_when_its_turn_comes(answer, expected):
+    cluster = FakeCluster(answer, 2, delivery_timeout_s=OUT_OF_TIME)
+    sender = Sender(cluster, "topic", 0, missing)
+    first, second = (
+        sender.batch([(None, None, payload, []) for payload in payloads]) for payloads in ((b"1", b"2"), (b"3",))
+    )
+    sender.prepare(second)  # there is no producer yet
+    cluster.under_way = lambda: sender.prepare(second)
+    with suppress(InvalidRequest, Unavailable):
+        await sender.send(first)
+    cluster.under_way = lambda: None
+    await sender.send(second)
+    assert cluster.sent[1] == expected
 
 
 @pytest.mark.parametrize(
