@@ -38,7 +38,7 @@ demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--h
 	@$(BIN)/tidewal demo $(ARGS)
 
 test: setup ## Run all tests in two processes, those with Spark and brokers included; options go into ARGS
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
@@ -20,11 +21,20 @@ settings.load_profile("tidewal")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests run in one process, where several run side by side: those that share a broker or a Spark, so that
-    each of these is started once; the others by file."""
+    each of these is started once; the others by file. What may take longest comes first, so that no process is left
+    alone with it in the end."""
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         uses = {*getattr(item, "fixturenames", ()), *_parameters(item)}
-        shared = next((name for name in SHARED if name in uses), "")
-        item.add_marker(pytest.mark.xdist_group(shared or item.location[0]))
+        group = next((name for name in SHARED if name in uses), item.location[0])
+        item.add_marker(pytest.mark.xdist_group(group))
+        groups[group].append(item)
+    items[:] = [item for group in sorted(groups.values(), key=_weight, reverse=True) for item in group]
+
+
+def _weight(group: list[pytest.Item]) -> tuple[float, int]:
+    limits = (mark.args[0] for item in group for mark in item.iter_markers("timeout"))
+    return max(limits, default=0), len(group)
 
 
 def _parameters(item: pytest.Item) -> list[str]:
