@@ -216,11 +216,10 @@ class Driver:
             "written": lambda: self._newest("out/_spark_metadata") > self._newest("sums/commits"),
             "random": _after(self._rng.uniform(0, 0.5)),
         }
-        return self._wait(child, lambda: self._newest(f"{query}/commits") > begun) and self._wait(
-            child, reached[moment]
-        )
+        return self.wait(child, lambda: self._newest(f"{query}/commits") > begun) and self.wait(child, reached[moment])
 
-    def _wait(self, child: Child, reached: Callable[[], bool]) -> bool:
+    def wait(self, child: Child, reached: Callable[[], bool]) -> bool:
+        """Until `reached`; False when the driver ended before."""
         deadline = time.monotonic() + PATIENCE_S
         while not reached():
             if child.process.poll() is not None:

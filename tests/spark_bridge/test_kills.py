@@ -81,7 +81,7 @@ def kill_executor(driver: Driver, rng: random.Random) -> None:
         assert len(before) == 2
         os.kill(rng.choice(sorted(before)), signal.SIGKILL)
         assert driver.reach("random", child), "a query ended with its executor"
-        assert executors(child) - before, "no other executor came"
+        assert driver.wait(child, lambda: bool(executors(child) - before)), "no other executor came"
     finally:
         child.kill()
 
