@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,10 +36,9 @@ class Batch:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Encode rows behind what is there; before `build`."""
-        now_ms = int(time.time() * 1000)
         number, append = self.count, self._builder.append
         for timestamp_ms, key, value, headers in rows:
-            append(number, now_ms if timestamp_ms is None else timestamp_ms, key, value, headers)
+            append(number, timestamp_ms, key, value, headers)
             number += 1
         self.count = number
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import shutil
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Self
 
 from . import facts, jars
 from .kafka_wire import Metadata, Partition, metadata, quorum_leader
-from .processes import POLL_S, BrokerFailed, Process, free_ports
+from .processes import BrokerFailed, Process, free_ports
 
 READY_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 8.0  # without a quorum of controllers the last nodes wait for one
@@ -142,14 +141,16 @@ class KafkaCluster:
         raise ConnectionError("no node answers")
 
     def partition(self, topic: str, number: int = 0) -> Partition:
-        """Who has a partition, as the first node that answers knows. It hears of a new topic a moment late; KeyError
-        where it does not."""
-        deadline = time.monotonic() + KNOWN_WITHIN_S
-        while True:
-            found = self.metadata(topic).topics[topic]
-            if number in found or time.monotonic() > deadline:
-                return found[number]
-            time.sleep(POLL_S)
+        """Who has a partition, as the first node that answers knows, which hears of a new topic a moment late."""
+        found: dict[int, Partition] = {}
+
+        def known() -> bool:
+            found.update(self.metadata(topic).topics[topic])
+            return number in found
+
+        process = next(process for process in self._processes.values() if process.running)
+        process.until(known, KNOWN_WITHIN_S, f"knew partition {number} of {topic}")
+        return found[number]
 
     def controller(self) -> int:
         """The node whose controller leads, as the first node that answers knows; -1 where none does."""
