@@ -16,6 +16,7 @@ from ..runtime.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
 from ..runtime.names import DEFAULT_PREFIX, Names
 from ..runtime.record import decode
+from ..runtime.redaction import shown_url
 from ..runtime.wal import Wal
 from .groups import lines as group_lines
 from .groups import pictures as group_pictures
@@ -40,7 +41,7 @@ def inspect(
         async with opened(url) as wal:
             names = Names(prefix)
             return {
-                "wal": url,
+                "wal": shown_url(url),
                 "journal": await asyncio.to_thread(_journal, url),
                 "channels": await _channels(wal, count),
                 "groups": await group_pictures(wal) if wal.capabilities.groups else [],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from ..runtime.catalog import Catalog
 from ..runtime.channel_pumps import reading
@@ -15,6 +14,8 @@ from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
 from ..runtime.factory import open_wal
 from ..runtime.names import Names
 from ..runtime.record import decode
+from ..runtime.redaction import shown_url, split_url
+from ..runtime.remote import Address
 from ..runtime.wal import Entry, From, Start, Wal
 
 
@@ -24,7 +25,7 @@ async def opened(url: str) -> AsyncGenerator[Wal]:
     by owning it for as long as it looks, or until a node comes. The environment says who logs in at brokers. Raises
     `ConfigError` where there is no log, since opening would create it, and `Unavailable` when the owner has gone and
     none comes."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme == "rocksmq" and parts.port is None:  # a port names a process that has it open
         local_directory(url)
         wal = await open_wal(url, own=None if await _abandoned(url) else False)
@@ -48,10 +49,10 @@ async def _abandoned(url: str) -> bool:
 
 def local_directory(where: str) -> str:
     """The directory of the embedded log that a URL or a path names. Raises `ConfigError` where there is none."""
-    parts = urlsplit(where)
-    if parts.scheme not in ("", "rocksmq"):
-        raise ConfigError(f"{where}: only an embedded log has a directory", key="wal")
-    path = parts.netloc + unquote(parts.path) if parts.scheme else where
+    scheme = split_url(where).scheme
+    path = Address.parse(where).directory if scheme == "rocksmq" else where
+    if scheme not in ("", "rocksmq") or not path:
+        raise ConfigError(f"{shown_url(where)}: only an embedded log has a directory", key="wal")
     directory = Path(path).absolute()
     if not (directory / "FORMAT").is_file():
         raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")

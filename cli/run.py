@@ -30,6 +30,7 @@ def run(
     import uvloop
 
     from ..runtime.config import load_settings
+    from ..runtime.redaction import shown_url
     from .stopping import Interrupted, until_stopped
 
     settings = load_settings(config, arguments={"wal": wal or None, "metrics.port": metrics_port})
@@ -41,7 +42,7 @@ def run(
 
         url = await log_url(home, settings, embedded=embedded)
         async with standalone(home, wal=url, settings=settings) as node:
-            where = {"wal": url, "tables": str(home.absolute() / "tables")}
+            where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
             _tell(where, as_json)

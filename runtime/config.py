@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from .errors import ConfigError, PositionMismatch
 from .metrics import Metrics
 from .milvus_keys import IGNORED_MILVUS_KEYS
+from .redaction import shown_url, split_url
 from .settings import MIB, Settings
 
 __all__ = [
@@ -97,9 +98,10 @@ def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name
     if checkpoint_wal_name:
         return checkpoint_wal_name
     if settings.wal:
-        scheme = urlsplit(settings.wal).scheme
+        scheme = split_url(settings.wal).scheme
         if not scheme:
-            raise ConfigError(f"wal={settings.wal!r} is no URL; write it like rocksmq:///var/lib/tidewal", key="wal")
+            shown = shown_url(settings.wal)
+            raise ConfigError(f"wal={shown!r} is no URL; write it like rocksmq:///var/lib/tidewal", key="wal")
         return scheme.partition("+")[0]  # pulsar+ssl is pulsar
     if settings.mq.type != "default":
         return _permitted(settings, settings.mq.type, standalone)
@@ -152,7 +154,7 @@ def _url(settings: Settings, name: str) -> str:
 def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, object]:
     """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
     options of its adapter, and where it counts."""
-    scheme = urlsplit(url or wal_url(settings)).scheme
+    scheme = split_url(url or wal_url(settings)).scheme
     if scheme == "kafka":
         return {"settings": settings.kafka, "metrics": metrics}
     if scheme.startswith("pulsar"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
-from urllib.parse import urlsplit
 
 from .clock import HybridClock
 from .dead_letters import DeadLetters
 from .errors import ConfigError
+from .redaction import shown_url, split_url
 from .settings import Settings
 from .stream import MsgStream
 from .tt_stream import TtMsgStream
@@ -25,11 +25,11 @@ async def open_wal(url: str, **options: object) -> Wal:
     """Open the log at `url` ("rocksmq:///path"). The adapter is the entry point of the group `tidewal.wal` named like
     the URL's scheme, up to a `+`; `options` are the adapter's. Raises `ConfigError` for a scheme that no installed
     adapter has and for an adapter whose packages are missing, and what the adapter raises."""
-    scheme = urlsplit(url).scheme.partition("+")[0]  # pulsar+ssl is pulsar
+    scheme = split_url(url).scheme.partition("+")[0]  # pulsar+ssl is pulsar
     known = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme not in known:
         names = ", ".join(f"{name}://" for name in sorted(known))
-        missing = f"{scheme}:// is not there yet" if scheme == "woodpecker" else f"no adapter for {url!r}"
+        missing = f"{scheme}:// is not there yet" if scheme == "woodpecker" else f"no adapter for {shown_url(url)!r}"
         raise ConfigError(f"{missing}; known are {names}: set wal to one of these, or mq.type", key="wal")
     return await _load(known[scheme])(url, **options)
 

@@ -54,11 +54,12 @@ from itertools import accumulate
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple, TypeAlias, cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 import msgpack
 
 from .errors import BadRecord, Closed, ConfigError, InvalidRequest, PositionLost, Unavailable, from_wire
+from .redaction import shown_url, split_url
 from .wal import Append, ChannelInfo, ChannelPolicy, Delivery, Durability, Entry, From, FromId, FromTime, Payload, Start
 
 VERSION = 2
@@ -282,8 +283,8 @@ class Address:
     @classmethod
     def parse(cls, url: str) -> Address:
         """Raises `ConfigError`."""
-        wrong = ConfigError(f"{url!r}: write {_URLS}", key="wal")
-        parts = urlsplit(url)
+        wrong = ConfigError(f"{shown_url(url)!r}: write {_URLS}", key="wal")
+        parts = split_url(url)
         if parts.scheme != "rocksmq":
             raise wrong
         if parts.netloc in ("", ".", ".."):

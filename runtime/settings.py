@@ -2,7 +2,7 @@
 
 Keys are those of milvus.yaml, in camelCase (`mq.mqBufSize`); the attributes are the same words in snake_case
 (`settings.mq.mq_buf_size`). Defaults are Milvus' unless the description says otherwise. Everything is frozen.
-Secrets are `SecretStr`: they do not print.
+Secrets are `SecretStr`, and `repr` leaves out what may hold one (URLs, keys of Kafka's clients): they do not print.
 """
 
 from __future__ import annotations
@@ -77,26 +77,28 @@ class KafkaSsl(Section):
 class Kafka(Section):
     """Kafka. `consumer.*` and `producer.*` are keys of Kafka's own clients; see `adapters/kafka/client_keys.py`."""
 
-    broker_list: str = Field(default="", description="host:port, comma separated; empty disables Kafka")
+    broker_list: str = Field(default="", repr=False, description="host:port, comma separated; empty disables Kafka")
     sasl_username: str = Field(default="", description="who logs in")
     sasl_password: SecretStr = Field(default=SecretStr(""), description="and with what")
     sasl_mechanisms: str = Field(default="", description="PLAIN, SCRAM-SHA-256, …")
     security_protocol: str = Field(default="", description="SASL_SSL, SASL_PLAINTEXT, SSL, …")
     ssl: KafkaSsl = KafkaSsl()
     read_timeout: PositiveFloat = Field(default=10.0, description="no effect: a read waits for as long as it takes")
-    consumer: dict[str, str] = Field(default={}, description="keys of Kafka's consumer, see backends.md")
-    producer: dict[str, str] = Field(default={}, description="keys of Kafka's producer, see backends.md")
+    consumer: dict[str, str] = Field(default={}, repr=False, description="keys of Kafka's consumer, see backends.md")
+    producer: dict[str, str] = Field(default={}, repr=False, description="keys of Kafka's producer, see backends.md")
 
 
 class Pulsar(Section):
     """Pulsar."""
 
-    address: str = Field(default="localhost", description="broker's host, or a pulsar:// URL; empty disables Pulsar")
+    address: str = Field(
+        default="localhost", repr=False, description="broker's host, or a pulsar:// URL; empty disables Pulsar"
+    )
     port: int = Field(default=6650, ge=1, le=65535, description="broker's port")
     webport: int = Field(
         default=80, ge=1, le=65535, description="port of the admin API where it is set, else 8080, or 8443 with TLS"
     )
-    webaddress: str = Field(default="", description="URL of the admin API, over webport")
+    webaddress: str = Field(default="", repr=False, description="URL of the admin API, over webport")
     max_message_size: PositiveInt = Field(
         default=2 * MIB, description="bytes of a message where it is set, else what the broker says"
     )
@@ -242,7 +244,9 @@ class Interpreter(Section):
 class Settings(Section):
     """All settings, complete and checked. `wal`, where given, overrides `mq.*`."""
 
-    wal: str = Field(default="", description="URL of the log: rocksmq:///path, kafka://host:port, memory://, …")
+    wal: str = Field(
+        default="", repr=False, description="URL of the log: rocksmq:///path, kafka://host:port, memory://, …"
+    )
     mq: Mq = Mq()
     rocksmq: RocksMq = RocksMq()
     kafka: Kafka = Kafka()

@@ -6,9 +6,10 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ..runtime.errors import ConfigError, Unavailable
+from ..runtime.redaction import shown_url, split_url
 from ..runtime.remote import BlockingClient
 from ..runtime.wal import Entry
 
@@ -101,11 +102,11 @@ def open_log(url: str) -> Log:
 
     Raises `ConfigError` for a URL that the bridge cannot read.
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme.partition("+")[0] in BROKERS and parts.netloc:
         from .broker import BrokerLog  # with all settings, which a RocksMQ's readers need not load
 
         return BrokerLog(url)
     if parts.scheme != "rocksmq" or parts.netloc not in ("", ".", "..") or parts.path in ("", "/"):
-        raise ConfigError(f"option wal is {url!r}; the Spark bridge reads {SUPPORTED}", key="wal")
+        raise ConfigError(f"option wal is {shown_url(url)!r}; the Spark bridge reads {SUPPORTED}", key="wal")
     return RocksMQLog(os.path.abspath(parts.netloc + unquote(parts.path)))

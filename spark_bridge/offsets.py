@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from ..runtime.catalog import Collection
 from ..runtime.cuts import Cut, CutEnd
 from ..runtime.errors import InvalidRequest, PositionMismatch
 from ..runtime.names import physical
+from ..runtime.redaction import split_url
 
 VERSION = 1
 BEGINNING = CutEnd(0, 0, b"")
@@ -50,7 +50,7 @@ def is_history(cut: Cut) -> bool:
 
 def scheme_of(url: str) -> str:
     """The kind of log that a URL names."""
-    return urlsplit(url).scheme.partition("+")[0]
+    return split_url(url).scheme.partition("+")[0]
 
 
 def to_offset(cut: Cut, wal: str = "", created_ts: int = 0) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -86,7 +86,7 @@ class Options:
     and `ending_time` are timestamps and go before them: rows with a log time ≥ and < them. `timestamp_as_of` is the
     last timestamp that is seen."""
 
-    wal: str
+    wal: str = field(repr=False)  # may say how to log in
     collection: str = ""
     topics: tuple[str, ...] = ()
     pattern: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -39,7 +39,7 @@ class ChannelRange:
     `begin_included`: the entry of `begin` itself may hold what was not read yet (positions of streams are like that).
     `end_beyond`: `end` is that of a later time than `end_ts`, and what is later is left out."""
 
-    wal: str
+    wal: str = field(repr=False)  # may say how to log in
     channel: str
     vchannels: tuple[str, ...]
     begin: CutEnd

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -94,7 +94,7 @@ class TopicRange:
     then what a deposed one wrote does not count, nor what comes twice, and of the rest those with
     `begin_ts < ts <= end_ts`; `after` is the last (term, cseq) before `begin`, where that is known."""
 
-    wal: str
+    wal: str = field(repr=False)  # may say how to log in
     channel: str
     begin: Place
     end: Place

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, PositionLost
+from ..runtime.redaction import shown_url
 from ..runtime.wal import Entry
 from .limits import Size
 from .log import Log
@@ -112,9 +113,10 @@ class TopicPlan(ABC):
         return [name for name in self._log.channels() if not name.startswith(f"{self._options.prefix}-")]
 
     def _not_there(self, name: str) -> ChannelNotFound:
+        there = ", ".join(self._of_users()) or "none"
         return ChannelNotFound(
-            f"no channel {name!r} in {self._options.wal}; there are: {', '.join(self._of_users()) or 'none'}. Check "
-            "options topic and wal, or set failOnDataLoss=false to go on without it",
+            f"no channel {name!r} in {shown_url(self._options.wal)}; there are: {there}. Check options topic and wal, "
+            "or set failOnDataLoss=false to go on without it",
             channel=name,
         )
 

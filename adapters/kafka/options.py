@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from aiokafka import codec as codecs
 
 from ...runtime.errors import ConfigError
+from ...runtime.redaction import shown_url
 from ...runtime.settings import Kafka
 from .client_keys import keys_of
 
@@ -22,7 +23,7 @@ CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}  # as batches 
 _NO_OPTIONS = ("bootstrap", "prefix", "client")
 _ANY_NUMBER = ("replication_factor", "min_insync_replicas", "max_message_bytes")
 
-_SERVER = re.compile(r"([^:\[\]]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?")
+_SERVER = re.compile(r"([^:@\[\]]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?")
 _PREFIX = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
@@ -43,7 +44,7 @@ class Options:
     max_message_bytes: int = 0  # of one message, where the brokers take less than a channel's policy; 0: the policy's
     compression: str = "none"  # of batches: none, gzip, snappy, lz4 or zstd
     client_id: str = "tidewal"  # as brokers log it, and count it for quotas
-    client: Mapping[str, Any] = field(default_factory=dict[str, Any])  # security, handed to the client
+    client: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)  # security, handed to the client
 
     @property
     def largest_batch_bytes(self) -> int:
@@ -61,13 +62,13 @@ OVERHEAD_BYTES = 64 * 1024  # what Kafka counts beside the payloads of a batch, 
 def parse(url: str, settings: Kafka | None = None, **given: object) -> Options:
     """Read `kafka://host:port[,host:port…][/PREFIX][?option=value]`. `given` options win over the URL's, which win over
     the settings. Raises `ConfigError`."""
-    parts = urlsplit(url)
+    parts, shown = urlsplit(url), shown_url(url)
     bootstrap = parts.netloc or (settings.broker_list if settings else "")
     prefix = parts.path.strip("/") or PREFIX
     if not bootstrap or not all(map(_SERVER.fullmatch, bootstrap.split(","))):
-        raise ConfigError(f"{url!r}: write kafka://host:port,host:port/PREFIX", key="wal")
+        raise ConfigError(f"{shown!r}: write kafka://host:port,host:port/PREFIX; settings kafka.* log in", key="wal")
     if not _PREFIX.fullmatch(prefix):
-        raise ConfigError(f"{url!r}: the prefix of the topics is 1-40 characters of A-Z a-z 0-9 -", key="wal")
+        raise ConfigError(f"{shown!r}: the prefix of the topics is 1-40 characters of A-Z a-z 0-9 -", key="wal")
     keys = keys_of(settings or Kafka())
     login = _with(settings or Kafka(), keys.login)
     options = Options(bootstrap, prefix, client=_security(login) if settings else {})

@@ -19,6 +19,7 @@ from typing import cast
 from urllib.parse import quote
 
 from ...runtime.errors import ChannelNotFound, Closed, ConfigError, InvalidRequest, Unavailable, Unsupported
+from ...runtime.redaction import shown_url
 from .client import Security
 from .ids import Place
 from .topics import MADE_PROPERTY, Survey, Topic, survey_of
@@ -187,7 +188,7 @@ class Admin:
                     if error.code not in (301, 302, 307, 308) or not location:
                         raise _Refused(error.code, _reason(error)) from error
                 url = location
-        raise OSError(f"{url} sends us round in circles")
+        raise OSError(f"{shown_url(url)} sends us round in circles")
 
 
 class _Refused(Exception):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import pulsar
 
 from ...runtime.errors import ConfigError
+from ...runtime.redaction import shown_url
 from .failures import call_failure
 from .ids import BEFORE_ALL, Place
 
@@ -179,7 +180,7 @@ class Client:
         try:
             return pulsar.Client(self._url, authentication=_authentication(self._security), **self._arguments)
         except Exception as error:
-            raise ConfigError(f"no client for {self._url}: {error}", key="pulsar.address") from error
+            raise ConfigError(f"no client for {shown_url(self._url)}: {error}", key="pulsar.address") from error
 
     @property
     def connection(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ...runtime.errors import ConfigError
+from ...runtime.redaction import shown_url
 from ...runtime.settings import Pulsar
 from .appending import PENDING_BYTES
 from .client import Security
@@ -27,7 +28,7 @@ class Options:
     """How to reach Pulsar, and the named limits of one open log."""
 
     service_url: str
-    web_url: str
+    web_url: str = field(repr=False)  # settings may say how to log in
     namespace: str = NAMESPACE
     request_timeout_s: float = REQUEST_TIMEOUT_S  # an append or call that has no answer then has failed
     pending_bytes: int = PENDING_BYTES  # appended and not answered; more is refused (`Overloaded`)
@@ -43,18 +44,23 @@ def parse(url: str, settings: Pulsar | None = None, **given: object) -> Options:
     win over the settings. Raises `ConfigError`."""
     parts = urlsplit(url)
     if parts.scheme not in SERVICE_PORTS or not parts.hostname:
-        raise ConfigError(f"{url!r}: write pulsar://HOST:PORT/TENANT/NAMESPACE", key="wal")
+        raise ConfigError(f"{shown_url(url)!r}: write pulsar://HOST:PORT/TENANT/NAMESPACE", key="wal")
+    if "@" in parts.netloc:
+        raise ConfigError(f"{shown_url(url)!r}: Pulsar's URLs name no user; option token logs in", key="wal")
     secure = parts.scheme == "pulsar+ssl"
     namespace = parts.path.strip("/") or (f"{settings.tenant}/{settings.namespace}" if settings else NAMESPACE)
     if not _NAMESPACE.fullmatch(namespace):
-        raise ConfigError(f"{url!r}: name tenant and namespace, or neither", key="wal")
-    host = parts.netloc.split(",")[0].rpartition("@")[2]
+        raise ConfigError(f"{shown_url(url)!r}: name tenant and namespace, or neither", key="wal")
+    host = parts.netloc.split(",")[0]
     host = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
     web_url = f"{'https' if secure else 'http'}://{host}:{WEB_PORTS[parts.scheme]}"
     defaults: dict[str, object] = {"web_url": web_url}
     if settings is not None:
         defaults |= _from_settings(settings, "https" if secure else "http", host)
     values = _checked({**defaults, **dict(parse_qsl(parts.query)), **given})
+    if "@" in values["web_url"]:
+        where = shown_url(values["web_url"])
+        raise ConfigError(f"{where!r}: the admin API takes no user; option token logs in", key="pulsar.webaddress")
     security = Security(**{each.name: values.pop(each.name) for each in fields(Security) if each.name in values})
     return Options(service_url=f"{parts.scheme}://{parts.netloc}", namespace=namespace, security=security, **values)
 

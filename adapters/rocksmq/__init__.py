@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...runtime.errors import ConfigError
+from ...runtime.redaction import shown_url
 from ...runtime.remote import Address
 from ...runtime.wal import Wal
 from .handover import insist
@@ -28,7 +29,7 @@ async def open_wal(url: str, *, own: bool | None = None, failover_s: float = FAI
     address = Address.parse(url)
     if own:
         if not address.directory:
-            raise ConfigError(f"{url!r}: a directory is owned by its path, not through a port", key="wal")
+            raise ConfigError(f"{shown_url(url)!r}: a directory is owned by its path, not through a port", key="wal")
         return await insist(address, failover_s, options)
     return await SharedRocksMQ.connect(address, may_own=own is None, failover_s=failover_s, **options)
 
@@ -37,7 +38,7 @@ def directory_of(url: str) -> str:
     """The directory that a URL names. Raises `ConfigError`."""
     directory = Address.parse(url).directory
     if not directory:
-        raise ConfigError(f"{url!r}: write rocksmq:///absolute/path or rocksmq://./relative/path", key="wal")
+        raise ConfigError(f"{shown_url(url)!r}: write rocksmq:///absolute/path or rocksmq://./relative/path", key="wal")
     return directory
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ...runtime.errors import TidewalError
+from ...runtime.redaction import shown_url
 from ..stopping import INTERRUPTED, Interrupted, until_stopped
 
 DISAGREED = 1
@@ -55,7 +56,7 @@ def demo(
     except Interrupted:
         if story.agreed is None:
             screen.say()
-            how = f"--keep {directory}" + (f" --wal '{wal}'" if wal else "")
+            how = f"--keep {directory}" + (f" --wal '{shown_url(wal)}'" if wal else "")
             screen.say(f"Interrupted; nothing is lost. It goes on with: tidewal demo {how}")
             raise typer.Exit(INTERRUPTED) from None
     finally:
@@ -64,7 +65,7 @@ def demo(
                 try:
                     uvloop.run(clear(url))
                 except TidewalError as error:
-                    screen.say(f"What the demo wrote is still in {url}: {error.message}")
+                    screen.say(f"What the demo wrote is still in {shown_url(url)}: {error.message}")
             shutil.rmtree(directory, ignore_errors=True)
     if as_json:
         typer.echo(json.dumps(story.figures, default=str))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlunsplit
 
 from ...runtime.errors import ConfigError
 from ...runtime.factory import open_wal
+from ...runtime.redaction import shown_url, split_url
 
 NAME = "tidewal-demo"
 LASTING = ("rocksmq", "kafka", "pulsar")
@@ -23,11 +24,11 @@ def place_of(directory: Path, wal: str) -> tuple[str, bool]:
     """
     if not wal:
         return f"rocksmq://{quote(str(directory.absolute() / 'log'))}", False
-    parts = urlsplit(wal)
+    parts = split_url(wal)
     scheme = parts.scheme.partition("+")[0]
     if scheme not in LASTING:
         known = ", ".join(f"{name}://" for name in LASTING)
-        raise ConfigError(f"the demo runs on {known}, not on {wal!r}", key="wal")
+        raise ConfigError(f"the demo runs on {known}, not on {shown_url(wal)!r}", key="wal")
     if scheme == "rocksmq" or parts.path.strip("/"):
         return wal, False
     name = f"{NAME}-{hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:12]}"

@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,7 @@ from ...actors.standalone import Standalone, standalone
 from ...runtime.clock import physical_ms
 from ...runtime.config import load_settings
 from ...runtime.errors import InvalidRequest
+from ...runtime.redaction import shown_url
 from ...runtime.schema import CollectionSchema, Field
 from ..stopping import while_healthy
 from . import agreement, expectation, flights, picture
@@ -42,7 +43,7 @@ class Options:
     events: int | None
     spark: bool
     serve: bool
-    wal: str
+    wal: str = field(repr=False)  # may say how to log in
     metrics_port: int
     picture: Path
 
@@ -68,7 +69,7 @@ class Demo:
         async with AsyncExitStack() as stack:
             with self._timed("start"):
                 node = await stack.enter_async_context(standalone(options.directory, wal=self._url, settings=settings))
-            screen.say(f"log     {self._url}")
+            screen.say(f"log     {shown_url(self._url)}")
             screen.say(f"tables  {self._tables}")
             if options.metrics_port:
                 screen.say(f"metrics http://{settings.metrics.host}:{options.metrics_port}/metrics")
@@ -112,7 +113,7 @@ class Demo:
         """How many events are in the log: a beginning of them, since they are written in order (see `Replay`)."""
         stats = await client.stats(flights.COLLECTION, consistency="strong")
         done = sum(stats.versions.values())
-        where = self._url
+        where = shown_url(self._url)
         if done > events.num_rows:
             raise InvalidRequest(
                 f"{where} holds {done:,} events, more than the {events.num_rows:,} asked for: give --events {done} or "

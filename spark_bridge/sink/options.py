@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from ...runtime.errors import ConfigError
 from ...runtime.names import DEFAULT_PREFIX
+from ...runtime.redaction import split_url
 from ...runtime.schema import OPS
 
 DEADLINE_S: Final = 300.0
@@ -40,7 +41,7 @@ class SinkOptions:
     missing. `app` stands for the query in what identifies a write, and
     `version` for the batch."""
 
-    wal: str
+    wal: str = field(repr=False)  # may say how to log in
     collection: str = ""
     topics: tuple[str, ...] = ()
     prefix: str = DEFAULT_PREFIX
@@ -94,7 +95,7 @@ def _by_known_name(given: Mapping[str, str]) -> dict[str, str]:
 
 def _absolute(url: str) -> str:
     """Executors may run in another directory."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme != "rocksmq" or parts.netloc not in (".", ".."):
         return url
     return f"rocksmq://{quote(os.path.abspath(parts.netloc + unquote(parts.path)))}"

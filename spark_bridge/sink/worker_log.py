@@ -14,6 +14,7 @@ from ...runtime.config import load_settings, wal_options
 from ...runtime.errors import TidewalError, Unavailable
 from ...runtime.factory import open_wal
 from ...runtime.names import Names
+from ...runtime.redaction import shown_url
 from ...runtime.rpc import Caller
 from ...runtime.wal import ChannelPolicy, Wal
 from .patience import persistently
@@ -54,7 +55,7 @@ class WorkerLog:
         except Unavailable as error:
             raise Unavailable(
                 f"{error.message}. Spark writes to a RocksMQ through the process that has it open: start one (tidewal "
-                f"run --wal {self.url}), or check option wal"
+                f"run --wal {shown_url(self.url)}), or check option wal"
             ) from error
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
