@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ...runtime.errors import MessageTooLarge, TidewalError
+from ...runtime.payloads import owned
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import Append, Durability, OnAppended, Payload
 from .channels import encode_id
@@ -208,7 +209,7 @@ class _Answer:
 def _checked(channels: Sequence[Channel], kinds: set[Channel], payloads: Sequence[Payload]) -> Sequence[Payload]:
     """The payloads as what nobody else writes into. Raises `MessageTooLarge`."""
     if set(map(type, payloads)) != {bytes}:
-        payloads = list(map(_frozen, payloads))
+        payloads = list(map(owned, payloads))
     largest = max(map(len, payloads), default=0)
     if largest > min([channel.policy.max_message_bytes for channel in kinds], default=0):
         for channel, payload in zip(channels, payloads, strict=True):
@@ -247,15 +248,6 @@ def _publish(channels: Sequence[Channel], rows: Sequence[Row]) -> None:
     """Deliver entries of ephemeral channels."""
     for channel, run in groupby(zip(channels, rows, strict=True), itemgetter(0)):
         channel.publish([row for _, row in run])
-
-
-def _frozen(payload: Payload) -> bytes | memoryview:
-    """The payload as something nobody else writes into, copied only where that is not sure."""
-    if isinstance(payload, bytes):
-        return payload
-    if isinstance(payload, memoryview) and payload.readonly and payload.c_contiguous:
-        return payload if payload.format == "B" and payload.ndim == 1 else payload.cast("B")
-    return bytes(payload)
 
 
 def _too_large(channel: Channel, size: int) -> MessageTooLarge:

@@ -10,6 +10,7 @@ from functools import partial
 
 from ...runtime.clock import Clock
 from ...runtime.errors import OutcomeUnknown, Overloaded, TidewalError, Unavailable
+from ...runtime.payloads import owned
 from ...runtime.wal import Append, OnAppended
 from .clients import CLIENT_EXPIRY_S
 from .owner import Owner
@@ -146,7 +147,7 @@ def _frozen(entries: Sequence[Append]) -> tuple[Sequence[Append], int]:
     frozen: list[Append] = []
     for entry in entries:
         channel, payload, timestamp = entry
-        content = payload if type(payload) is bytes else bytes(payload)
+        content = owned(payload)
         size += len(content)
         frozen.append(entry if content is payload else Append(channel, content, timestamp))
     return frozen, size

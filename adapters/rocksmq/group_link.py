@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, cast
 
 from ...runtime.groups.link import Ack, Share, Shares
+from ...runtime.payloads import owned
 from ...runtime.wal import Append, From, GroupInfo
 from .channels import ids_of_runs, runs_of_ids
 
@@ -56,6 +57,8 @@ class RemoteLink:
 
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
         pictures = [[ack.channel, ack.lease, ack.upto, runs_of_ids(ack.ids)] for ack in acks]
+        if not all(type(output.payload) is bytes for output in outputs):  # they are sent from where they are
+            outputs = [output._replace(payload=owned(output.payload)) for output in outputs]
         return await self._ask("group.commit", group, member, pictures, list(outputs))
 
     async def release(self, group: str, member: str, channel: str, lease: int) -> None:

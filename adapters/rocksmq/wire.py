@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from ...runtime.payloads import Received
 from ...runtime.remote import HEADER, ROW, Frame, split
 from ...runtime.wal import Payload
 
@@ -75,7 +76,7 @@ class Inbox:
 
     def make_room(self) -> None:
         """Give the large frame that is wanted its memory."""
-        large = memoryview(bytearray(self.wanted))
+        large = memoryview(Received(self.wanted))
         self._large_end = self._end - self._start
         large[: self._large_end] = self._buffer[self._start : self._end]
         self._large, self.wanted, self._start, self._end = large, 0, 0, 0

@@ -56,15 +56,29 @@ async def test_nothing_to_append_is_fine(wal):
     assert await wal.append_many([]) == []
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def read_only(payload: bytes) -> memoryview:
+    """A view that cannot be written through, of what can be."""
+    return memoryview(bytearray(payload)).toreadonly()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, read_only])
 async def test_payloads_come_back_byte_for_byte_and_belong_to_the_log(wal, helpers, kind):
     await wal.create_channel("a", PLAIN)
     sent = [b"", b"\0", bytes(range(256)), "äöü🦀".encode(), b"x" * 70_000]
     buffers = [kind(payload) for payload in sent]
-    await wal.append_many([Append("a", buffer) for buffer in buffers])
-    for buffer in buffers:
-        if kind is bytearray:
-            buffer[:] = b"!" * len(buffer)
+    future, done = asyncio.get_running_loop().create_future(), []
+
+    def appended(result):
+        done.append(result)
+        future.get_loop().call_soon_threadsafe(future.set_result, None)
+
+    wal.submit([Append("a", buffer) for buffer in buffers], appended)
+    for buffer in buffers:  # it may be on its way still
+        memory = buffer.obj if isinstance(buffer, memoryview) else buffer
+        if isinstance(memory, bytearray):
+            memory[:] = b"!" * len(memory)
+    await future
+    assert isinstance(done[0], list)
     assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, len(sent))) == sent
 
 
