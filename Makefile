@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidewal-setup
 UV := $(BIN)/python -m uv
 
-.PHONY: help setup demo test check format bench docs dashboards lock
+.PHONY: help setup demo test torture check format bench docs dashboards lock
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -39,6 +39,9 @@ demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--h
 
 test: setup ## Run all tests in two processes, those with Spark and brokers included; options go into ARGS
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
+	@$(BIN)/python -m tests.torture $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .

@@ -1,0 +1,103 @@
+"""What the processes of a run share: orders on stdin, a wall clock that can be stepped, a disk that can be full.
+
+Orders are lines: `clock MS` sets the process' wall clock so far from the machine's, `stop` ends it in good order. The
+end of stdin ends it at once, so no process outlives the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidewal.runtime.clock import SystemClock
+from tidewal.runtime.errors import DeadlineExceeded, OutcomeUnknown, TidewalError
+from tidewal.runtime.factory import open_wal
+from tidewal.runtime.kernel_sync import KernelDisk
+from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.wal import Payload, Wal
+
+from .history import Outcome
+
+NUMBERS = CollectionSchema("numbers", (Field("id", "int64"),), "id")
+THINGS = CollectionSchema(
+    "things", (Field("id", "varchar"), Field("owner", "varchar"), Field("version", "int64")), "id"
+)
+COPIES = "copies"  # the topic into which Spark copies the ids of NUMBERS
+CHANNELS = 4
+FULL = "disk-is-full"  # a file of this name beside the log makes the disk full
+
+_clock_offset_ms = 0
+
+
+class SteppedClock(SystemClock):
+    """The machine's clocks, the wall clock moved by what the run asks for."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + _clock_offset_ms
+
+
+class FillingDisk(KernelDisk):
+    """A disk that is full while the flag is there: no file grows, and what was allocated before can be written."""
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag
+
+    def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if self._flag.exists() and offset + size > self.size(file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(file, buffers, offset)
+
+    def free_bytes(self, directory: str) -> int:
+        return 0 if self._flag.exists() else super().free_bytes(directory)
+
+
+def obey(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """Follow the orders from now on; the event is set by `stop`."""
+    stopping = asyncio.Event()
+
+    def follow() -> None:
+        global _clock_offset_ms
+        for line in sys.stdin:
+            match line.split():
+                case ["clock", ms]:
+                    _clock_offset_ms = int(ms)
+                case _:
+                    loop.call_soon_threadsafe(stopping.set)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    return stopping
+
+
+async def open_log(url: str, *, own: bool | None = None) -> Wal:
+    """The log of the run, with the clock and the disk that can be disturbed."""
+    options: dict[str, object] = {}
+    if url.startswith("rocksmq://"):
+        directory = Path(url.removeprefix("rocksmq://"))
+        options = {"own": own, "clock": SteppedClock(), "disk": FillingDisk(directory.with_name(FULL))}
+    return await open_wal(url, **options)
+
+
+def tell(text: object) -> None:
+    """A line into the log of this process."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def outcome(error: Exception) -> Outcome:
+    """What an error says of the call that it ended."""
+    if not isinstance(error, TidewalError):
+        return "unknown"
+    certain = not error.fields.get("outcome_unknown") and not isinstance(error, DeadlineExceeded | OutcomeUnknown)
+    return "refused" if certain else "unknown"
+
+
+def described(error: Exception) -> dict[str, object]:
+    """The same error for a history."""
+    foreign = not isinstance(error, TidewalError) or type(error).__name__ == "HandlerFailed"
+    return {"error": f"{type(error).__name__}: {error}"[:500], "foreign": foreign}

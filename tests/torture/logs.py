@@ -1,0 +1,269 @@
+"""The logs that a run can be over: how each is started, and the faults that only it has."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote, urlsplit
+
+from tests.brokers.kafka import KafkaCluster
+from tests.brokers.processes import BrokerFailed, free_ports
+from tests.brokers.pulsar import PulsarStandalone
+from tidewal.adapters.pulsar.topics import Topic
+from tidewal.runtime.wal import Wal
+
+from .inside import FULL
+from .proxy import FaultyProxy
+
+SLOW_COPY_S = 0.3  # how long the leader that ends waits for its slow copy
+LEFT_ALONE_S = 4.0  # how long two of three brokers are away
+BACK_WITHIN_S = 120.0
+
+Disturb = Callable[[float, random.Random], Awaitable[None]]
+
+
+class LogUnderTest:
+    """A log in `folder`. `disturbances` are its faults by name: each takes its length in seconds and a random source,
+    and has undone what it did when it returns."""
+
+    url = ""
+    disturbances: dict[str, Disturb]
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.disturbances = {}
+
+    async def start(self) -> None:
+        """Start what it needs."""
+
+    async def stop(self) -> None:
+        """End what was started."""
+
+    async def delete(self, wal: Wal, channel: str) -> None:
+        """Delete a channel from outside, behind Tidewal's back where there is such a way."""
+        await wal.drop_channel(channel)
+
+
+class RocksMqUnderTest(LogUnderTest):
+    """A directory. Its disk can be full (see `inside.FillingDisk`)."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.url = f"rocksmq://{folder / 'log'}"
+        self.disturbances = {"disk full": self._fill}
+
+    async def _fill(self, length_s: float, rng: random.Random) -> None:
+        flag = self._folder / FULL
+        flag.touch()
+        await asyncio.sleep(length_s)
+        flag.unlink(missing_ok=True)
+
+
+class _Proxied(LogUnderTest):
+    """Brokers whose clients come through proxies."""
+
+    def __init__(self, folder: Path, proxies: int) -> None:
+        super().__init__(folder)
+        self.proxies = [FaultyProxy() for _ in range(proxies)]
+        self._one_at_a_time = asyncio.Lock()  # for faults that need the brokers as they are
+        self.disturbances = {"cut": self._cut, "half-close": self._half_close, "delay": self._delay}
+
+    async def stop(self) -> None:
+        for proxy in self.proxies:
+            await proxy.stop()
+
+    async def _cut(self, length_s: float, rng: random.Random) -> None:
+        rng.choice(self.proxies).cut()
+
+    async def _half_close(self, length_s: float, rng: random.Random) -> None:
+        await _restored_after(rng.choice(self.proxies), length_s, lambda proxy: proxy.half_close())
+
+    async def _delay(self, length_s: float, rng: random.Random) -> None:
+        def slow(proxy: FaultyProxy) -> None:
+            proxy.delay_s = rng.uniform(0.02, 0.5)
+
+        await _restored_after(rng.choice(self.proxies), length_s, slow)
+
+
+async def _restored_after(proxy: FaultyProxy, length_s: float, disturb: Callable[[FaultyProxy], None]) -> None:
+    disturb(proxy)
+    await asyncio.sleep(length_s)
+    proxy.restore()
+
+
+# ---- Kafka ----------------------------------------------------------------------------------------------------------
+
+
+class _ProxiedKafka(KafkaCluster):
+    """Clients come through proxies, one per node; the brokers among themselves do not."""
+
+    def __init__(self, directory: Path, proxy_ports: list[int]) -> None:
+        self._proxy_ports = proxy_ports
+        super().__init__(directory, nodes=len(proxy_ports))
+        self.proxied_ports = dict(zip(self.nodes, free_ports(len(proxy_ports)), strict=True))
+
+    def _properties(self, node: int) -> str:
+        text = super()._properties(node)
+        listeners = dict(line.split("=", 1) for line in text.splitlines() if "listeners=" in line)
+        return text + "".join(
+            f"{key}={value}\n"
+            for key, value in {
+                "listeners": f"{listeners['listeners']},PROXIED://127.0.0.1:{self.proxied_ports[node]}",
+                "advertised.listeners": f"{listeners['advertised.listeners']},"
+                f"PROXIED://127.0.0.1:{self._proxy_ports[node - 1]}",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT",
+            }.items()
+        )
+
+
+class KafkaUnderTest(_Proxied):
+    """Three brokers, three copies, two in sync."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, proxies=3)
+        self.disturbances |= {
+            "leader ends beside a slow copy": self._end_leader,
+            "broker killed": self._kill,
+            "broker stopped": self._pause,
+            "rolling restart": self._roll,
+        }
+
+    async def start(self) -> None:
+        ports = [await proxy.start() for proxy in self.proxies]
+        (self._folder / "kafka").mkdir()
+        self._cluster = _ProxiedKafka(self._folder / "kafka", ports)
+        for proxy, node in zip(self.proxies, self._cluster.nodes, strict=True):
+            proxy.broker_port = self._cluster.proxied_ports[node]
+        await asyncio.to_thread(self._cluster.start)
+        addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self.url = f"kafka://{addresses}/torture?delivery_timeout_s=10&min_insync_replicas=2"
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._cluster.stop)
+        await super().stop()
+
+    async def delete(self, wal: Wal, channel: str) -> None:
+        from aiokafka.admin import AIOKafkaAdminClient
+
+        kafka = cast(Any, wal)
+        topic = (await kafka._call(lambda: kafka._management.find(channel))).topic
+        admin = AIOKafkaAdminClient(bootstrap_servers=self._cluster.bootstrap)
+        await admin.start()
+        try:
+            await admin.delete_topics([topic])
+        finally:
+            await admin.close()
+
+    async def _end_leader(self, length_s: float, rng: random.Random) -> None:
+        """SIGTERM of a leader while one copy is slow, then SIGKILL of the node that leads next."""
+        async with self._one_at_a_time:
+            leader, slow, next_one = rng.sample(self._cluster.nodes, 3)
+            await asyncio.to_thread(self._cluster.pause, slow)
+            await asyncio.sleep(SLOW_COPY_S)
+            ending = asyncio.create_task(asyncio.to_thread(self._cluster.terminate, leader))
+            await asyncio.sleep(SLOW_COPY_S)
+            self._cluster.resume(slow)
+            await asyncio.sleep(rng.uniform(0.1, 0.5))
+            await asyncio.to_thread(self._cluster.kill, next_one)
+            await asyncio.sleep(LEFT_ALONE_S)
+            await ending
+            await self._recover()
+
+    async def _kill(self, length_s: float, rng: random.Random) -> None:
+        async with self._one_at_a_time:
+            await asyncio.to_thread(self._cluster.kill, rng.choice(self._cluster.nodes))
+            await asyncio.sleep(length_s)
+            await self._recover()
+
+    async def _pause(self, length_s: float, rng: random.Random) -> None:
+        async with self._one_at_a_time:
+            await asyncio.to_thread(self._cluster.pause, rng.choice(self._cluster.nodes))
+            await asyncio.sleep(length_s)
+            await self._recover()
+
+    async def _roll(self, length_s: float, rng: random.Random) -> None:
+        async with self._one_at_a_time:
+            for node in rng.sample(self._cluster.nodes, 3):
+                await asyncio.to_thread(self._cluster.terminate, node)
+                await asyncio.to_thread(self._cluster.restart, node)
+
+    async def _recover(self) -> None:
+        await _insist(self._cluster.recover)
+
+
+# ---- Pulsar ---------------------------------------------------------------------------------------------------------
+
+
+class PulsarUnderTest(_Proxied):
+    """One standalone broker."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, proxies=1)
+        self.disturbances |= {"broker killed": self._kill, "broker ended": self._end, "broker stopped": self._pause}
+
+    async def start(self) -> None:
+        port = await self.proxies[0].start()
+        (self._folder / "pulsar").mkdir()
+        settings = {
+            "advertisedListeners": f"proxy:pulsar://127.0.0.1:{port}",
+            "internalListenerName": "proxy",
+            "advertisedAddress": "",
+        }
+        self._broker = PulsarStandalone(self._folder / "pulsar", settings=settings)
+        self.proxies[0].broker_port = urlsplit(self._broker.url).port or 0
+        await asyncio.to_thread(self._broker.start)
+        self.url = f"pulsar://127.0.0.1:{port}/public/torture?web_url={self._broker.web_url}"
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._broker.stop)
+        await super().stop()
+
+    async def delete(self, wal: Wal, channel: str) -> None:
+        topic = quote(Topic(channel).name, safe="")
+        url = f"{self._broker.web_url}/admin/v2/persistent/public/torture/{topic}?force=true"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(url, method="DELETE")
+        try:
+            await asyncio.to_thread(lambda: opener.open(request, timeout=20).close())
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+
+    async def _kill(self, length_s: float, rng: random.Random) -> None:
+        await self._away(self._broker.kill, length_s)
+
+    async def _end(self, length_s: float, rng: random.Random) -> None:
+        await self._away(self._broker.terminate, length_s)
+
+    async def _pause(self, length_s: float, rng: random.Random) -> None:
+        await self._away(self._broker.pause, length_s)
+
+    async def _away(self, leave: Callable[[], None], length_s: float) -> None:
+        async with self._one_at_a_time:
+            await asyncio.to_thread(leave)
+            await asyncio.sleep(length_s)
+            await _insist(self._broker.recover)
+
+
+async def _insist(recover: Callable[[], None]) -> None:
+    """Bring brokers back, again where one fails to start on a busy machine."""
+    deadline = asyncio.get_running_loop().time() + BACK_WITHIN_S
+    while True:
+        try:
+            await asyncio.to_thread(recover)
+            return
+        except (BrokerFailed, OSError):
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+
+
+LOGS: dict[str, Callable[[Path], LogUnderTest]] = {
+    "rocksmq": RocksMqUnderTest,
+    "kafka": KafkaUnderTest,
+    "pulsar": PulsarUnderTest,
+}

@@ -1,0 +1,87 @@
+"""A member of a group: python -m tests.torture.member URL PREFIX GROUP SEMANTICS SEED
+
+It copies the channels PREFIX-in-* to PREFIX-GROUP-*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+from collections.abc import Sequence
+
+from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.groups.processing import Semantics, process
+from tidewal.runtime.wal import Append, Delivered, GroupMember, Wal
+
+from .inside import obey, open_log, tell
+
+SESSION_S = 6.0
+PAUSE_S = 0.2
+
+
+class Mishap(Exception):
+    """A handler's own error."""
+
+
+class Copier:
+    """Processes with one member or another, and is interrupted again and again."""
+
+    def __init__(self, wal: Wal, prefix: str, group: str, semantics: Semantics, rng: random.Random) -> None:
+        self._wal, self._prefix, self._group, self._semantics, self._rng = wal, prefix, group, semantics, rng
+
+    async def _handle(self, delivered: Delivered) -> Sequence[Append]:
+        chance = self._rng.random()
+        if chance < 0.1:
+            await asyncio.sleep(self._rng.uniform(0, 0.3))
+        if chance > 0.97:
+            raise Mishap
+        target = delivered.channel.replace("-in-", f"-{self._group}-")
+        return [Append(target, bytes(entry.payload)) for entry in delivered.entries]
+
+    async def run(self) -> None:
+        while True:
+            try:
+                member = await self._wal.join(
+                    f"{self._prefix}-{self._group}", [f"{self._prefix}-in-*"], session_timeout_s=SESSION_S
+                )
+            except TidewalError as error:
+                tell(f"join: {error!r}")
+                await asyncio.sleep(PAUSE_S)
+                continue
+            try:
+                await self._work(member)
+            finally:
+                await member.aclose()
+
+    async def _work(self, member: GroupMember) -> None:
+        """With one member, again after each error, until by chance it leaves."""
+        while self._rng.random() > 0.1:
+            try:
+                async with asyncio.timeout(self._rng.expovariate(0.3)):
+                    await process(self._wal, member, self._handle, self._semantics)
+                return
+            except (TidewalError, TimeoutError, Mishap) as error:
+                tell(f"process: {error!r}")
+                await asyncio.sleep(self._rng.uniform(0, PAUSE_S))
+
+
+async def main(url: str, prefix: str, group: str, semantics: str, seed: str) -> None:
+    stopping = obey(asyncio.get_running_loop())
+    wal = await open_log(url, own=False)
+    copier = asyncio.create_task(Copier(wal, prefix, group, Semantics(semantics), random.Random(seed)).run())
+    tell("ready")
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait([copier, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if copier.done():
+        await copier  # raises what ended it
+    copier.cancel()
+    await asyncio.gather(copier, return_exceptions=True)
+    await wal.close()
+    tell("ended")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""A standalone node: python -m tests.torture.node URL TABLES"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from tidewal.actors.standalone import Standalone
+from tidewal.runtime.settings import Settings
+from tidewal.runtime.wal import ChannelPolicy
+
+from .inside import COPIES, NUMBERS, THINGS, SteppedClock, obey, open_log, tell
+
+SETTINGS = Settings.model_validate(
+    {"rootCoord": {"dmlChannelNum": 2}, "dataNode": {"flushIntervalS": 2, "compactionIntervalS": 15}}
+)
+
+
+async def main(url: str, tables: str) -> None:
+    stopping = obey(asyncio.get_running_loop())
+    wal = await open_log(url, own=True)
+    try:
+        async with Standalone(wal, tables, settings=SETTINGS, clock=SteppedClock()) as node, node.client() as client:
+            await wal.create_channel(COPIES, ChannelPolicy())
+            for schema in (NUMBERS, THINGS):
+                await client.create_collection(schema, shards=2)
+            tell("ready")
+            stopped, failed = asyncio.create_task(stopping.wait()), asyncio.create_task(node.failed())
+            await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                raise failed.result()
+            failed.cancel()
+    finally:
+        await wal.close()
+    tell("ended")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,357 @@
+"""A run: one log, one node, one Spark query, and rounds of clients, members of groups and faults over them.
+
+Each round ends with a calm: what is away comes back, the clients end, the groups and Spark catch up, and all that is in
+the log, the tables and the topic is compared with the histories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from deltalake import DeltaTable
+
+from tests.brokers.producers import everything
+from tidewal.actors.client import Client
+from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.names import Names
+from tidewal.runtime.record import decode
+from tidewal.runtime.wal import ChannelPolicy, From, FromId, Wal
+
+from . import checks
+from .client import ROWS_PER_CLIENT, read_keys
+from .faults import Fault, clock_step_ms, draw, garbage
+from .history import Operation, load
+from .inside import CHANNELS, COPIES, NUMBERS, open_log
+from .logs import LOGS, LogUnderTest
+from .workers import Worker
+
+ROUND_S = 40.0
+CALM_S = 180.0  # within which all must have come to an end behind the last fault
+PAUSE_S = 0.3
+CLIENTS = 2
+GROUPS = {"once": "exactly_once", "least": "at_least_once"}  # the name of a group, and its semantics
+MEMBERS = 2  # of each group
+DELETED_GRACE_NS = 5_000_000_000  # in which a broker may still take what it was told to delete
+READ_ENTRIES = 200  # of a channel, to make garbage of
+MIN_PROGRESS = 20  # operations of a round that must have succeeded: otherwise nothing was tried
+
+Result = TypeVar("Result")
+
+
+class Violation(Exception):
+    """A promise was broken, by the sentences in `found`."""
+
+    def __init__(self, found: Sequence[str]) -> None:
+        super().__init__("\n".join(found))
+        self.found = list(found)
+
+
+@dataclass
+class Round:
+    """What belongs to one round."""
+
+    number: int
+    clients: list[Worker] = field(default_factory=list)
+    members: list[Worker] = field(default_factory=list)
+    deleted: dict[str, int] = field(default_factory=dict)  # channel, and when it was gone
+    first_id: int = 0
+    histories: list[Path] = field(default_factory=list)
+
+    @property
+    def prefix(self) -> str:
+        return f"r{self.number}"
+
+    def channels(self, kind: str) -> list[str]:
+        """Its channels `in`, or those of a group."""
+        return [f"{self.prefix}-{kind}-{number}" for number in range(CHANNELS)]
+
+
+class Run:
+    """An async context manager over a log of kind `name` in `folder`; `say` gets what is worth telling."""
+
+    def __init__(
+        self, name: str, folder: Path, seed: int, *, spark: bool, say: Callable[[str], None], round_s: float = ROUND_S
+    ) -> None:
+        self.log: LogUnderTest = LOGS[name](folder)
+        self.folder, self._seed, self._spark, self._say, self._round_s = folder, seed, spark, say, round_s
+        self._stack = AsyncExitStack()
+        self._numbers = itertools.count()
+        self._ids = itertools.count(0, ROWS_PER_CLIENT)
+        self._lasting: list[Worker] = []
+        self._copied: list[int] = []
+        self._copied_to: bytes | None = None
+
+    async def __aenter__(self) -> Run:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.log.stop)
+            await self.log.start()
+            stack.push_async_callback(self._end_workers)
+            self._node = self._start("node", "node", lambda life: (self.log.url, self.folder / "tables"))
+            self._lasting.append(self._node)
+            self._wal: Wal = await patiently(lambda: open_log(self.log.url, own=False))
+            stack.push_async_callback(self._wal.close)
+            self._client = await stack.enter_async_context(Client(self._wal))
+            await patiently(lambda: self._client.describe_collection("things"))
+            if self._spark:
+                spark = self._start("spark", "spark_copy", lambda life: (self.log.url, self.folder / "spark"))
+                self._lasting.append(spark)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _end_workers(self) -> None:
+        for worker in self._lasting:
+            await worker.kill_for_good()
+
+    def _start(self, name: str, module: str, arguments: Callable[[int], Sequence[object]]) -> Worker:
+        return Worker(name, module, self.folder / f"{name}.log", arguments)
+
+    def draw(self, rng: random.Random) -> list[Fault]:
+        """The faults of the next round."""
+        members = [f"{group}{number}" for group in GROUPS for number in range(MEMBERS)]
+        clients = [f"client{number}" for number in range(CLIENTS)]
+        workers = ["node", "node", *clients, *members, *(["spark"] if self._spark else [])]
+        return draw(rng, sorted(self.log.disturbances), workers, self._round_s)
+
+    async def round(self, faults: Sequence[Fault]) -> int:
+        """Let clients and groups work under these faults, compare, and return how many operations succeeded. Raises
+        `Violation`."""
+        this = Round(next(self._numbers))
+        for kind in ("in", *GROUPS):
+            for channel in this.channels(kind):
+                await patiently(lambda channel=channel: self._wal.create_channel(channel, ChannelPolicy()))
+        self._start_clients(this)
+        self._start_members(this)
+        try:
+            await self._disturb(this, faults)
+            return await self._settle(this)
+        finally:
+            for worker in (*this.clients, *this.members):
+                await worker.kill_for_good()
+
+    def _start_clients(self, this: Round) -> None:
+        this.first_id = next(self._ids)
+        owners = [f"{this.prefix}c{number}-0" for number in range(CLIENTS)]
+        for number in range(CLIENTS):
+
+            def arguments(life: int, number: int = number) -> Sequence[object]:
+                history = self.folder / f"{this.prefix}c{number}-{life}.jsonl"
+                this.histories.append(history)
+                seed = f"{self._seed} {history.stem}"
+                return self.log.url, history, seed, this.prefix, ",".join({*owners, history.stem}), next(self._ids)
+
+            this.clients.append(self._start(f"client{number}", "client", arguments))
+
+    def _start_members(self, this: Round) -> None:
+        for group, semantics in GROUPS.items():
+            for number in range(MEMBERS):
+                name = f"{group}{number}"
+
+                def arguments(
+                    life: int, name: str = name, group: str = group, semantics: str = semantics
+                ) -> Sequence[object]:
+                    return self.log.url, this.prefix, group, semantics, f"{self._seed} {this.prefix} {name} {life}"
+
+                this.members.append(self._start(name, "member", arguments))
+
+    # ---- faults -----------------------------------------------------------------------------------------------------
+
+    async def _disturb(self, this: Round, faults: Sequence[Fault]) -> None:
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for fault in faults:
+                await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+                tasks.create_task(self._inject(this, fault))
+            await asyncio.sleep(max(0.0, began + self._round_s - time.monotonic()))
+
+    async def _inject(self, this: Round, fault: Fault) -> None:
+        self._say(f"  {fault}")
+        rng = random.Random(fault.seed)
+        if fault.kind in self.log.disturbances:
+            await self.log.disturbances[fault.kind](fault.length_s, rng)
+        elif fault.kind == "garbage":
+            await self._pollute(rng)
+        elif fault.kind == "delete":
+            await self._delete(this, rng)
+        else:
+            await self._hurt(this, fault, rng)
+
+    async def _hurt(self, this: Round, fault: Fault, rng: random.Random) -> None:
+        everyone = {worker.name: worker for worker in (*self._lasting, *this.clients, *this.members)}
+        worker = everyone[fault.target]
+        if fault.kind == "kill":
+            worker.kill()
+        elif fault.kind == "pause":
+            worker.pause()
+            await asyncio.sleep(fault.length_s)
+            worker.resume()
+        else:
+            worker.tell(f"clock {clock_step_ms(rng)}")
+            await asyncio.sleep(fault.length_s)
+            worker.tell("clock 0")
+
+    async def _pollute(self, rng: random.Random) -> None:
+        """Append garbage to a channel of the node's own, from outside."""
+        names = Names()
+        internal = [name for name in await patiently(self._wal.channels) if name.startswith(names.prefix)]
+        channel = rng.choice(internal)
+        real: list[bytes] = []
+        try:
+            async with asyncio.timeout(PAUSE_S):
+                async for entries in self._wal.read(channel, From.EARLIEST):
+                    real += [bytes(entry.payload) for entry in entries]
+                    if len(real) >= READ_ENTRIES:
+                        break
+        except (TimeoutError, TidewalError):
+            pass  # what was read until then will do
+        self._say(f"           into {channel}")
+        for payload in garbage(rng, real):
+            try:
+                await self._wal.append(channel, payload)
+            except TidewalError as error:
+                self._say(f"           {error!r}")
+                return
+
+    async def _delete(self, this: Round, rng: random.Random) -> None:
+        doomed = [name for name in await patiently(self._wal.channels) if name.startswith(f"{this.prefix}-doomed")]
+        doomed = sorted(set(doomed) - this.deleted.keys())
+        if doomed:
+            channel = rng.choice(doomed)
+            await patiently(lambda: self.log.delete(self._wal, channel))
+            this.deleted[channel] = time.monotonic_ns()
+
+    # ---- the end of a round -----------------------------------------------------------------------------------------
+
+    async def _settle(self, this: Round) -> int:
+        for worker in self._lasting:
+            worker.resume()
+        late = [worker.name for worker in this.clients if not await worker.stop()]
+        found = [f"{name} did not end: a call of it hangs (see {name}.log)" for name in late]
+        operations = load(path for path in this.histories if path.exists())
+        await self._until(lambda: self._drained(this), "the groups do not reach the ends of their channels")
+        late = [worker.name for worker in this.members if not await worker.stop()]
+        found += [f"{name} did not end (see {name}.log)" for name in late]
+        found += checks.errors(operations) + self._after_deletion(this, operations)
+        found += await self._compare_channels(this, operations)
+        found += await self._compare_rows(this, operations)
+        found += checks.keys([*operations, *await self._final_reads(this)])
+        succeeded = sum(operation.outcome == "ok" for operation in operations)
+        if succeeded < MIN_PROGRESS:
+            found.append(f"only {succeeded} of {len(operations)} operations succeeded")
+        if found:
+            raise Violation(found)
+        for channel in (name for kind in ("in", *GROUPS) for name in this.channels(kind)):
+            await patiently(lambda channel=channel: self._wal.drop_channel(channel))
+        return succeeded
+
+    async def _drained(self, this: Round) -> bool:
+        groups = {group.name: group.positions for group in await self._wal.groups()}
+        for channel in this.channels("in"):
+            last = await self._wal.latest_id(channel)
+            for group in GROUPS:
+                if last is not None and groups.get(f"{this.prefix}-{group}", {}).get(channel) != last:
+                    return False
+        return True
+
+    async def _compare_channels(self, this: Round, operations: list[Operation]) -> list[str]:
+        contents = {
+            channel: await self._content(channel) for kind in ("in", *GROUPS) for channel in this.channels(kind)
+        }
+        inputs = {channel: contents[channel] for channel in this.channels("in")}
+        found = checks.appends(operations, inputs) + checks.watched(operations, inputs)
+        for group, semantics in GROUPS.items():
+            for given, made in zip(this.channels("in"), this.channels(group), strict=True):
+                exactly_once = semantics == "exactly_once"
+                found += checks.copies(made, contents[given], contents[made], exactly_once=exactly_once)
+        return found
+
+    async def _content(self, channel: str) -> checks.Content:
+        entries = await patiently(lambda: everything(self._wal, channel))
+        return [(entry.id.hex(), bytes(entry.payload).decode()) for entry in entries]
+
+    async def _compare_rows(self, this: Round, operations: list[Operation]) -> list[str]:
+        upto = next(self._ids)
+        of_round = f"id >= {this.first_id} and id < {upto}"
+        answer = await patiently(
+            lambda: self._client.query(NUMBERS.name, of_round, columns=["id"], consistency="strong")
+        )
+        answered: list[int] = answer.table["id"].to_pylist()
+        found = checks.rows(operations, "a strong read", answered)
+        await patiently(lambda: self._client.flush(NUMBERS.name))
+        table = DeltaTable(self.folder / "tables" / NUMBERS.name / "log").to_pyarrow_table(columns=["id"])
+        stored = [id for id in table["id"].to_pylist() if this.first_id <= id < upto]
+        found += checks.rows(operations, "the table", stored) + checks.same("the table", stored, "a read", answered)
+        if self._spark and not found:
+            await self._until(lambda: self._has_copied(set(answered)), "Spark does not copy what was written")
+            copied = [id for id in self._copied if this.first_id <= id < upto]
+            found += checks.rows(operations, "Spark's topic", copied)
+        return found
+
+    async def _has_copied(self, ids: set[int]) -> bool:
+        """Read on in Spark's topic; whether these are there."""
+        last = await self._wal.latest_id(COPIES)
+        start = From.EARLIEST if self._copied_to is None else FromId(self._copied_to)
+        reader = self._wal.read(COPIES, start)
+        try:
+            while last is not None and (self._copied_to or b"") < last:
+                for entry in await anext(reader):
+                    self._copied.append(int(decode(entry.payload, entry.id).body))
+                    self._copied_to = entry.id
+        finally:
+            await reader.aclose()  # pyright: ignore[reportAttributeAccessIssue] -- see `Wal.read`
+        return ids <= set(self._copied)
+
+    async def _final_reads(self, this: Round) -> list[Operation]:
+        found: list[Operation] = []
+        for history in this.histories:
+            owner, began = history.stem, time.monotonic_ns()
+            rows = await patiently(lambda owner=owner: read_keys(self._client, owner, "strong"))
+            about = {"owner": owner, "consistency": "strong"}
+            found.append(Operation("the run", "read", about, began, time.monotonic_ns(), "ok", {"rows": rows}))
+        return found
+
+    def _after_deletion(self, this: Round, operations: Sequence[Operation]) -> list[str]:
+        """Nothing may be acknowledged in a channel that was deleted from outside, until it is created anew."""
+        found: list[str] = []
+        for channel, deleted in this.deleted.items():
+            later = [
+                operation
+                for operation in operations
+                if operation.about.get("channel") == channel and operation.began > deleted + DELETED_GRACE_NS
+            ]
+            made = next((each.began for each in later if each.kind == "create" and each.outcome == "ok"), None)
+            taken = [each for each in later if each.kind == "doomed" and each.outcome == "ok"]
+            taken = [each for each in taken if made is None or each.began < made]
+            if taken:
+                found.append(f"{channel}: {len(taken)} appends were acknowledged after it had been deleted")
+        return found
+
+    async def _until(self, reached: Callable[[], Awaitable[bool]], otherwise: str) -> None:
+        deadline = time.monotonic() + CALM_S
+        while not await patiently(reached):
+            if time.monotonic() > deadline:
+                raise Violation([f"{otherwise} within {CALM_S:g} s"])
+            await asyncio.sleep(PAUSE_S)
+
+
+async def patiently(call: Callable[[], Awaitable[Result]]) -> Result:
+    """Call until it succeeds. Raises `Violation` where it does not within `CALM_S`: then something does not recover."""
+    deadline = time.monotonic() + CALM_S
+    while True:
+        try:
+            async with asyncio.timeout(CALM_S):
+                return await call()
+        except (TidewalError, OSError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise Violation([f"the log or the node does not recover: {error!r}"]) from error
+            await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,118 @@
+"""The checker finds each kind of violation, and none where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.torture import checks
+from tests.torture.history import Operation, Outcome, Recorder, load
+
+
+def append(number: int, outcome: Outcome, id: str = "") -> Operation:
+    about = {"entries": [{"channel": "in", "payload": f"a:{number}"}]}
+    return Operation("a", "append", about, number, number + 1, outcome, {"ids": [id]})
+
+
+def insert(first: int, count: int, outcome: Outcome) -> Operation:
+    return Operation("a", "insert", {"first": first, "count": count}, 0, 1, outcome)
+
+
+def write(values: dict[str, int | None], began: int, outcome: Outcome = "ok") -> Operation:
+    return Operation("a", "set", {"values": values}, began, began + 5, outcome)
+
+
+def read(rows: dict[str, int], began: int) -> Operation:
+    about = {"owner": "a", "consistency": "strong"}
+    return Operation("b", "read", about, began, began + 5, "ok", {"rows": rows})
+
+
+def test_appends_that_are_as_they_were_told_are_right() -> None:
+    history = [append(0, "ok", "00"), append(1, "unknown"), append(2, "unknown"), append(3, "refused")]
+    assert checks.appends(history, {"in": [("00", "a:0"), ("01", "a:2")]}) == []
+
+
+def test_appends_that_are_not_are_found() -> None:
+    def violation(operation: Operation, *content: tuple[str, str]) -> str:
+        [found] = checks.appends([operation], {"in": content})
+        return found
+
+    assert "is lost" in violation(append(0, "ok", "00"))
+    assert "2 times" in violation(append(0, "ok", "00"), ("00", "a:0"), ("01", "a:0"))
+    assert "2 times" in violation(append(0, "unknown"), ("00", "a:0"), ("01", "a:0"))
+    assert "acknowledged as 00 and is at 01" in violation(append(0, "ok", "00"), ("01", "a:0"))
+    assert "was refused" in violation(append(0, "refused"), ("00", "a:0"))
+    assert "never sent" in violation(append(0, "unknown"), ("00", "b:0"))
+
+
+def test_another_order_is_found() -> None:
+    history = [append(0, "ok", "01"), append(1, "ok", "00")]
+    [found] = checks.appends(history, {"in": [("00", "a:1"), ("01", "a:0")]})
+    assert "stands behind" in found
+
+
+def test_copies() -> None:
+    given = [("00", "a:0"), ("01", "a:1")]
+    assert checks.copies("g", given, given, exactly_once=True) == []
+    assert checks.copies("g", given, [*given, ("02", "a:0")], exactly_once=False) == []
+    assert checks.copies("g", given, [*given, ("02", "a:0")], exactly_once=True)
+    assert checks.copies("g", given, given[:1], exactly_once=False)
+    assert checks.copies("g", given, given[::-1], exactly_once=True)
+    assert checks.copies("g", given, [*given, ("02", "x")], exactly_once=False)
+
+
+def test_a_live_reader_that_skips_or_repeats_is_found() -> None:
+    content = {"in": [("00", "a:0"), ("01", "a:1"), ("02", "a:2")]}
+
+    def seen(*ids: str) -> list[str]:
+        return checks.watched([Operation("a", "saw", {"channel": "in", "ids": list(ids)}, 0)], content)
+
+    assert seen("00", "01") == []
+    assert seen("00", "02")
+    assert seen("00", "01", "01")
+    assert seen("00", "01", "02", "03")
+
+
+def test_rows() -> None:
+    history = [insert(0, 2, "ok"), insert(2, 2, "unknown"), insert(4, 1, "refused")]
+    assert checks.rows(history, "table", [0, 1, 3]) == []
+    assert checks.rows(history, "table", [0, 3])
+    assert checks.rows(history, "table", [0, 1, 3, 3])
+    assert checks.rows(history, "table", [0, 1, 4])
+    assert checks.rows(history, "table", [0, 1, 9])
+    assert checks.same("table", [0, 1, 3], "topic", [0, 1]) == ["table and topic disagree about row 3"]
+
+
+def test_reads_may_see_what_was_under_way() -> None:
+    history = [write({"a/k": 1}, 0), write({"a/k": 2}, 10), write({"a/k": None}, 20, "unknown")]
+    for value, began in ((1, 6), (1, 11), (2, 12), (2, 21)):
+        assert checks.keys([*history, read({"a/k": value}, began)]) == []
+    assert checks.keys([*history, read({}, 22)]) == []
+    assert checks.keys([*history, read({"a/k": 2}, 30), read({"a/k": 2}, 40)]) == []
+
+
+def test_reads_that_are_too_old_too_new_or_go_back_are_found() -> None:
+    history = [write({"a/k": 1}, 0), write({"a/k": 2}, 10), write({"a/k": 3}, 20, "refused"), write({"a/k": 4}, 90)]
+    assert checks.keys([*history, read({"a/k": 1}, 16)])  # 2 was acknowledged before
+    assert checks.keys([*history, read({"a/k": 3}, 30)])  # refused
+    assert checks.keys([*history, read({"a/k": 4}, 30)])  # not asked yet
+    unknown = [write({"a/k": 1}, 0), write({"a/k": 2}, 10, "unknown")]
+    assert checks.keys([*unknown, read({"a/k": 2}, 12), read({"a/k": 1}, 30)])  # seen once, gone again
+
+
+def test_an_error_that_is_not_ours_is_found() -> None:
+    operation = Operation("a", "append", {}, 0, 1, "unknown", {"foreign": True, "error": "KeyError: 1"})
+    assert "KeyError" in checks.errors([operation])[0]
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "c.jsonl")
+    first = recorder.begin("insert", first=0, count=1)
+    recorder.begin("insert", first=1, count=1)
+    recorder.end(first, "ok", ts=5)
+    with (tmp_path / "c.jsonl").open("a") as file:
+        file.write('{"op": 1, "outcome": "o')  # torn
+    done, open_one = load([tmp_path / "c.jsonl"])
+    result: dict[str, Any] = {"ts": 5}
+    assert (done.outcome, done.result, done.ended is not None) == ("ok", result, True)
+    assert (open_one.outcome, open_one.ended) == ("unknown", None)
