@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -64,6 +65,8 @@ from .segments import Segments
 from .server import Server
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 32 * 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
@@ -154,17 +157,17 @@ class RocksMQ:
     ) -> RocksMQ:
         self._directory = Directory(directory)
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tidewal-read")
-        opened: list[Callable[[], None]] = [self._directory.close]
+        undo = self._undo = [self._directory.close]
         try:
             self._index = Index(self._directory.index)
-            opened.append(self._index.close)
+            undo.append(self._index.close)
             self._segments = Segments(self._disk, self._directory.journal, segment_bytes, spare_segments)
-            opened.append(self._segments.close)
+            undo.append(self._segments.close)
             recovered = Recovery(self._disk, self._segments, self._index).run()
             if recovered.current is None and self._segments.wants_spare:
                 self._segments.prepare_spare()
             self._adopt(recovered, tail_bytes, pending_bytes, free_space_bytes)
-            opened += [self._keeper.stop, self._journal.stop]
+            undo += [self._journal.mark_end, self._stop_reading, self._keeper.stop, self._journal.stop]
             self._keeper.start()
             self._journal.start()
             self._begin_life()
@@ -177,10 +180,10 @@ class RocksMQ:
                     groups=GroupService(self._coordinator),
                     tcp_port=tcp_port,
                 )
+                undo.append(self._server.stop)
                 self._server.start()
         except BaseException as error:
-            for undo in reversed(opened):
-                undo()
+            self._close()
             if isinstance(error, OSError):
                 raise _opening_failed(self._directory.path, error) from error
             raise
@@ -262,17 +265,19 @@ class RocksMQ:
         self._hubs.close()
 
     def _close(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-        self._journal.stop()
-        self._keeper.stop()
+        """Undo what opening did, each step whatever became of those before it, so that the directory is free in the
+        end. A step that fails costs what was acknowledged nothing: that is in the journal, and the next opening finds
+        it. So the error is logged, and not raised for whoever closes."""
+        for step in reversed(self._undo):
+            try:
+                step()
+            except Exception:
+                _log.exception("%s is closed, but for a step that failed", self._directory.path)
+        self._closed.set()
+
+    def _stop_reading(self) -> None:
         self._registry.wake_all()
         self._reads.shutdown(wait=True)
-        self._journal.mark_end()
-        self._index.close()
-        self._segments.close()
-        self._directory.close()
-        self._closed.set()
 
     @property
     def closed(self) -> bool:

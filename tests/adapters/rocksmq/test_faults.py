@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 
 import pytest
 
+from tidewal.adapters.rocksmq.index import Index
 from tidewal.runtime.errors import CorruptLog, DirectoryUnwritable, DiskFull, DiskPressure, JournalFailed, Overloaded
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -386,3 +388,48 @@ async def test_space_that_comes_back_is_noticed_without_a_restart(open_rocksmq, 
     disk.free = 10**9
     await helpers.until(lambda: not store._gate.pressure)
     await store.append("a", b"yes")
+
+
+def failing(step):
+    """A step that does its work and fails, with what RocksDB's package raises."""
+
+    def fail():
+        step()
+        raise Exception(f"IO error: {os.strerror(errno.ENOSPC)}")
+
+    return fail
+
+
+@pytest.mark.parametrize("serve", [True, False])
+async def test_closing_frees_the_directory_whatever_fails_on_the_way(open_rocksmq, disk, helpers, serve):
+    sent = []
+    while True:
+        store = await open_rocksmq(disk=disk, segment_bytes=SMALL, serve=serve)
+        await store.create_channel("a", PLAIN)
+        sent.append(f"life {len(sent)}".encode())
+        await store.append("a", sent[-1])
+        place = len(sent) - 1
+        steps = len(store._undo)
+        if place < steps:
+            store._undo[place] = failing(store._undo[place])
+        async with asyncio.timeout(20):
+            await asyncio.gather(store.close(), store.close())
+            await store.close()
+        if place == steps:
+            break
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
+    assert helpers.payloads(await read_all(store, helpers)) == sent
+
+
+async def test_an_opening_that_fails_frees_the_directory_too(open_rocksmq, disk, monkeypatch):
+    def cannot_close(index):
+        close(index)
+        raise Exception("Corruption")
+
+    close = Index.close
+    monkeypatch.setattr(Index, "close", cannot_close)
+    disk.fail("sync", name=".segment")
+    with pytest.raises(JournalFailed):
+        await open_rocksmq(disk=disk)
+    monkeypatch.undo()
+    await open_rocksmq(disk=disk)

@@ -85,6 +85,22 @@ async def test_who_came_first_and_who_took_over_both_make_way(opening, helpers):
     assert payloads == [b"1", b"2", b"3", b"4"]
 
 
+async def test_a_hand_over_is_not_held_up_by_a_close_that_fails(opening, helpers):
+    first = await opening()
+    await first.create_channel("a", ChannelPolicy())
+    sent = [b"kept"]
+    await first.append("a", sent[0])
+
+    def broken() -> None:
+        raise Exception("IO error: No space left on device")
+
+    first.store._undo.insert(-1, broken)
+    node = await opening(own=True)
+    assert first.store is None
+    await first.append("a", b"through the next owner")
+    assert helpers.payloads(await helpers.take(node, "a", From.EARLIEST, 2)) == [*sent, b"through the next owner"]
+
+
 async def test_who_insists_does_not_make_way(opening, directory):
     node = await opening(own=True)
     await node.create_channel("a", PLAIN)
