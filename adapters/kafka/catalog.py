@@ -101,12 +101,14 @@ class Catalog:
 
     async def write_channel(self, name: str, policy: ChannelPolicy) -> Channel:
         """Make a channel, or find the one that somebody else made first."""
-        key = f"{CREATED}/{name}/{uuid4().hex}"
-        await self._write([(key, {"policy": encode_policy(policy)})])
-        found = self._channels[name]
-        if found is not self._created[name][key]:
-            await self._write([(key, None)])
-        return found
+        while True:
+            key = f"{CREATED}/{name}/{uuid4().hex}"
+            await self._write([(key, {"policy": encode_policy(policy)})])
+            found, own = self._channels.get(name), self._created.get(name, {}).get(key)
+            if own is not None and own is not found:
+                await self._write([(key, None)])
+            if found is not None:  # otherwise it was dropped in the same moment
+                return found
 
     async def write_dropped(self, channel: Channel) -> None:
         """Take a channel back, with all attempts to make one of its name and all holds."""

@@ -26,7 +26,7 @@ from aiokafka.protocol.admin import (
 )
 from aiokafka.protocol.offset import OffsetRequest
 
-from ...runtime.errors import ConfigError
+from ...runtime.errors import ConfigError, TidewalError
 from ...runtime.stalls import StallWatch
 from . import faults
 from .options import Options
@@ -128,18 +128,24 @@ class Cluster:
             raise kafka_errors.StaleMetadata(f"nobody leads {topic}")
         return await self.ask(node, request, connection)
 
-    async def retrying(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def retrying(
+        self, what: str, attempt: Callable[[], Awaitable[T]], changes: faults.Operation | None = None
+    ) -> T:
         """Attempt it until it succeeds, for as long as an append may take. Raises what `faults.mapped` makes of the
-        last error."""
+        last error, with `outcome_unknown` where an attempt `changes` something and may have done so."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.options.delivery_timeout_s
         pause_s = 0.0  # at first what is known of the topics may only be old
+        unknown = False
         while True:
             try:
                 return await attempt()
             except faults.Foreign as error:
+                unknown |= changes is not None and faults.outcome(error, changes) is faults.Outcome.UNKNOWN
                 if faults.final(error) or loop.time() > deadline:
-                    raise faults.mapped(error, what) from error
+                    raise faults.mapped(error, what, outcome_unknown=unknown) from error
+            except TidewalError as error:
+                raise faults.unknown(error) if unknown else error from error.__cause__
             await asyncio.sleep(pause_s)
             pause_s = PAUSE_S
             if self._client.cluster.brokers():

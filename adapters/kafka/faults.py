@@ -1,15 +1,123 @@
-"""What becomes of the client library's exceptions: one place that knows them all."""
+"""What becomes of the client library's exceptions: one place that knows them all.
+
+`outcome` is the table of what an error says about a request that changes something. A request was *never sent*, or
+*certainly refused* (the broker decides so before it writes), or its outcome is *unknown*: that is whatever the table
+does not name. A broker that has written may still answer with an error: a leader that is deposed while it waits for
+the other copies says NOT_LEADER_OR_FOLLOWER of a batch that the next leader has.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Mapping
+from enum import Enum, auto
 
 from aiokafka import errors as kafka_errors
 
 from ...runtime.errors import ConfigError, InvalidRequest, TidewalError, Unavailable, Unsupported
 
 Foreign = (kafka_errors.KafkaError, OSError, asyncio.TimeoutError)
+
+
+class Outcome(Enum):
+    """What has become of a request that failed."""
+
+    NEVER_SENT = auto()
+    REFUSED = auto()
+    UNKNOWN = auto()
+
+
+class Operation(Enum):
+    """What a request would have changed."""
+
+    APPEND = auto()  # Produce
+    POSITION = auto()  # OffsetCommit
+    COMMIT = auto()  # EndTxn
+    ADMINISTRATION = auto()  # CreateTopics, DeleteTopics, DeleteRecords, AlterConfigs, DeleteGroups
+
+
+# No byte of the request has left this process.
+_NEVER_SENT: Mapping[type[BaseException], str] = {
+    kafka_errors.NodeNotReadyError: "aiokafka, client.send: there is no connection; the only place that raises it",
+    kafka_errors.StaleMetadata: "ours, for a node that is not known; aiokafka has it for the same, and catches it",
+    kafka_errors.IncompatibleBrokerVersion: "aiokafka, Request.prepare: no version of the request fits the broker",
+    kafka_errors.UnsupportedCodecError: "aiokafka, record builder: the package that compresses is missing",
+}
+_KAFKA_APIS = "KafkaApis: who may do what, and which topics there are, is looked at before the request is handed on"
+_VERSION = "KafkaApis, ApiVersions: the request was not read"
+_VALIDATOR = "LogValidator and UnifiedLog.analyzeAndValidateRecords: the whole batch is looked at before it is appended"
+_PRODUCER_STATE = "ProducerStateManager, ProducerAppendInfo: numbers are checked before the batch is appended"
+_GROUP_STATE = "GroupMetadata.validateOffsetCommit: members and generations are checked before records are written"
+_LOADING = "group and transaction coordinators answer so before they look at a request"
+_END_TRANSACTION = "TransactionCoordinator.endTransaction: checked before the decision is written"
+_CONTROLLER = "ReplicationControlManager, ConfigurationControlManager: checked before a record is made"
+# Answers that a broker gives before it writes anything. A produce request is answered after the append with
+# NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT and
+# NOT_ENOUGH_REPLICAS_AFTER_APPEND (DelayedProduce, Partition.checkEnoughReplicasReachOffset); coordinators, whose
+# records are appended in the same way, make NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE of these, and a controller
+# that is deposed answers NOT_CONTROLLER for what it has written.
+_REFUSED: Mapping[Operation, Mapping[type[BaseException], str]] = {
+    Operation.APPEND: {
+        kafka_errors.CorruptRecordException: _VALIDATOR,
+        kafka_errors.MessageSizeTooLargeError: _VALIDATOR,
+        kafka_errors.RecordListTooLargeError: _VALIDATOR,
+        kafka_errors.InvalidTimestampError: _VALIDATOR,
+        kafka_errors.InvalidRequestError: _VALIDATOR,
+        kafka_errors.UnsupportedForMessageFormatError: _VALIDATOR,
+        kafka_errors.UnsupportedVersionError: _VERSION,
+        kafka_errors.InvalidTopicError: "ReplicaManager.appendRecordsToLeader: internal topics are refused",
+        kafka_errors.InvalidRequiredAcksError: "ReplicaManager.appendRecords: looked at first",
+        kafka_errors.NotEnoughReplicasError: "Partition.appendRecordsToLeader: copies are counted before the append",
+        kafka_errors.TopicAuthorizationFailedError: _KAFKA_APIS,
+        kafka_errors.ClusterAuthorizationFailedError: _KAFKA_APIS,
+        kafka_errors.TransactionalIdAuthorizationFailed: _KAFKA_APIS,
+        kafka_errors.OutOfOrderSequenceNumber: _PRODUCER_STATE,
+        kafka_errors.UnknownProducerId: _PRODUCER_STATE,
+        kafka_errors.InvalidProducerEpoch: _PRODUCER_STATE,
+        kafka_errors.InvalidProducerIdMapping: _PRODUCER_STATE,
+        kafka_errors.InvalidTxnState: _PRODUCER_STATE,
+    },
+    Operation.POSITION: {
+        kafka_errors.UnknownTopicOrPartitionError: _KAFKA_APIS,
+        kafka_errors.TopicAuthorizationFailedError: _KAFKA_APIS,
+        kafka_errors.GroupAuthorizationFailedError: _KAFKA_APIS,
+        kafka_errors.UnsupportedVersionError: _VERSION,
+        kafka_errors.GroupLoadInProgressError: _LOADING,
+        kafka_errors.OffsetMetadataTooLargeError: _GROUP_STATE,
+        kafka_errors.InvalidCommitOffsetSizeError: "GroupMetadataManager: the records were too large to append",
+        kafka_errors.InvalidGroupIdError: _GROUP_STATE,
+        kafka_errors.IllegalGenerationError: _GROUP_STATE,
+        kafka_errors.UnknownMemberIdError: _GROUP_STATE,
+        kafka_errors.RebalanceInProgressError: _GROUP_STATE,
+    },
+    Operation.COMMIT: {
+        kafka_errors.TransactionalIdAuthorizationFailed: _KAFKA_APIS,
+        kafka_errors.UnsupportedVersionError: _VERSION,
+        kafka_errors.GroupLoadInProgressError: _LOADING,
+        kafka_errors.InvalidProducerEpoch: _END_TRANSACTION,
+        kafka_errors.InvalidProducerIdMapping: _END_TRANSACTION,
+        kafka_errors.InvalidTxnState: _END_TRANSACTION,
+        kafka_errors.ConcurrentTransactions: _END_TRANSACTION,
+    },
+    Operation.ADMINISTRATION: {
+        kafka_errors.TopicAuthorizationFailedError: _KAFKA_APIS,
+        kafka_errors.ClusterAuthorizationFailedError: _KAFKA_APIS,
+        kafka_errors.GroupAuthorizationFailedError: _KAFKA_APIS,
+        kafka_errors.UnsupportedVersionError: _VERSION,
+        kafka_errors.InvalidTopicError: _CONTROLLER,
+        kafka_errors.InvalidPartitionsError: _CONTROLLER,
+        kafka_errors.InvalidReplicationFactorError: _CONTROLLER,
+        kafka_errors.InvalidReplicationAssignmentError: _CONTROLLER,
+        kafka_errors.InvalidConfigurationError: _CONTROLLER,
+        kafka_errors.InvalidRequestError: _CONTROLLER,
+        kafka_errors.PolicyViolationError: _CONTROLLER,
+        kafka_errors.OffsetOutOfRangeError: "Partition.deleteRecordsOnLeader: checked before anything is removed",
+        kafka_errors.GroupLoadInProgressError: _LOADING,
+        kafka_errors.InvalidGroupIdError: _GROUP_STATE,
+        kafka_errors.NonEmptyGroup: _GROUP_STATE,
+    },
+}
 
 _NOT_ALLOWED = (
     ssl.SSLCertVerificationError,
@@ -27,7 +135,7 @@ _TOO_OLD = (
     kafka_errors.UnsupportedVersionError,
     kafka_errors.UnsupportedForMessageFormatError,
 )
-_REFUSED = (
+_INVALID = (
     kafka_errors.InvalidTopicError,
     kafka_errors.InvalidConfigurationError,
     kafka_errors.InvalidReplicationFactorError,
@@ -39,15 +147,6 @@ _REFUSED = (
     kafka_errors.PolicyViolationError,
     kafka_errors.CorruptRecordException,
 )
-# After these the records of a request are certainly not in the log.
-_NOT_WRITTEN = (
-    kafka_errors.NodeNotReadyError,
-    kafka_errors.StaleMetadata,
-    kafka_errors.UnknownTopicOrPartitionError,
-    kafka_errors.LeaderNotAvailableError,
-    kafka_errors.NotLeaderForPartitionError,
-    kafka_errors.NotEnoughReplicasError,
-)
 _SEQUENCE_LOST = (
     kafka_errors.OutOfOrderSequenceNumber,
     kafka_errors.UnknownProducerId,
@@ -56,14 +155,22 @@ _SEQUENCE_LOST = (
 )
 
 
+def outcome(error: BaseException, operation: Operation) -> Outcome:
+    """What has become of a request that failed so."""
+    if type(error) in _NEVER_SENT:
+        return Outcome.NEVER_SENT
+    return Outcome.REFUSED if type(error) in _REFUSED[operation] else Outcome.UNKNOWN
+
+
+def answered(error: BaseException) -> bool:
+    """Whether a broker is done with the request: it does nothing with it later. The library names its own time limit
+    as brokers name theirs."""
+    return isinstance(error, kafka_errors.BrokerResponseError) and type(error) is not kafka_errors.RequestTimedOutError
+
+
 def final(error: BaseException) -> bool:
     """Whether asking again would be answered the same."""
-    return isinstance(error, (*_NOT_ALLOWED, *_TOO_OLD, *_REFUSED))
-
-
-def not_written(error: BaseException) -> bool:
-    """Whether a request that failed so has certainly left nothing in the log."""
-    return isinstance(error, _NOT_WRITTEN) or final(error)
+    return isinstance(error, (*_NOT_ALLOWED, *_TOO_OLD, *_INVALID))
 
 
 def sequence_lost(error: BaseException) -> bool:
@@ -83,6 +190,18 @@ def mapped(error: BaseException, what: str, *, outcome_unknown: bool = False) ->
         return Unsupported(f"this Kafka is too old to {what}: {reason}", capability="protocol")
     if isinstance(error, kafka_errors.UnsupportedCodecError):
         return Unsupported(f"to {what} takes a package that is missing: {reason}", capability="compression")
-    if isinstance(error, _REFUSED):
+    if isinstance(error, _INVALID):
         return InvalidRequest(f"Kafka refused to {what}: {reason}")
     return Unavailable(f"Kafka could not {what}: {reason}")
+
+
+def unknown(error: TidewalError) -> TidewalError:
+    """The same error, of a request that may have had its effect."""
+    if error.fields.get("outcome_unknown"):
+        return error
+    return type(error)(error.message, **{**error.fields, "outcome_unknown": True})
+
+
+def never_sent(error: TidewalError) -> TidewalError:
+    """The same error, of what waited behind a request that failed so."""
+    return type(error)(error.message, **{name: at for name, at in error.fields.items() if name != "outcome_unknown"})

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, Overloaded, TidewalError, Unavailable
 from ...runtime.wal import OnAppended
+from . import faults
 from .batch import Batch
 from .catalog import Channel
 from .positions import Row
@@ -59,8 +60,8 @@ class Write:
 
     def answer(self) -> None:
         error = self._error
-        if error is not None and self._partly and "outcome_unknown" not in error.fields:
-            error = type(error)(error.message, **{**error.fields, "outcome_unknown": True})
+        if error is not None and self._partly:
+            error = faults.unknown(error)
         try:
             self._done(self._ids if error is None else error)
         except Exception:  # the fault of who submitted; the channel goes on
@@ -256,9 +257,7 @@ class Lane:
         with self._backlog.lock:
             spans = [span for load in self._loads for span in load.spans]
             self._loads.clear()
-        if isinstance(error, Unavailable):
-            error = Unavailable(error.message)
-        self._fail(spans, error)
+        self._fail(spans, faults.never_sent(error))
 
     def _finish(self, part: Part, error: TidewalError | None) -> None:
         if part.write.finished(error):

@@ -11,6 +11,7 @@ from aiokafka import errors as kafka_errors
 from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest
 from ...runtime.groups.positions import just_before
 from ...runtime.wal import ChannelInfo, ChannelPolicy
+from . import faults
 from .catalog import Catalog, Channel
 from .cluster import CONTROL, Cluster
 from .fetching import last_before
@@ -21,6 +22,8 @@ from .retention import Retention
 from .topics import LARGEST, configs
 
 T = TypeVar("T")
+
+ADMINISTRATION = faults.Operation.ADMINISTRATION
 
 
 class Management:
@@ -40,7 +43,7 @@ class Management:
             if found.policy != policy:
                 raise ChannelExists(f"channel {name} exists with another policy", channel=name)
             try:
-                await self._cluster.retrying(f"make channel {name}", lambda: self.ensure(found))
+                await self._cluster.retrying(f"make channel {name}", lambda: self.ensure(found), ADMINISTRATION)
             except InvalidRequest:  # nobody else will be granted what this policy asks for
                 if before is None:
                     await self._catalog.write_dropped(found)
@@ -55,7 +58,9 @@ class Management:
         found = self._catalog.find(name)
         if found is not None:
             await self._catalog.write_dropped(found)
-            await self._cluster.retrying(f"drop channel {name}", lambda: self._cluster.delete_topic(found.topic))
+            await self._cluster.retrying(
+                f"drop channel {name}", lambda: self._cluster.delete_topic(found.topic), ADMINISTRATION
+            )
 
     async def describe(self, name: str) -> ChannelInfo:
         channel = await self.find(name)
@@ -106,7 +111,7 @@ class Management:
             if upto > first:
                 await self._cluster.delete_before(channel.topic, upto)
 
-        await self._of(channel, remove)
+        await self._of(channel, remove, ADMINISTRATION)
 
     async def hold(self, name: str, holder: str, id: bytes | None) -> None:
         channel = await self.find(name)
@@ -134,12 +139,15 @@ class Management:
         if self._cluster.leader(channel.topic) is None:
             raise kafka_errors.StaleMetadata(f"nobody leads {channel.topic} yet")
 
-    async def _of(self, channel: Channel, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _of(
+        self, channel: Channel, attempt: Callable[[], Awaitable[T]], changes: faults.Operation | None = None
+    ) -> T:
         async def ensured() -> T:
             await self.ensure(channel)
             return await attempt()
 
-        return await self._cluster.retrying(f"look into {channel.name}", ensured)
+        what = f"look into {channel.name}" if changes is None else f"change {channel.name}"
+        return await self._cluster.retrying(what, ensured, changes)
 
     async def _latest(self, channel: Channel, end: int) -> bytes | None:
         """The brokers tell of what all copies have; who asks for less has been told of more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from . import faults
 from .catalog import Catalog, Channel
 from .cluster import Cluster
 from .topics import configs
@@ -32,6 +33,7 @@ class Retention:
             await self._cluster.retrying(
                 f"configure {channel.topic}",
                 lambda wanted=wanted: self._cluster.configure_topic(channel.topic, wanted),
+                faults.Operation.ADMINISTRATION,
             )
             self._held[channel.incarnation] = held
             await self._catalog.sync()  # another process may have had another opinion meanwhile
@@ -52,4 +54,4 @@ class Retention:
             if upto > first:
                 await self._cluster.delete_before(channel.topic, upto)
 
-        await self._cluster.retrying(f"remove the oldest of {channel.topic}", remove)
+        await self._cluster.retrying(f"remove the oldest of {channel.topic}", remove, faults.Operation.ADMINISTRATION)

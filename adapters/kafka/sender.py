@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
-from ...runtime.errors import Unavailable
+from ...runtime.errors import TidewalError, Unavailable
 from ...runtime.stalls import Waiting
 from . import faults
 from .batch import Batch
@@ -19,6 +19,7 @@ from .cluster import PARTITION, PAUSE_S, Cluster
 from .options import CODECS
 from .positions import Row
 
+APPEND = faults.Operation.APPEND
 ACKS_ALL, ACKS_LEADER = -1, 1
 NOT_TRANSACTIONAL: Any = None
 LONGEST_MS = 2**31 - 1
@@ -29,8 +30,8 @@ class Sender:
     """The idempotent producer of one topic. One `send` at a time, so order is kept.
 
     Brokers recognise a batch by the producer's number and the batch's own. So it may be sent again until it is
-    answered, and a batch that was refused takes no number: nothing behind it fails. When the outcome stays unknown the
-    producer's number is given up, and the next batch goes out under a new one.
+    answered, and a batch that was refused takes no number: nothing behind it fails. When `send` ends without knowing
+    what became of one of its attempts, the producer's number is given up, and the next batch goes out under a new one.
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class Sender:
             batch.build(self._producer, self._next_sequence)
 
     async def send(self, batch: Batch) -> int:
-        """Append it and return the offset of its first record. Raises `Unavailable`, with `outcome_unknown`
-        where they may be in the log all the same, and what `missing` and `faults.mapped` have."""
+        """Append it and return the offset of its first record. Raises `Unavailable` and what `missing` and
+        `faults.mapped` have, with `outcome_unknown` where the batch may be in the log all the same."""
         waiting = self._cluster.stalls.begin("append", self._channel)
         try:
             return await self._send(batch, waiting)
@@ -73,32 +74,36 @@ class Sender:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._cluster.options.delivery_timeout_s
         built: Any = None
-        unknown = False  # whether an attempt before may have been written
-        while True:
-            try:
-                if built is None:
-                    producer = await self._identity()
-                    built = batch.build(producer, self._sequence)
-                    self._next_sequence = (self._sequence + batch.count) % SEQUENCES
-                offset = await self._attempt(built)
-                self._sequence = self._next_sequence
-                return offset
-            except faults.Foreign as error:
-                lost = faults.sequence_lost(error)
-                unknown |= built is not None and not lost and not faults.not_written(error)
-                if lost:
-                    self._producer = built = None
-                forgotten = isinstance(error, kafka_errors.DuplicateSequenceNumber)  # in the log, nobody knows where
-                if faults.final(error) or loop.time() > deadline or forgotten or (lost and unknown):
-                    if unknown:
-                        self._producer = None
-                        self._cluster.stalls.outcome_unknown(self._channel, batch.count)
-                    raise faults.mapped(error, f"append to {self._topic}", outcome_unknown=unknown) from error
-                self._cluster.stalls.retry(waiting, error)
-            except asyncio.CancelledError:
-                self._producer = None
+        unknown = False  # whether an attempt may have been written
+        try:
+            while True:
+                before = unknown
+                try:
+                    if built is None:
+                        built = batch.build(await self._identity(), self._sequence)
+                        self._next_sequence = (self._sequence + batch.count) % SEQUENCES
+                    unknown = True  # until there is an answer
+                    offset = await self._attempt(built)
+                    self._sequence, unknown = self._next_sequence, False
+                    return offset
+                except faults.Foreign as error:
+                    unknown = before or (unknown and faults.outcome(error, APPEND) is faults.Outcome.UNKNOWN)
+                    lost = faults.sequence_lost(error)
+                    if lost:
+                        self._producer = built = None
+                    forgotten = isinstance(error, kafka_errors.DuplicateSequenceNumber)  # it is in the log
+                    if faults.final(error) or loop.time() > deadline or forgotten or (lost and unknown):
+                        raise faults.mapped(error, f"append to {self._topic}", outcome_unknown=unknown) from error
+                    self._cluster.stalls.retry(waiting, error)
+                await self._pause(deadline)
+        except TidewalError as error:
+            if not unknown:
                 raise
-            await self._pause(deadline)
+            self._cluster.stalls.outcome_unknown(self._channel, batch.count)
+            raise faults.unknown(error) from error.__cause__
+        finally:
+            if unknown:  # the brokers may have the sequence: what comes next under it would be taken for this batch
+                self._producer = None
 
     async def _identity(self) -> tuple[int, int]:
         """The producer's number, asked for where there is none."""

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from aiokafka import errors as kafka_errors
 from aiokafka.protocol.commit import OffsetCommitRequest
 
-from ....runtime.errors import Overloaded, Unavailable
+from ....runtime.errors import Overloaded, TidewalError
 from ....runtime.groups.progress import Progress
 from ....runtime.wal import From
 from .. import faults
@@ -82,30 +81,29 @@ class Committed:
         return to_position(channel, Progress(id_before(channel, offset)))
 
     async def store(self, positions: Mapping[str, Position]) -> None:
-        """Move the group, by topic. Raises what ended the session, `Overloaded`, and `Unavailable` with
-        `outcome_unknown` where no answer came."""
+        """Move the group, by topic. Raises what ended the session, `Overloaded` and what `faults.mapped` has, with
+        `outcome_unknown` where an attempt may have moved it."""
         standing = self._standing
         deadline = asyncio.get_running_loop().time() + self._cluster.options.delivery_timeout_s
+        topics = [(topic, [(PARTITION, at.offset, at.metadata)]) for topic, at in positions.items()]
         unsure = False
         while True:
             try:
                 await standing.settled()
-            except Unavailable as error:
-                raise Unavailable(error.message, outcome_unknown=unsure) from error
-            topics = [(topic, [(PARTITION, at.offset, at.metadata)]) for topic, at in positions.items()]
-            request = OffsetCommitRequest(
-                standing.group_id, standing.generation, standing.kafka_member, FOREVER, topics
-            )
-            try:
+                request = OffsetCommitRequest(
+                    standing.group_id, standing.generation, standing.kafka_member, FOREVER, topics
+                )
                 response = await standing.coordinator.ask(request, self._connection)
                 if self._moved(*(code for _, partitions in response.topics for _, code in partitions)):
                     return
                 pause_s = STALE_S
+            except TidewalError as error:
+                raise faults.unknown(error) if unsure else error from error.__cause__
             except faults.Foreign as error:
-                answered = isinstance(error, kafka_errors.BrokerResponseError)
-                if not answered and not faults.not_written(error):
+                if faults.outcome(error, faults.Operation.POSITION) is faults.Outcome.UNKNOWN:
                     unsure = True
-                    standing.renew()  # this attempt may arrive later, and must not undo what comes after it
+                    if not faults.answered(error):
+                        standing.renew()  # this attempt may arrive later, and must not undo what comes after it
                 if faults.final(error) or asyncio.get_running_loop().time() > deadline:
                     raise faults.mapped(error, "store a position", outcome_unknown=unsure) from error
                 pause_s = PAUSE_S

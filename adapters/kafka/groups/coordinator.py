@@ -53,16 +53,26 @@ class Coordinator:
         self._node: int | None = None
 
     async def ask(self, request: object, connection: int = CONTROL) -> Any:
-        """The answer to one request. Raises the library's errors."""
+        """The answer to one request. Raises the library's errors, `StaleMetadata` where the broker is not known."""
         if self._node is None:
-            found = await self._cluster.ask(None, FindCoordinatorRequest(self._key, self._kind))
-            self.check(found.error_code)
-            self._node = found.coordinator_id
+            self._node = await self._find()
         try:
             return await self._cluster.ask(self._node, request, connection)
         except faults.Foreign:
             self._node = None
             raise
+
+    async def _find(self) -> int:
+        """What goes wrong here must not be taken for what became of the request: that one was never sent."""
+        try:
+            found = await self._cluster.ask(None, FindCoordinatorRequest(self._key, self._kind))
+            self.check(found.error_code)
+        except faults.Foreign as error:
+            if faults.final(error):
+                raise
+            raise kafka_errors.StaleMetadata(f"the coordinator of {self._key} is not known: {error!r}") from error
+        node: int = found.coordinator_id
+        return node
 
     def check(self, *codes: int, but: Iterable[int] = ()) -> int:
         """The first of an answer's codes that is not 0, where it is one of `but`; 0 where there is none. Any other is

@@ -12,6 +12,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from ....runtime.errors import InvalidRequest
 from ....runtime.groups.progress import Progress
 from ....runtime.wal import GroupInfo
+from .. import faults
 from ..catalog import Catalog, Channel
 from ..cluster import PARTITION, Cluster
 from .committed import FOREVER
@@ -53,7 +54,7 @@ class Listing:
             codes = [code for _, partitions in response.topics for _, code in partitions]
             return coordinator.check(*codes, but=has_members)
 
-        if await self._cluster.retrying(f"move group {group}", attempt):
+        if await self._cluster.retrying(f"move group {group}", attempt, faults.Operation.POSITION):
             raise InvalidRequest(f"group {group} has members: on Kafka they alone move it, with `seek`")
 
     async def drop(self, group: str) -> None:
@@ -65,7 +66,8 @@ class Listing:
             response = await coordinator.ask(DeleteGroupsRequest([self._id(group)]))
             return coordinator.check(response.results[0][1], but=(Code.NOT_EMPTY, Code.GROUP_NOT_FOUND))
 
-        if await self._cluster.retrying(f"drop group {group}", attempt) == Code.NOT_EMPTY:
+        dropped = await self._cluster.retrying(f"drop group {group}", attempt, faults.Operation.ADMINISTRATION)
+        if dropped == Code.NOT_EMPTY:
             raise InvalidRequest(f"group {group} has members: they have to leave first")
         await self._catalog.disclaim(group)
 

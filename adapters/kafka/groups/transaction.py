@@ -175,7 +175,7 @@ class Producer:
                     ) from None
                 raise
             except faults.Foreign as error:
-                unsure |= not faults.not_written(error)
+                unsure |= faults.outcome(error, faults.Operation.COMMIT) is faults.Outcome.UNKNOWN
                 raise
             return response.error_code
 
@@ -183,9 +183,7 @@ class Producer:
             await self._cluster.retrying("commit a transaction", attempt)
         except TidewalError as error:
             self._identity = None
-            if not unsure or "outcome_unknown" in error.fields:
-                raise
-            raise type(error)(error.message, **{**error.fields, "outcome_unknown": True}) from None
+            raise faults.unknown(error) if unsure else error from error.__cause__
         except BaseException:
             self._identity = None
             raise

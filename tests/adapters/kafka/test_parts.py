@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from aiokafka import errors as kafka_errors
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from tidewal.adapters.kafka import faults, open_wal
 from tidewal.adapters.kafka.batch import Batch
-from tidewal.adapters.kafka.catalog import Channel
+from tidewal.adapters.kafka.catalog import Catalog, Channel
 from tidewal.adapters.kafka.lane import Backlog, Lane, Part, Write
 from tidewal.adapters.kafka.options import CODECS, parse
 from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, prefix, to_rows
@@ -354,3 +356,20 @@ async def test_too_much_at_once_is_refused_but_never_a_single_message():
     rig.submit("more", b"1")
     await rig.task
     assert rig.ids("more") == [1]
+
+
+async def test_a_channel_that_is_dropped_while_it_is_made_is_made_again():
+    catalog = Catalog(SimpleNamespace(options=parse("kafka://one:1")), (1, 2), lambda: None)
+    written = []
+
+    async def write(changes):
+        for key, value in changes:
+            written.append(key)
+            catalog._apply(len(written), key, None if value is None else json.dumps(value).encode())
+            if len(written) == 1:  # before the maker has looked, another process drops what it sees
+                catalog._apply(10, key, None)
+
+    catalog._write = write
+    found = await catalog.write_channel("a", ChannelPolicy())
+    assert catalog.find("a") is found
+    assert found.incarnation == len(written) == 2

@@ -144,7 +144,9 @@ async def test_what_may_pass_is_sent_again_under_the_same_number(trouble):
     ("trouble", "unknown"),
     [
         (kafka_errors.NotEnoughReplicasError, False),
-        (kafka_errors.NotLeaderForPartitionError, False),
+        (kafka_errors.NotLeaderForPartitionError, True),
+        (kafka_errors.UnknownTopicOrPartitionError, True),
+        (kafka_errors.LeaderNotAvailableError, True),
         (kafka_errors.NodeNotReadyError(), False),
         (kafka_errors.NotEnoughReplicasAfterAppendError, True),
         (kafka_errors.RequestTimedOutError, True),
