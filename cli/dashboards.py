@@ -165,6 +165,14 @@ ALERTS = (
         f"a record came behind a tick that had passed it in {{{{ $labels.{CHANNEL} }}}}",
     ),
     Alert(
+        "ClockAway",
+        "wal_clock_ahead_seconds",
+        f"max by ({NODE_LABEL}) (abs({{metric}})) > 60",
+        "1m",
+        "warning",
+        f"{_NODE}: timestamps lie {{{{ $value }}}} s from the wall clock: the clock was set, or the log is ahead of it",
+    ),
+    Alert(
         "DeadLetters",
         "wal_dead_letter_message_total",
         f"sum by ({CHANNEL}, reason) (increase({{metric}}[10m])) > 0",

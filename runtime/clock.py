@@ -5,6 +5,7 @@ Time comes from an injected `Clock`, so tests own it. `HybridClock` never goes b
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Protocol
@@ -12,6 +13,10 @@ from typing import Protocol
 LOGICAL_BITS = 18
 MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TIMESTAMP = (1 << 63) - 1  # Spark and Delta store timestamps as int64
+AHEAD_MS_MAX = 2 * 24 * 3600 * 1000  # a time that lies further ahead is not believed
+AHEAD_MS_TOLD = 60 * 1000  # what a log may carry this clock ahead of the wall clock without a warning
+
+_log = logging.getLogger("tidewal.clock")
 
 
 class Clock(Protocol):
@@ -59,24 +64,70 @@ def add_ms(ts: int, ms: int) -> int:
 
 
 class HybridClock:
-    """Strictly increasing timestamps, close to the wall clock. Thread-safe."""
+    """Strictly increasing timestamps, close to the wall clock. Thread-safe.
+
+    The wall clock is followed wherever it goes, but for a single step of more than `AHEAD_MS_MAX` ahead: timestamps
+    never go back, so time would stand still for as long afterwards. Then the last wall time that was believed goes on
+    by the monotonic clock until the wall clock is back, or this process begins anew.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self._last = 0
         self._lock = threading.Lock()
+        self._offset_ms = self.clock.wall_ms() - self._monotonic_ms()  # of the wall clock, as last believed
+        self._doubted = False
 
     def now(self) -> int:
         """A new timestamp, above every earlier one and every one observed. A full logical part carries into the
         physical one, so a burst runs ahead of the wall clock instead of waiting."""
         with self._lock:
-            self._last = max(self._last + 1, compose(self.clock.wall_ms()))
+            self._last = max(self._last + 1, compose(self._wall_ms()))
             return self._last
 
+    def _monotonic_ms(self) -> int:
+        return int(self.clock.monotonic() * 1000)
+
+    def _wall_ms(self) -> int:
+        """The wall clock's time, as far as it is believed."""
+        wall_ms, monotonic_ms = self.clock.wall_ms(), self._monotonic_ms()
+        offset_ms = wall_ms - monotonic_ms
+        doubted = offset_ms - self._offset_ms > AHEAD_MS_MAX
+        if doubted and not self._doubted:
+            days = (offset_ms - self._offset_ms) / 86_400_000
+            _log.error("the wall clock was set %.1f days ahead, which is not followed: correct it, or restart", days)
+        self._doubted = doubted
+        if not doubted:
+            self._offset_ms = offset_ms
+        return monotonic_ms + self._offset_ms
+
     def observe(self, ts: int) -> None:
-        """Never again give out a timestamp ≤ `ts`."""
+        """Never again give out a timestamp ≤ `ts`. Only for what counts: a granted limit, a record of a granted term
+        within its limit. Where that lies further ahead of the wall clock than usual, a warning names it."""
         with self._lock:
-            self._last = max(self._last, ts)
+            before_ms, self._last = self.ahead_ms, max(self._last, ts)
+            ahead_ms = self.ahead_ms
+        if before_ms <= AHEAD_MS_TOLD < ahead_ms:
+            _log.warning(
+                "the log carries timestamps %.0f s ahead of the wall clock: all that is written goes on from there",
+                ahead_ms / 1000,
+            )
+
+    def believes(self, ts: int) -> bool:
+        """Whether `ts` lies no more than `AHEAD_MS_MAX` ahead of the wall clock: what enters from outside must."""
+        with self._lock:
+            return physical_ms(ts) <= max(self._wall_ms(), physical_ms(self._last)) + AHEAD_MS_MAX
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the timestamps that are given out lie ahead of the wall clock, ms; 0 where they do not."""
+        return max(0, physical_ms(self._last) - self.clock.wall_ms())
+
+    @property
+    def behind_ms(self) -> int:
+        """How far they lie behind it, ms: more than 0 only while a step of the wall clock is not followed."""
+        with self._lock:
+            return max(0, self.clock.wall_ms() - self._wall_ms())
 
     @property
     def last(self) -> int:

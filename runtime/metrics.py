@@ -90,6 +90,12 @@ _WAL = (
     _gauge("wal_term", "count", "The term under which this node owns the channel", CHANNEL),
     _gauge("wal_last_allocated_time_tick", "seconds", "Highest timestamp given out, as Unix time"),
     _gauge("wal_last_confirmed_time_tick", "seconds", "Timestamp up to which every append is decided, as Unix time"),
+    _gauge(
+        "wal_clock_ahead_seconds",
+        "seconds",
+        "How far timestamps lie ahead of the wall clock (it was set back, or the log carries the clock ahead) or, "
+        "negative, behind it (it leapt days ahead, which is not followed)",
+    ),
     _counter("wal_sync_time_tick_total", "Time ticks of channels, by type: stored, or told in a heartbeat", "type"),
     _counter("wal_scan_message_total", "Records read", CHANNEL, "role_name"),
     _counter("wal_scan_message_bytes_total", "Bytes read", CHANNEL, "role_name", unit="bytes"),

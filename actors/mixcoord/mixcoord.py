@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ...runtime.catalog import CREATING, DROPPING, READY, ChannelState, Collection
-from ...runtime.clock import add_ms, physical_ms
+from ...runtime.clock import add_ms
 from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
     ActorStopped,
@@ -28,11 +28,11 @@ from ...runtime.rpc import Params, Reply, Request
 from ...runtime.schema import CollectionSchema
 from ...runtime.settings import MIB
 from ...runtime.wal import ChannelPolicy
+from ...runtime.writer.lease import LEASE_MS, LEASE_S
 from ..measures import lag_ms
 from ..node import Node
 from ..role import Answer, Handler, Role
 
-LEASE_MS = 10_000  # how far ahead of now an owner may stamp; a crash makes its successor start that far ahead
 CUT_INTERVAL_S = 0.5
 DDL_DEADLINE_S = 30.0
 
@@ -50,7 +50,7 @@ class MixCoord(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._proxy = ""
-        self._claimed_s = 0.0  # on the loop's clock
+        self._claimed_s = 0.0  # on the clock of leases
         self._registered = asyncio.Event()
         self._unsure: set[str] = set()  # channels of grants that were interrupted half-way
         self._ddl = asyncio.Lock()
@@ -73,7 +73,7 @@ class MixCoord(Role):
         if self.ref.cell.restarts and self.deposed:
             return  # whoever has taken over since the last life keeps the log
         await self.catalog.claim(self.node.life)
-        self._claimed_s = asyncio.get_running_loop().time()
+        self._claimed_s = self.node.clock.clock.monotonic()
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
         metrics, clock = self.node.metrics, self.node.clock
         metrics.counter("mixcoord_election_total").inc()
@@ -221,20 +221,19 @@ class MixCoord(Role):
     async def _wait_for_owners(self, names: Iterable[str]) -> None:
         """Where several nodes may have the log open: until the owners before have let go, or their leases are over.
 
-        A node that lives lets go as soon as it reads of this one's claim. Of one that is silent nobody knows whether it
-        still acknowledges; since the claim nobody renews its lease, so it ends `LEASE_MS` later, by whatever clock.
+        A node that lives lets go as soon as it reads of this one's claim. A silent one may still acknowledge; since
+        the claim none of its renewals counts, so its lease ends `LEASE_S` later. Wall clocks tell nothing here: they
+        may differ, and be set.
         """
         if self.node.wal.capabilities.one_node:
             return
-        channels, now = self.catalog.catalog.channels, self.node.clock.clock.wall_ms()
+        channels = self.catalog.catalog.channels
         owners = {
             name: channels[name].owner
             for name in names
-            if name in channels
-            and channels[name].owner not in ("", self.node.life)
-            and now < physical_ms(channels[name].limit) + LEASE_MS  # clocks may differ by so much
+            if name in channels and channels[name].owner not in ("", self.node.life)
         }
-        rest_s = self._claimed_s + LEASE_MS / 1000 - asyncio.get_running_loop().time()
+        rest_s = self._claimed_s + LEASE_S - self.node.clock.clock.monotonic()
         if not owners or rest_s <= 0:
             return
         silent = ", ".join(sorted(set(owners.values())))

@@ -13,7 +13,6 @@ from ...runtime.actor.heart import Beat
 from ...runtime.arrow import decode_rows, encode_rows
 from ...runtime.catalog import Collection
 from ...runtime.catalog_log import CatalogLog
-from ...runtime.clock import physical_ms
 from ...runtime.errors import BadRecord, CollectionNotFound, HandlerFailed, InvalidRows, Overloaded, TidewalError
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, decode
@@ -21,6 +20,7 @@ from ...runtime.rpc import REQUEST_CHANNEL, Request
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.wal import ChannelPolicy, From
 from ...runtime.writer import Appended, Grant, Writer
+from ...runtime.writer.lease import Lease
 from ...runtime.writer.measures import WriterMeasures
 from ..flushes import Flushed
 from ..node import Node
@@ -50,6 +50,7 @@ class Proxy(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._writer: Writer
+        self._lease = Lease(node.clock.clock)
         self._beat: Beat
         self._measures: ProxyMeasures
         self._unflushed = Unflushed(node.settings.proxy.max_unflushed_bytes)
@@ -79,7 +80,7 @@ class Proxy(Role):
             heartbeat_channel=node.names.heartbeats,
             inflight_bytes=node.settings.proxy.max_inflight_bytes,
             observer=_Observer(self),
-            lease_holds=None if node.wal.capabilities.one_node else self._lease_holds,
+            lease_holds=None if node.wal.capabilities.one_node else self._lease.holds,
         )
         self._measures = ProxyMeasures(node.metrics, lambda: self._writer.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
@@ -105,6 +106,7 @@ class Proxy(Role):
             # stalled, it stamps and promises nothing: its clock need not leap to the end of the old lease
             used = self.node.clock.last if self._writer.stalled else 0
             await self._ask_mixcoord("register_proxy", {"used": used})
+            await self._extend()
             if not self._outdated.is_set() and not self._writer.stalled:
                 self._registered.set()
                 await self._outdated.wait()
@@ -126,26 +128,30 @@ class Proxy(Role):
         """Ask the coordinator of this node. One that does not lead any more does not answer, until the role ends."""
         request = {"node": self.node.life, "to": self.node.life, **params}
         while True:
+            asked_s = self._lease.ask()
             try:
                 reply = await self.caller.call("mixcoord", method, request, deadline_s=MIXCOORD_DEADLINE_S)
-                return dict(reply.values)
             except TidewalError as error:
                 if not (error.retryable or isinstance(error, HandlerFailed)):
                     raise
                 _log.warning("mixcoord does not %s, asking again: %s", method, error)
-            await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(ASK_AGAIN_S)
+            else:
+                if method == "renew":
+                    self._lease.renew(asked_s)
+                return dict(reply.values)
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            renewed = await self._ask_mixcoord("renew", {"checkpoints": self._writer.checkpoints()})
-            limit = renewed["limit"]
-            assert isinstance(limit, int)
-            self._writer.extend(limit)
+            await self._extend()
 
-    def _lease_holds(self) -> bool:
-        """Whether nobody else can have the channels yet: MixCoord waits that long for an owner that says nothing."""
-        return self.node.clock.clock.wall_ms() <= physical_ms(self._writer.limit)
+    async def _extend(self) -> None:
+        """Renew the lease of all channels, and the limit of their timestamps."""
+        renewed = await self._ask_mixcoord("renew", {"checkpoints": self._writer.checkpoints()})
+        limit = renewed["limit"]
+        assert isinstance(limit, int)
+        self._writer.extend(limit)
 
     async def _take(self, request: Request) -> Answer:
         grants = [Grant(**wire) for wire in request.params["grants"]]

@@ -18,12 +18,17 @@ class VirtualClock:
     def __init__(self, wall_ms: int = EPOCH_MS) -> None:
         self._wall_ms = wall_ms
         self._monotonic = 0.0
+        self._suspended = 0.0
 
     def wall_ms(self) -> int:
         return self._wall_ms + int(self._monotonic * 1000)
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def running(self) -> float:
+        """Seconds, without those in which the machine was suspended: what an event loop goes by."""
+        return self._monotonic - self._suspended
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass."""
@@ -32,6 +37,30 @@ class VirtualClock:
     def jump_wall(self, ms: int) -> None:
         """Set the wall clock forward, or back with a negative `ms`, as an operator might."""
         self._wall_ms += ms
+
+    def suspend(self, seconds: float) -> None:
+        """Let `seconds` pass in which nothing runs and no timer comes nearer, as when a lid is closed."""
+        self._monotonic += seconds
+        self._suspended += seconds
+
+
+class MachineClock:
+    """One of several machines in a virtual run: all share the time of the loop's clock, and each has a wall clock that
+    can be set apart from the others'."""
+
+    def __init__(self, shared: VirtualClock) -> None:
+        self._shared = shared
+        self._ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return self._shared.wall_ms() + self._ahead_ms
+
+    def monotonic(self) -> float:
+        return self._shared.monotonic()
+
+    def jump_wall(self, ms: int) -> None:
+        """Set this machine's wall clock forward, or back with a negative `ms`."""
+        self._ahead_ms += ms
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -61,7 +90,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = 1e-9
 
     def time(self) -> float:
-        return self.clock.monotonic()
+        return self.clock.running()
 
 
 def run_virtual(main: Coroutine[Any, Any, Result], clock: VirtualClock | None = None) -> Result:

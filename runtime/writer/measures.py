@@ -30,6 +30,8 @@ class WriterMeasures(WriterObserver):
         self._heartbeats = metrics.counter("wal_sync_time_tick_total", type="heartbeat")
         self._confirmed = metrics.gauge("wal_last_confirmed_time_tick")
         metrics.gauge("wal_last_allocated_time_tick").set_function(lambda: physical_ms(clock.last) / 1000)
+        ahead = metrics.gauge("wal_clock_ahead_seconds")
+        ahead.set_function(lambda: (clock.ahead_ms - clock.behind_ms) / 1000)
 
     def opened(self, channel: str, term: int) -> None:
         self._metrics.gauge("wal_term", channel_name=channel).set(term)

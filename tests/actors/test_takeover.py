@@ -12,15 +12,15 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.actors.mixcoord import MixCoord
-from tidewal.actors.mixcoord.mixcoord import LEASE_MS
 from tidewal.actors.proxy import Proxy
 from tidewal.adapters.memory import MemoryWal
-from tidewal.runtime.errors import Fenced
+from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
+from tidewal.runtime.record import Record, RecordType
+from tidewal.runtime.testing.clock import MachineClock
 from tidewal.runtime.writer import Writer
+from tidewal.runtime.writer.lease import LEASE_S
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
-
-LEASE_S = LEASE_MS / 1000
 
 
 class SharedMemory(MemoryWal):
@@ -94,20 +94,85 @@ async def test_the_newest_of_many_nodes_has_the_log_and_no_row_is_lost_or_double
             assert (await client.compact("people"))["rows"] == writer.written
 
 
-@pytest.mark.parametrize(("away_s", "waited_s"), [(0, LEASE_S), (7, LEASE_S), (2 * LEASE_S + 1, 0)])
+@pytest.mark.parametrize("step_ms", [0, 3_600_000, -3_600_000, 10 * 86_400_000])
+@pytest.mark.parametrize("away_s", [0, 7, 2 * LEASE_S + 1])
 async def test_a_node_that_was_killed_is_waited_for_as_long_as_it_might_live(
-    shared, monkeypatch, away_s, waited_s
+    shared, monkeypatch, away_s, step_ms
 ) -> None:
+    """How long ago that was no clock can tell: that of the new node may be ahead."""
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "channels", ())  # it has nothing to give back
         async with shared.people_client() as client:
             await client.insert("people", shared.people(1))
     await shared.elapse(away_s)
-    began = now_s()
-    async with shared.client(name="second") as client:
+    began, clock = now_s(), MachineClock(asyncio.get_running_loop().clock)
+    clock.jump_wall(step_ms)
+    async with shared.client(name="second", clock=clock) as client:
         await client.insert("people", shared.people(2))
-        assert now_s() - began == pytest.approx(waited_s, abs=0.5)
+        assert now_s() - began == pytest.approx(LEASE_S, abs=0.5)
         assert await client.count("people", consistency="strong") == 2
+
+
+class Partitioned(SharedMemory):
+    """A log whose readers of the catalog can be cut off: the process learns of nothing, and still writes."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.connected = asyncio.Event()
+        self.connected.set()
+
+    async def read(self, channel, start):
+        async with contextlib.aclosing(super().read(channel, start)) as batches:
+            async for entries in batches:
+                if channel.endswith("collection_schema"):
+                    await self.connected.wait()
+                yield entries
+
+
+def role_of(node, name: str):
+    """The role of a running node."""
+    return next(cell for cell in node.system._cells.values() if cell.name == name)._life.actor
+
+
+@pytest.mark.parametrize("newer_ms", [0, 3_600_000], ids=["", "the newer is ahead"])
+@pytest.mark.parametrize("step_ms", [0, -3_600_000, 3_600_000, 10 * 86_400_000])
+async def test_an_owner_whose_clock_was_set_acknowledges_nothing_behind_its_lease(shared, step_ms, newer_ms) -> None:
+    shared.memory = Partitioned
+    clocks = [MachineClock(asyncio.get_running_loop().clock) for _ in range(2)]
+    async with contextlib.AsyncExitStack() as stack:
+        older = await stack.enter_async_context(shared.node(name="older", clock=clocks[0]))
+        async with older.client() as client:
+            await client.create_collection(shared.PEOPLE, shards=1)
+        clocks[0].jump_wall(step_ms)
+        clocks[1].jump_wall(newer_ms)
+        await shared.elapse(8)  # renewals go on
+        older.node.wal.connected.clear()
+        began = now_s()
+        newer = await stack.enter_async_context(shared.node(name="newer", clock=clocks[1]))
+        await asyncio.wait_for(role_of(newer, "proxy")._registered.wait(), 2 * LEASE_S)
+        assert LEASE_S - 0.5 < now_s() - began < LEASE_S + 0.5
+        writer = role_of(older, "proxy")._writer
+        (channel,) = writer.channels
+        with pytest.raises(Unavailable, match="lease"):
+            writer.sync_point()
+        with pytest.raises((TidewalError, TimeoutError)):
+            await asyncio.wait_for(writer.append([(channel, Record(RecordType.FLUSH, vchannel=channel))]), 60)
+        older.node.wal.connected.set()
+        assert isinstance(await asyncio.wait_for(older.failed(), 10), Fenced)
+
+
+async def test_time_that_a_machine_was_suspended_counts_for_the_lease(shared) -> None:
+    clock = asyncio.get_running_loop().clock
+    async with shared.node() as node, node.client() as client:
+        await client.create_collection(shared.PEOPLE)
+        writer = role_of(node, "proxy")._writer
+        writer.sync_point()
+        clock.suspend(LEASE_S + 1)
+        with pytest.raises(Unavailable, match="lease"):
+            writer.sync_point()
+        await shared.elapse(4)  # the lease is renewed
+        await client.insert("people", shared.people(1))
+        assert await client.count("people", consistency="strong") == 1
 
 
 async def test_a_node_that_has_ended_is_not_waited_for(shared) -> None:

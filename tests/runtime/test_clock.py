@@ -8,7 +8,17 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.clock import MAX_LOGICAL, HybridClock, SystemClock, add_ms, compose, logical, physical_ms
+from tidewal.runtime.clock import (
+    AHEAD_MS_MAX,
+    AHEAD_MS_TOLD,
+    MAX_LOGICAL,
+    HybridClock,
+    SystemClock,
+    add_ms,
+    compose,
+    logical,
+    physical_ms,
+)
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
 
 
@@ -23,7 +33,7 @@ def test_a_timestamp_is_its_two_parts(ms, count):
 @given(
     st.lists(
         st.one_of(
-            st.integers(-(10**6), 10**6).map(lambda ms: ("jump", ms)),
+            st.integers(-AHEAD_MS_MAX // 100, AHEAD_MS_MAX // 100).map(lambda ms: ("jump", ms)),
             st.integers(0, 2**60).map(lambda ts: ("observe", ts)),
             st.just(("now", 0)),
         )
@@ -77,6 +87,56 @@ def test_after_a_restart_with_the_wall_clock_set_back_timestamps_pass_the_old_li
     after = HybridClock(source)
     after.observe(limit)
     assert after.now() > limit
+
+
+def test_a_wall_clock_that_leaps_days_ahead_is_not_followed_until_it_is_back(caplog):
+    source = VirtualClock()
+    clock = HybridClock(source)
+    before = clock.now()
+    source.jump_wall(AHEAD_MS_MAX + 1)
+    source.advance(2)
+    assert physical_ms(clock.now()) == physical_ms(before) + 2_000
+    assert clock.behind_ms == AHEAD_MS_MAX + 1
+    assert clock.now() > before
+    assert caplog.text.count("which is not followed") == 1
+    source.jump_wall(-AHEAD_MS_MAX)
+    assert physical_ms(clock.now()) == source.wall_ms()
+    assert clock.behind_ms == 0
+    source.jump_wall(AHEAD_MS_MAX)
+    assert physical_ms(clock.now()) == source.wall_ms(), "no step, however often, is refused below the limit"
+
+
+def test_a_log_that_carries_the_clock_ahead_is_told_once_and_measured(caplog):
+    source = VirtualClock()
+    clock = HybridClock(source)
+    clock.observe(compose(EPOCH_MS + AHEAD_MS_TOLD))
+    assert not caplog.records
+    for ms in (1, 2):
+        clock.observe(compose(EPOCH_MS + AHEAD_MS_TOLD + ms))
+    assert len(caplog.records) == 1
+    assert clock.ahead_ms == AHEAD_MS_TOLD + 2
+    source.advance(3600)
+    assert clock.ahead_ms == 0
+
+
+def test_times_days_ahead_are_not_believed():
+    clock = HybridClock(VirtualClock())
+    assert clock.believes(compose(EPOCH_MS + AHEAD_MS_MAX, MAX_LOGICAL))
+    assert not clock.believes(compose(EPOCH_MS + AHEAD_MS_MAX + 1))
+
+
+def test_a_suspended_machine_reaches_no_timer_and_loses_its_time():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(1, clock.suspend, 100)
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(5)
+        assert asyncio.get_running_loop().time() - began == 5
+
+    run_virtual(main(), clock)
+    assert (clock.monotonic(), clock.running()) == (105, 5)
+    assert clock.wall_ms() == EPOCH_MS + 105_000
 
 
 def test_the_system_clock_reads():

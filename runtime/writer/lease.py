@@ -1,0 +1,33 @@
+"""The lease of an owner: for how long no other node can own its channels."""
+
+from __future__ import annotations
+
+from ..clock import Clock
+
+LEASE_S = 10.0
+LEASE_MS = int(LEASE_S * 1000)
+
+
+class Lease:
+    """Holds for `LEASE_S` after the moment at which its last renewal was *asked for*, by a clock that never goes back
+    and counts the time that a machine is suspended. The wall clock has no say in it.
+
+    The leader that grants a renewal stores it in the catalog behind the asking, and a successor counts `LEASE_S` from
+    its own claim, behind which no renewal counts. So this lease is over when the successor begins, whatever either
+    wall clock says."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends_s = float("-inf")
+
+    def ask(self) -> float:
+        """The moment of asking, to be handed to `renew` once the answer is there."""
+        return self._clock.monotonic()
+
+    def renew(self, asked_s: float) -> None:
+        """What was asked for at `asked_s` was granted."""
+        self._ends_s = max(self._ends_s, asked_s + LEASE_S)
+
+    def holds(self) -> bool:
+        """Whether the owner may acknowledge and promise. Callable from any thread."""
+        return self._clock.monotonic() <= self._ends_s
