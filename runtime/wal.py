@@ -258,7 +258,8 @@ class Wal(Protocol):
         ...
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        """The id of the first entry whose timestamp is ≥ `timestamp`, None when there is none yet."""
+        """The id of the first entry whose timestamp is ≥ `timestamp`, None when there is none yet. While a transaction
+        is open there, an id in it that may turn out to be of no entry: the entry lies behind then, never before."""
         ...
 
     async def truncate(self, channel: str, id: bytes) -> None:

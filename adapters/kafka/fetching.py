@@ -40,11 +40,20 @@ class Fetched(NamedTuple):
     end: int
 
 
-async def fetch(cluster: Cluster, topic: str, offset: int, connection: int, wait_s: float = WAIT_S) -> Fetched:
+async def fetch(
+    cluster: Cluster,
+    topic: str,
+    offset: int,
+    connection: int,
+    wait_s: float = WAIT_S,
+    isolation: int = READ_COMMITTED,
+) -> Fetched:
     """What there is from an offset on; after `wait_s` nothing. Raises the library's errors."""
     wait_s = min(wait_s, cluster.options.request_timeout_s / 2)
-    answer = await _ask(cluster, topic, offset, connection, READ_COMMITTED, wait_s, cluster.options.fetch_bytes)
-    if offset > answer.stable and wait_s:  # nothing can come, and the broker says so at once
+    answer = await _ask(cluster, topic, offset, connection, isolation, wait_s, cluster.options.fetch_bytes)
+    if (
+        offset > answer.stable and wait_s and isolation == READ_COMMITTED
+    ):  # nothing can come, and the broker says so at once
         await asyncio.sleep(BEHIND_OPEN_S)
     batches = list(answer.batches)
     behind = max((batch.next_offset for batch in batches), default=offset)

@@ -9,7 +9,7 @@ from ...runtime.errors import PositionLost
 from ...runtime.wal import From, FromId, FromTime, Start
 from .catalog import Channel
 from .cluster import LATEST, Cluster
-from .fetching import fetch, records
+from .fetching import READ_COMMITTED, READ_UNCOMMITTED, WAIT_S, fetch, records
 from .positions import before_all, from_native, offset_of
 
 
@@ -30,12 +30,19 @@ async def first_offset(cluster: Cluster, channel: Channel, start: Start, connect
 
 async def at_time(cluster: Cluster, channel: Channel, timestamp: int, end: int, connection: int) -> int | None:
     """The first offset before `end` whose timestamp is at least that. Kafka finds the first record of the millisecond,
-    or of one that was stamped with the time of its append (see `positions.py`); from there on we look ourselves."""
+    or of one that was stamped with the time of its append (see `positions.py`); from there on we look ourselves.
+
+    What lies behind an open transaction may not be read yet, but it is there: so from that place on what is in the
+    transaction counts, too, though it may be aborted in the end. The offset lies before the entry then, never behind.
+    """
     at = await cluster.offset(channel.topic, timestamp >> LOGICAL_BITS)
+    isolation = READ_COMMITTED
     while at is not None and at < end:
-        fetched = await fetch(cluster, channel.topic, at, connection)
+        wait_s = WAIT_S if isolation == READ_UNCOMMITTED else 0.0  # what is before the end is there
+        fetched = await fetch(cluster, channel.topic, at, connection, wait_s, isolation)
         if not fetched.size:  # a transaction is open
-            return None
+            isolation = READ_UNCOMMITTED
+            continue
         for record in records(fetched.batches, at):
             if record.offset >= end:
                 return None

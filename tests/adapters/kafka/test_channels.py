@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
+from uuid import uuid4
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -14,7 +15,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, PositionLost
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
 
@@ -181,3 +182,41 @@ async def test_a_slow_reader_holds_a_bounded_part(kafka, opening, helpers):
         entries += await asyncio.wait_for(anext(reader), WITHIN_S)
     assert [entry.id for entry in entries] == ids
     await reader.aclose()
+
+
+@pytest.mark.parametrize("ends", ["committed", "aborted"])
+async def test_a_start_by_time_behind_an_open_transaction_skips_nothing(kafka, opening, helpers, ends):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    now_ms = int(time.time() * 1000)
+    stamp = compose(now_ms)
+    earlier = await wal.append("a", b"earlier", stamp - compose(10))
+    topic = topic_of(wal, "a")
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=uuid4().hex) as other:
+        await other.begin_transaction()
+        await other.send_and_wait(topic, b"in it", partition=0, timestamp_ms=now_ms)
+        behind = await wal.append("a", b"acknowledged, behind it", stamp + 5)
+        found = await wal.id_at("a", stamp)
+        assert earlier < found < behind
+        assert await wal.id_at("a", stamp + 5) == behind
+        assert await wal.id_at("a", stamp + 6) is None
+        await wal.seek_group("g", "a", FromTime(stamp))
+        reader = wal.read("a", FromTime(stamp))
+        reading = asyncio.ensure_future(anext(reader))
+        await helpers.until(lambda: reader._feed is not None and reader._feed._loop is not None)
+        await (other.commit_transaction() if ends == "committed" else other.abort_transaction())
+    async with asyncio.timeout(WITHIN_S):
+        entries = list(await reading)
+        while entries[-1].id != behind:
+            entries += await anext(reader)
+    await reader.aclose()
+    expected = [b"in it"] * (ends == "committed") + [b"acknowledged, behind it"]
+    assert helpers.payloads(entries) == expected
+    assert await wal.id_at("a", stamp) == entries[0].id
+    member = await wal.join("g", ["a"])
+    delivered = []
+    async with asyncio.timeout(WITHIN_S):
+        while len(delivered) < len(expected):
+            delivered += (await anext(member)).entries
+    assert helpers.payloads(delivered) == expected
+    await member.aclose()
