@@ -29,7 +29,8 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m uv --version 2>/dev/null | grep -qF "uv $(UV_VERSION)" \
 		|| $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
-	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@# Compiled once: where PYTHONDONTWRITEBYTECODE is set, each Python that Spark starts would compile pandas and pyarrow.
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
 	@rm -rf tidewal.egg-info # of an earlier build: its entry points would be found first
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@

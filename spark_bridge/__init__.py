@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from .newest import latest
     from .observing import Progress, observe, progress, stop_observing
     from .packs import foreach_pack, pack_schema
+    from .source import TidewalSource
 
 _HOME = {
     "Progress": ".observing",
+    "TidewalSource": ".source",
     "foreach_pack": ".packs",
     "latest": ".newest",
     "observe": ".observing",
@@ -26,7 +28,17 @@ _HOME = {
     "stop_observing": ".observing",
 }
 
-__all__ = ["Progress", "foreach_pack", "latest", "observe", "pack_schema", "progress", "session", "stop_observing"]
+__all__ = [
+    "Progress",
+    "TidewalSource",
+    "foreach_pack",
+    "latest",
+    "observe",
+    "pack_schema",
+    "progress",
+    "session",
+    "stop_observing",
+]
 
 
 def __getattr__(name: str) -> object:

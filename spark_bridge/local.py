@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..runtime.errors import Unsupported
 
 if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
     from pyspark.sql import SparkSession
 
 # Measured: the compiler and collector flags halve the time to the first result; the checkpoint manager halves the
@@ -50,11 +54,15 @@ def session(app_name: str = "tidewal", *, master: str = "local[2]", **conf: str)
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "SPARK_HOME" not in os.environ:
+        os.environ["SPARK_HOME"] = _home_without_zip().name
     make_source_findable()
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in (SETTINGS | conf).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    make_source_known(spark)
+    return spark
 
 
 def require_spark() -> None:
@@ -74,3 +82,28 @@ def make_source_findable() -> None:
         raise Unsupported("module pyspark_tidewal is missing: install tidewal again", capability="spark")
     folders = [str(Path(spec.origin).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+
+
+def make_source_known(spark: SparkSession) -> None:
+    """Register the source where Spark has not found it. Spark looks for sources once in the life of its JVM: when the
+    Python worker that looks is late, on a busy machine, Spark keeps an empty list, and says `DATA_SOURCE_NOT_FOUND`
+    from then on. What Spark has found is not registered again: it would warn of that for each query."""
+    from .source import TidewalSource
+
+    sources = cast(Any, spark)._jsparkSession.sessionState().dataSourceManager()
+    if not sources.dataSourceExists(TidewalSource.name()):
+        spark.dataSource.register(TidewalSource)
+
+
+@cache
+def _home_without_zip() -> TemporaryDirectory[str]:
+    """A Spark home that is the installed PySpark but for the zip in which Spark hands PySpark to its workers. A zip has
+    no bytecode: each worker would spend a second on compiling, and Spark waits ten for some of them, on a machine
+    however busy. Without the zip they import the installed package. It is removed when this process ends."""
+    import pyspark
+
+    home = tempfile.TemporaryDirectory(prefix="tidewal-spark-home-")
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "python":
+            Path(home.name, entry.name).symlink_to(entry)
+    return home

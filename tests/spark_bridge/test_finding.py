@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 
-def python(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
+def python(code: str, folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -44,3 +53,34 @@ def test_workers_of_a_session_find_the_source_from_any_folder(tmp_path: Path) ->
         f'print(subprocess.check_output([sys.executable, "-c", "{lists}"], text=True))'
     )
     assert python(code, tmp_path) == "True"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_session_knows_the_source_though_spark_has_looked_for_sources_in_vain(tmp_path: Path) -> None:
+    """What a late worker does to the one search for sources, a module does that cannot be imported."""
+    (tmp_path / "pyspark_broken.py").write_text("raise RuntimeError('no source here')")
+    told = python(
+        "from pyspark.sql import SparkSession\n"
+        "from tidewal.spark_bridge import session\n"
+        "from tidewal.spark_bridge.local import SETTINGS\n"
+        "def said_by(spark):\n"
+        "    try:\n"
+        "        spark.read.format('tidewal').load()\n"
+        "    except Exception as error:\n"
+        "        return 'DATA_SOURCE_NOT_FOUND' in str(error), 'option wal is required' in str(error)\n"
+        "settings = SETTINGS | {'spark.log.level': 'OFF'}\n"
+        "spark = SparkSession.builder.master('local[1]').config(map=settings).getOrCreate()\n"
+        "print(said_by(spark), said_by(session()))\n"
+        "spark.stop()",
+        tmp_path,
+        PYSPARK_PYTHON=sys.executable,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
+    assert told == "(True, False) (False, True)"
+
+
+@pytest.mark.spark
+def test_workers_import_pyspark_where_it_is_compiled(spark: Any) -> None:
+    [where] = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("pyspark").__file__).collect()
+    assert ".zip" not in where
