@@ -21,6 +21,7 @@ from urllib.parse import quote
 from ...runtime.errors import ChannelNotFound, Closed, ConfigError, InvalidRequest, Unavailable, Unsupported
 from ...runtime.redaction import shown_url
 from .client import Security
+from .failures import Outcome, web_outcome
 from .ids import Place
 from .topics import MADE_PROPERTY, Survey, Topic, survey_of
 
@@ -30,6 +31,7 @@ DEFAULT_MESSAGE_BYTES = 5 * 1024 * 1024
 FIRST_PAUSE_S = 0.1  # before the second try; twice as long each time
 LONGEST_PAUSE_S = 2.0
 ONE_TRY_S = 10.0
+LOOK_AGAIN_S = 0.02  # whether a policy is in effect
 _TRY_AGAIN = frozenset({408, 412, 425, 429, 500, 502, 503, 504})  # 412: this broker does not own the topic any more
 
 
@@ -81,7 +83,8 @@ class Admin:
         return self._call("PUT", self._path(topic), properties, conflict=False) is not False
 
     def set_policies(self, topic: Topic) -> None:
-        """Retention and deduplication, which brokers keep apart from properties."""
+        """Retention and deduplication, which brokers keep apart from properties. Returns once duplicates are removed:
+        the broker answers before a policy takes effect, and stores until then what is sent again."""
         path = self._path(topic)
         try:
             self._call("POST", f"{path}/retention", topic.retention, topic=topic)
@@ -92,6 +95,22 @@ class Admin:
                 f"{topic.channel} as asked: {error}",
                 capability="retention",
             ) from error
+        deadline = time.monotonic() + self._timeout_s
+        while not self._deduplicates(topic):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the broker does not begin to remove duplicates in {topic.channel}")
+            if self._closing.wait(LOOK_AGAIN_S):
+                raise Closed("the Pulsar log is closed")
+
+    def ensure_deduplication(self, topic: Topic) -> None:
+        """Return once the broker removes duplicates in the topic, also where its maker has died before `set_policies`.
+        Raises `ChannelNotFound`."""
+        if not self._deduplicates(topic):
+            self.set_policies(topic)
+
+    def _deduplicates(self, topic: Topic) -> bool:
+        found = cast(Json, self._call("GET", f"{self._path(topic)}/stats", topic=topic))
+        return found["deduplicationStatus"] == "Enabled"
 
     def set_property(self, topic: Topic, name: str, value: str) -> None:
         self._call("PUT", f"{self._path(topic)}/properties", {name: value}, topic=topic)
@@ -146,13 +165,16 @@ class Admin:
         conflict: object = ...,
     ) -> object:
         """The answer's JSON, `absent` for 404 and `conflict` for 409 where given. Raises `ChannelNotFound` for 404
-        when a topic is given."""
+        when a topic is given. An error has `outcome_unknown` where one of the attempts may have changed something."""
         deadline = time.monotonic() + self._timeout_s
         pause_s = FIRST_PAUSE_S
+        unknown: dict[str, bool] = {}
         while True:
             try:
                 return self._once(method, self._root + path, body)
             except _Refused as error:
+                if method != "GET" and web_outcome(error.code) is Outcome.UNKNOWN:
+                    unknown = {"outcome_unknown": True}
                 if error.code == 404 and absent is not ...:
                     return absent
                 if error.code == 404 and topic is not None:
@@ -163,15 +185,17 @@ class Admin:
                     return conflict
                 failure = f"{method} {path} was answered {error.code}: {error.reason}"
                 if error.code in (401, 403):
-                    raise ConfigError(failure, key="pulsar.authParams") from error
+                    raise ConfigError(failure, key="pulsar.authParams", **unknown) from error
                 if error.code not in _TRY_AGAIN:
-                    raise InvalidRequest(failure) from error
+                    raise InvalidRequest(failure, **unknown) from error
             except (OSError, HTTPException, json.JSONDecodeError) as error:
+                if method != "GET" and web_outcome(error) is Outcome.UNKNOWN:
+                    unknown = {"outcome_unknown": True}
                 failure = f"Pulsar's web service does not answer {method} {path}: {error}"
             if time.monotonic() + pause_s > deadline:
-                raise Unavailable(failure)
+                raise Unavailable(failure, **unknown)
             if self._closing.wait(pause_s):
-                raise Closed("the Pulsar log is closed")
+                raise Closed("the Pulsar log is closed", **unknown)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _once(self, method: str, url: str, body: Json | bool | None) -> object:

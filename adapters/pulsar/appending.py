@@ -212,7 +212,7 @@ class Appender:
             touched[producer] = None
             try:
                 producer.send(entry, index, submission.answered)
-            except Exception as error:
+            except Exception as error:  # it is not a message: nothing was sent
                 submission.answered(index, call_failure(error, f"an append to {entry.channel}", channel=entry.channel))
 
     def _ready(self, channel: str) -> bool:
@@ -242,7 +242,7 @@ class Appender:
 
 
 def _check_size(entry: Append, producer: Producer) -> None:
-    size, limit = len(entry.payload), producer.topic.policy.max_message_bytes
+    size, limit = len(entry.payload), producer.max_message_bytes
     if size > limit:
         raise MessageTooLarge(
             f"a message of {size} bytes for {entry.channel} is over its limit of {limit}", size=size, limit=limit

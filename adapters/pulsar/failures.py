@@ -1,6 +1,14 @@
-"""What the client library and the web service answer, in Tidewal's errors."""
+"""What a request to Pulsar may end with, and what is certain then: the one table of this backend.
+
+A result that is not in it is unknown: the request may have taken effect, now or later. Sources are pulsar-client-cpp 4
+(`lib/`), its results are those of `pulsar.Result`, and Pulsar 4's REST API.
+"""
 
 from __future__ import annotations
+
+import socket
+import ssl
+from enum import Enum
 
 from ...runtime.errors import (
     ChannelNotFound,
@@ -15,12 +23,35 @@ from ...runtime.errors import (
     Unavailable,
 )
 
-# What is certain about a message that was answered so: it was not stored. Of all else the outcome is unknown.
-_REFUSED: dict[str, type[TidewalError]] = {
-    "MessageTooBig": MessageTooLarge,
-    "InvalidMessage": InvalidRequest,
-    "ProducerQueueIsFull": Overloaded,
-    "MemoryBufferIsFull": Overloaded,
+
+class Outcome(Enum):
+    """What is certain of a request that failed."""
+
+    NEVER_SENT = "never sent"
+    REFUSED = "certainly refused"  # it reached the broker, and changed nothing
+    UNKNOWN = "unknown"
+
+
+# A message that was given to a producer: an append, and so each record of a group's log (acknowledgement, commit, seek)
+# and each output of a commit. Only what the library answers before it queues the message is certain. All other results
+# are answers to everything that is queued, also to what was sent before and is stored: when it connects again,
+# `ProducerImpl::handleCreateProducer` fails all with ProducerFenced, TopicTerminated, AlreadyClosed or
+# ProducerBlockedQuotaExceededException; `handleSendTimeout` fails all with Timeout. ChecksumError alone is an answer to
+# one message (`ClientConnection::handleSendError`), but maybe to the second sending of what is stored from the first.
+# So no message is "certainly refused".
+MESSAGE_RESULTS: dict[str, tuple[Outcome, type[TidewalError]]] = {
+    # ProducerImpl::sendAsyncWithStatsUpdate, MessageAndCallbackBatch::createOpSendMsg
+    "MessageTooBig": (Outcome.NEVER_SENT, MessageTooLarge),
+    # ProducerImpl::sendAsyncWithStatsUpdate
+    "InvalidMessage": (Outcome.NEVER_SENT, InvalidRequest),
+    # ProducerImpl::canEnqueueRequest
+    "ProducerQueueIsFull": (Outcome.NEVER_SENT, Overloaded),
+    "MemoryBufferIsFull": (Outcome.NEVER_SENT, Overloaded),
+}
+
+# Making a client, a producer or a reader, and reading: whatever the answer, nothing is stored. What is not here is
+# `Unavailable`.
+CALL_RESULTS: dict[str, type[TidewalError]] = {
     "ProducerBlockedQuotaExceededError": Overloaded,
     "ProducerBlockedQuotaExceededException": Overloaded,
     "ProducerFenced": Fenced,
@@ -36,15 +67,34 @@ _REFUSED: dict[str, type[TidewalError]] = {
     "InvalidUrl": ConfigError,
     "AlreadyClosed": Closed,
 }
-_UNKNOWN_WHEN_SENT = frozenset({"AlreadyClosed", "TopicNotFound"})  # refused at first, unknown once it was on its way
+
+# A request to the web service: making, changing and deleting topics, cursors and policies. The broker decides these
+# codes before it begins (pulsar-broker, `admin/AdminResource`, `admin/impl/PersistentTopicsBase`). All others, and a
+# connection that ends without an answer, are unknown.
+WEB_ANSWERS: dict[int, Outcome] = {
+    400: Outcome.REFUSED,
+    401: Outcome.REFUSED,
+    403: Outcome.REFUSED,
+    404: Outcome.REFUSED,
+    405: Outcome.REFUSED,
+    409: Outcome.REFUSED,
+    412: Outcome.REFUSED,  # also of a broker that does not own the topic any more
+    429: Outcome.REFUSED,  # the rate limit is a filter before all handlers
+}
+_NOT_CONNECTED = (ConnectionRefusedError, socket.gaierror, ssl.SSLCertVerificationError)  # there was nobody to send to
+
+
+def message_outcome(result: str) -> Outcome:
+    """What is certain of a message that the client library answered with `result`."""
+    return MESSAGE_RESULTS.get(result, (Outcome.UNKNOWN, Unavailable))[0]
 
 
 def send_failure(result: str, channel: str, size: int) -> TidewalError:
-    """The error of a message that Pulsar answered with `result`."""
-    kind = None if result in _UNKNOWN_WHEN_SENT else _REFUSED.get(result)
-    if kind is None:
+    """The error of a message that the client library answered with `result`."""
+    outcome, kind = MESSAGE_RESULTS.get(result, (Outcome.UNKNOWN, Unavailable))
+    if outcome is Outcome.UNKNOWN:
         return unknown_outcome(f"Pulsar answered {result} to an append to {channel}", channel)
-    return kind(f"Pulsar refused an append of {size} bytes to {channel}: {result}", channel=channel, size=size)
+    return kind(f"an append of {size} bytes to {channel} was refused: {result}", channel=channel, size=size)
 
 
 def unknown_outcome(message: str, channel: str) -> Unavailable:
@@ -57,5 +107,13 @@ def call_failure(error: BaseException, doing: str, **fields: FieldValue) -> Tide
     if isinstance(error, TidewalError):
         return error
     name = type(error).__name__  # the library has an exception class for each of its results
-    kind = _REFUSED.get(name, Unavailable)
+    kind = CALL_RESULTS.get(name, Unavailable)
     return kind(f"{doing}: Pulsar answered {name} ({error})", **fields)
+
+
+def web_outcome(answer: int | Exception) -> Outcome:
+    """What is certain of a request to the web service: by the code of its answer, or what came instead of one."""
+    if isinstance(answer, int):
+        return WEB_ANSWERS.get(answer, Outcome.UNKNOWN)
+    reason = getattr(answer, "reason", answer)  # of a URLError
+    return Outcome.NEVER_SENT if isinstance(reason, _NOT_CONNECTED) else Outcome.UNKNOWN

@@ -106,7 +106,8 @@ class Outbox:
     def deciding(self, member: str, acks: Sequence[Ack], batch: bytes, parts: Sequence[list[Output]]) -> Commit:
         """The record that decides, with the last of the parts."""
         after = {output.append.channel: self._after[output.append.channel] for part in parts for output in part}
-        return Commit(member, list(acks), batch, self._publisher, parts[-1], after)
+        staged = sum(map(len, parts[:-1]))
+        return Commit(member, list(acks), batch, self._publisher, parts[-1], after, staged)
 
     async def published(self, token: bytes) -> list[bytes]:
         """The ids of the outputs of a commit that `expect` was called for."""

@@ -87,6 +87,7 @@ class Commit:
     """Store what is done and decide that the outputs, with those of `batch`, are appended.
 
     `publisher` numbers the outputs; `after` says for each of their channels a place behind which they will be.
+    `staged` is the number of outputs of `batch`: a commit that has not all of them does not count.
     """
 
     member: str
@@ -95,6 +96,7 @@ class Commit:
     publisher: str
     outputs: list[Output]
     after: dict[str, bytes]
+    staged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

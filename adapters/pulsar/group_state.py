@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from ...runtime.errors import ChannelNotFound, TidewalError
+from ...runtime.errors import ChannelNotFound, TidewalError, Unavailable
 from ...runtime.groups.coordinator import Coordinator
 from ...runtime.groups.link import Shares
 from ...runtime.groups.membership import Group, Member, Seat
@@ -166,6 +166,8 @@ class GroupState:
         of, staged = self._staged.pop(commit.member, (b"", []))
         if of != commit.batch:
             staged = []
+        if len(staged) != commit.staged:  # one of its records did not arrive
+            raise Unavailable("a part of the outputs of this commit is missing: nothing of it counts")
         _at_once(partial(self._seats.commit, self.group, commit.member, commit.acks, ()))
         outputs = [*staged, *commit.outputs]
         if outputs:

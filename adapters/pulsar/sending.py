@@ -19,7 +19,7 @@ from ...runtime.errors import TidewalError
 from ...runtime.stalls import StallWatch, Waiting
 from ...runtime.wal import Append
 from .client import OK, Client, NativeId, NativeProducer, NativeResult, ignore, message, place_of
-from .failures import call_failure, send_failure, unknown_outcome
+from .failures import Outcome, call_failure, message_outcome, send_failure, unknown_outcome
 from .ids import Place, encode, pack, unpack
 from .topics import Topic
 
@@ -52,15 +52,18 @@ class Producer:
         address: str,
         name: str,
         end: Place,
+        max_message_bytes: int,
         executor: Executor,
         flush_later: Callable[[Producer], None],
         stalls: StallWatch,
     ) -> None:
-        """`end` is the end of the topic before this producer's first message. Blocks."""
+        """`end` is the end of the topic before this producer's first message. No message may be over
+        `max_message_bytes`: the library forgets to answer one that it finds too large while it fails others. Blocks."""
         self._flush_later = flush_later
         self._stalls = stalls
         self._waiting: Waiting | None = None  # for the flush
         self.topic = topic
+        self.max_message_bytes = max_message_bytes
         self.broken = False
         self._client = client
         self._address = address
@@ -68,7 +71,7 @@ class Producer:
         self._executor = executor
         self._native: NativeProducer = client.producer(address, name)
         self._sent = 0
-        self._refused: list[int] = []  # the numbers of messages that are not stored
+        self._never_sent: list[int] = []  # the numbers of these messages: all others are stored, unless `broken`
         self._known: tuple[int, bytes | Place] = (0, end)  # the last message whose place is known
         self._lock = threading.Lock()
         self._unplaced: list[_Unplaced] = []
@@ -79,9 +82,15 @@ class Producer:
         """Queue the entry; `answered` is called once. The payload must not change any more."""
         payload = entry.payload
         assert isinstance(payload, bytes)
+        native = message(payload, entry.timestamp)
         self._sent += 1
         answer = partial(self._answer, self._sent, index, len(payload), answered)
-        self._native.send_async(message(payload, entry.timestamp), answer)
+        try:
+            self._native.send_async(native, answer)
+        except Exception as error:  # none is documented, so nothing is known of the message
+            self._outcome_unknown()
+            failure = f"an append to {self.topic.channel} ended with {type(error).__name__}: {error}"
+            answered(index, unknown_outcome(failure, self.topic.channel))
 
     def flush(self) -> None:
         """Let go what waits for its batch to fill, or as soon as what was let go before is answered: so batches grow
@@ -130,13 +139,15 @@ class Producer:
             log.exception("the answer to an append to %s was lost", self.topic.channel)
 
     def _failed(self, number: int, size: int, result: str) -> TidewalError:
-        error = send_failure(result, self.topic.channel, size)
-        if error.fields.get("outcome_unknown"):
-            self.broken = True
-            self._stalls.outcome_unknown(self.topic.channel)
+        if message_outcome(result) is Outcome.NEVER_SENT:
+            self._never_sent.append(number)
         else:
-            self._refused.append(number)
-        return error
+            self._outcome_unknown()
+        return send_failure(result, self.topic.channel, size)
+
+    def _outcome_unknown(self) -> None:
+        self.broken = True
+        self._stalls.outcome_unknown(self.topic.channel)
 
     def _look_up(self, unplaced: _Unplaced) -> None:
         with self._lock:
@@ -152,7 +163,8 @@ class Producer:
                 unplaced = list(self._unplaced)
             places: dict[int, bytes] = {}
             try:
-                places = self._find({each.number for each in unplaced})
+                if not self.broken:  # else one before them may be stored or not, and counting leads nowhere
+                    places = self._find({each.number for each in unplaced})
             except TidewalError as error:
                 log.warning("no ids for appends to %s: %s", self.topic.channel, error)
             for each in unplaced:
@@ -167,7 +179,7 @@ class Producer:
     def _find(self, numbers: set[int]) -> dict[int, bytes]:
         """The places of the messages with these numbers: behind the last that is known, one after the other."""
         places: dict[int, bytes] = {}
-        refused = set(self._refused)
+        never_sent = set(self._never_sent)
         number, known = self._known
         after = known if isinstance(known, Place) else Place(*unpack(known))
         reader = self._client.reader(self._address, after, LOOK_UP_QUEUE_MESSAGES)
@@ -178,7 +190,7 @@ class Producer:
                 if place <= after or found.producer_name() != self._name:
                     continue
                 number += 1
-                while number in refused:
+                while number in never_sent:
                     number += 1
                 if number in numbers:
                     places[number] = encode(place)
@@ -191,5 +203,5 @@ class Producer:
     def _lost(self) -> TidewalError:
         self._stalls.outcome_unknown(self.topic.channel)
         return unknown_outcome(
-            f"an append to {self.topic.channel} is stored, but Pulsar did not tell where", self.topic.channel
+            f"an append to {self.topic.channel} is stored, but Pulsar does not tell where", self.topic.channel
         )

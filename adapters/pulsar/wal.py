@@ -110,7 +110,10 @@ class Pulsar(WithGroups):
         self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(self.process), itertools.count(1))
         self._policies: dict[str, ChannelPolicy] = {}
         self._made: dict[str, str] = {}  # which channel of the name was seen last
-        self._message_bytes = DEFAULT_MESSAGE_BYTES  # that the brokers take, whatever a channel's policy says
+        self._largest = (
+            DEFAULT_MESSAGE_BYTES - METADATA_BYTES
+        )  # that the brokers take, whatever a channel's policy says
+        self._message_bytes = self._largest  # that is told, where it shall be less
         self._feeds_lock = threading.Lock()
         self._feeds: dict[Feed, str] = {}
         self._openings: dict[Future[Feed], str] = {}  # whose readers still wait for them
@@ -123,8 +126,8 @@ class Pulsar(WithGroups):
         wal = Pulsar(options, metrics)
         try:
             await wal.blocking(wal.admin.prepare_namespace)
-            largest = await wal.blocking(wal.admin.max_message_bytes) - METADATA_BYTES
-            wal._message_bytes = min(largest, options.max_message_bytes or largest)
+            wal._largest = await wal.blocking(wal.admin.max_message_bytes) - METADATA_BYTES
+            wal._message_bytes = min(wal._largest, options.max_message_bytes or wal._largest)
         except BaseException:
             await wal.close()
             raise
@@ -232,14 +235,14 @@ class Pulsar(WithGroups):
         survey = self.survey(channel)
         assert survey.policy is not None
         topic = Topic(channel, survey.policy)
+        self.admin.ensure_deduplication(topic)
         end = seeking.after_last(self, channel, survey)
         address = self._address(topic)
+        largest = min(survey.policy.max_message_bytes, self._largest)
 
         def make() -> Producer:
-            name = next(self._producer_names)
-            return Producer(
-                self._client, topic, address, name, end, self._executor, self._appender.flush_later, self.stalls
-            )
+            name, flush_later = next(self._producer_names), self._appender.flush_later
+            return Producer(self._client, topic, address, name, end, largest, self._executor, flush_later, self.stalls)
 
         return self._retried("append", channel, make)
 
@@ -375,7 +378,9 @@ class Pulsar(WithGroups):
 
     def publisher(self, channel: str, name: str, *, batches: bool) -> NativeProducer:
         """A producer of that name, which nobody else has meanwhile. Blocks. Raises `Unavailable`, `ChannelNotFound`."""
-        return self._client.producer(self._address(Topic(channel)), name, batches=batches)
+        topic = Topic(channel, self.policy(channel))
+        self.admin.ensure_deduplication(topic)
+        return self._client.producer(self._address(topic), name, batches=batches)
 
     def survey(self, channel: str) -> Survey:
         """What the channel's topic holds. Blocks. Raises `ChannelNotFound`, also for a topic that is no channel."""

@@ -17,10 +17,11 @@ from .pulsar import PulsarStandalone
 
 @dataclass(frozen=True)
 class Proxied:
-    """The URL of a log behind the proxy."""
+    """The URL of a log behind the proxy, and its brokers."""
 
     url: str
     proxy: Proxy
+    brokers: KafkaCluster | PulsarStandalone
 
 
 @asynccontextmanager
@@ -32,7 +33,7 @@ async def proxied_kafka(directory: Path) -> AsyncIterator[Proxied]:
     cluster = KafkaCluster(directory, settings={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"})
     proxy.broker_port = int(cluster.bootstrap.rpartition(":")[2])
     async with _running(cluster, proxy):
-        yield Proxied(cluster.url, proxy)
+        yield Proxied(cluster.url, proxy, cluster)
 
 
 @asynccontextmanager
@@ -49,7 +50,7 @@ async def proxied_pulsar(directory: Path) -> AsyncIterator[Proxied]:
     broker = PulsarStandalone(directory, settings=settings)
     proxy.broker_port = urlsplit(broker.url).port or 0
     async with _running(broker, proxy):
-        yield Proxied(f"pulsar://127.0.0.1:{port}?web_url={broker.web_url}", proxy)
+        yield Proxied(f"pulsar://127.0.0.1:{port}?web_url={broker.web_url}", proxy, broker)
 
 
 PROXIED: dict[str, Callable[[Path], AbstractAsyncContextManager[Proxied]]] = {

@@ -18,6 +18,8 @@ class Proxy:
         self._open.set()
         self._new = self._open  # what new connections wait for
         self._gates: dict[asyncio.StreamReader, asyncio.Event] = {}
+        self._deaf: set[asyncio.StreamReader] = set()  # clients that get no answer
+        self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -41,6 +43,15 @@ class Proxy:
         """Send what was held."""
         self._closed.set()
 
+    def lose_answers(self) -> None:
+        """Let nothing of what the broker answers on the connections of now reach the clients."""
+        self._deaf.update(self._gates)
+
+    def cut(self) -> None:
+        """End all connections of now without a farewell."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     async def stop(self) -> None:
         assert self._server is not None
         self._server.close()
@@ -54,17 +65,23 @@ class Proxy:
         self._tasks.add(task)
         self._gates[client] = self._new
         from_broker, to_broker = await asyncio.open_connection("127.0.0.1", self.broker_port)
+        writers = {to_broker, back_to_client}
+        self._writers |= writers
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(client, to_broker))
-                both.create_task(self._pump(from_broker, back_to_client))
+                both.create_task(self._pump(client, to_broker, client))
+                both.create_task(self._pump(from_broker, back_to_client, client))
         finally:
+            self._writers -= writers
             to_broker.transport.abort()
             back_to_client.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, client: asyncio.StreamReader
+    ) -> None:
         with suppress(OSError):
             while data := await source.read(PIECE_BYTES):
                 await self._gates.get(source, self._open).wait()
-                target.write(data)
+                if source is client or client not in self._deaf:
+                    target.write(data)
             target.close()

@@ -15,6 +15,7 @@ from tests.brokers.proxied import proxied_pulsar
 from tests.brokers.proxy import Proxy
 from tidewal.adapters.pulsar import Pulsar
 from tidewal.adapters.pulsar import open_wal as open_pulsar_wal
+from tidewal.runtime.wal import ChannelPolicy
 
 Open = Callable[..., Awaitable[Pulsar]]
 
@@ -28,8 +29,11 @@ class Web:
     def __init__(self, broker: Any, namespace: str) -> None:
         self._root = f"{broker.web_url}/admin/v2/persistent/{namespace}"
 
-    def call(self, method: str, path: str) -> Any:
-        with _web.open(urllib.request.Request(f"{self._root}{path}", method=method), timeout=20) as answer:
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._root}{path}", data, headers, method=method)
+        with _web.open(request, timeout=20) as answer:
             content = answer.read()
         return json.loads(content) if content else None
 
@@ -74,6 +78,9 @@ async def open_wal(pulsar: Any, namespace: str) -> AsyncIterator[Open]:
 async def proxied(tmp_path: Path) -> AsyncIterator[tuple[Pulsar, Proxy]]:
     """A log whose broker tells its clients to come through the proxy; its administration is reached without."""
     async with proxied_pulsar(tmp_path) as found:
+        patient = await open_pulsar_wal(found.url)
+        await patient.create_channel("first", ChannelPolicy())  # takes a new broker longer than all that follow
+        await patient.close()
         wal = await open_pulsar_wal(found.url, request_timeout_s=2)
         yield wal, found.proxy
         await wal.close()

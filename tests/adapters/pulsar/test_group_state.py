@@ -32,7 +32,7 @@ from tidewal.adapters.pulsar.group_records import (
 )
 from tidewal.adapters.pulsar.group_state import GroupState
 from tidewal.adapters.pulsar.ids import Place, before_ledger, decode_end, encode, encode_end, following
-from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, TidewalError
+from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, TidewalError, Unavailable
 from tidewal.runtime.groups.link import Ack
 from tidewal.runtime.groups.positions import just_before
 from tidewal.runtime.wal import Append, From
@@ -49,9 +49,9 @@ def join(member, *channels, process="p", start=From.EARLIEST, of=None):
     return Join(member, process, list(channels), start, 30.0, known)
 
 
-def ack(member, channel, lease, upto, *outputs, batch=b""):
-    acks = [Ack(channel, lease, upto)]
-    return Commit(member, acks, batch, "publisher", [Output(Append("out", b"x", 1), n) for n in outputs], {"out": b""})
+def ack(member, channel, lease, upto, *outputs, batch=b"", staged=0):
+    acks, own = [Ack(channel, lease, upto)], [Output(Append("out", b"x", 1), n) for n in outputs]
+    return Commit(member, acks, batch, "publisher", own, {"out": b""}, staged)
 
 
 def new_state():
@@ -205,16 +205,32 @@ def test_outputs_are_decided_with_the_acknowledgement_or_not_at_all():
     apply(state, join("a", "c0"))
     number = lease(state, "a", "c0")
     state.apply(b"1", Stage("a", b"one", [Output(Append("out", b"1"), 1), Output(Append("out", b"2"), 2)]))
-    state.apply(b"2", ack("a", "c0", number, encode(Place(1, 0)), 3, batch=b"one"))
+    state.apply(b"2", ack("a", "c0", number, encode(Place(1, 0)), 3, batch=b"one", staged=2))
     assert [output.number for output in state.undelivered[b"2"].outputs] == [1, 2, 3]
     state.apply(b"3", Stage("a", b"two", [Output(Append("out", b"4"), 4)]))
     with pytest.raises(Fenced):
-        state.apply(b"4", ack("a", "c0", number + 1, encode(Place(1, 1)), 5, batch=b"two"))
+        state.apply(b"4", ack("a", "c0", number + 1, encode(Place(1, 1)), 5, batch=b"two", staged=1))
     state.apply(b"5", ack("a", "c0", number, encode(Place(1, 1)), 6, batch=b"three"))
     assert [output.number for output in state.undelivered[b"5"].outputs] == [6]
     assert list(state.undelivered) == [b"2", b"5"]
     state.apply(b"6", Published([b"2"]))
     assert list(state.undelivered) == [b"5"]
+
+
+def test_a_commit_whose_outputs_did_not_all_arrive_does_not_count():
+    """One of its records was refused or lost on its way, and the deciding one, which was sent behind it, was not."""
+    state = new_state()
+    apply(state, join("a", "c0"))
+    number = lease(state, "a", "c0")
+    begun = state.shares("a").held["c0"].acked_to
+    state.apply(b"1", Stage("a", b"one", [Output(Append("out", b"1"), 1)]))
+    for staged in (0, 2):
+        with pytest.raises(Unavailable) as caught:
+            state.apply(b"2", ack("a", "c0", number, encode(Place(1, 0)), 3, batch=b"one", staged=staged))
+        assert "outcome_unknown" not in caught.value.fields
+        state.apply(b"1", Stage("a", b"one", [Output(Append("out", b"1"), 1)]))
+    assert state.undelivered == {}
+    assert state.shares("a").held["c0"].acked_to == begun
 
 
 def test_a_later_channel_of_the_name_takes_the_place_of_the_earlier():

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-import pulsar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.adapters.pulsar.appending import Appender
-from tidewal.adapters.pulsar.failures import call_failure, send_failure
+from tidewal.adapters.pulsar.failures import send_failure
 from tidewal.adapters.pulsar.ids import Place, before_ledger, decode, encode
 from tidewal.adapters.pulsar.options import parse
 from tidewal.adapters.pulsar.seeking import begin
@@ -23,10 +22,8 @@ from tidewal.runtime.errors import (
     Closed,
     ConfigError,
     CorruptLog,
-    Fenced,
     MessageTooLarge,
     Overloaded,
-    TidewalError,
     Unavailable,
 )
 from tidewal.runtime.factory import open_wal
@@ -185,29 +182,11 @@ async def test_nobody_at_the_address_is_an_error_in_time(scheme):
             await open_wal(f"{scheme}://127.0.0.1:1", web_url="http://127.0.0.1:1", request_timeout_s=0.3)
 
 
-@pytest.mark.parametrize("result", sorted(set(pulsar.Result.__members__) - {"Ok"}))
-def test_every_answer_becomes_one_of_our_errors(result):
-    error = send_failure(result, "a", 5)
-    assert isinstance(error, TidewalError)
-    assert (type(error) is Unavailable) == bool(error.fields.get("outcome_unknown"))
-    raised = getattr(pulsar.exceptions, result, None)
-    if raised is not None:
-        assert isinstance(call_failure(raised("x"), "trying"), TidewalError)
-
-
-def test_what_was_certainly_not_stored_is_not_called_unknown():
-    for result, kind in {"MessageTooBig": MessageTooLarge, "ProducerFenced": Fenced}.items():
-        error = send_failure(result, "a", 5)
-        assert type(error) is kind
-        assert not error.fields.get("outcome_unknown")
-    assert send_failure("Timeout", "a", 5).fields["outcome_unknown"]
-
-
 class Producer:
     """Answers when it is told to."""
 
     def __init__(self, channel):
-        self.topic = Topic(channel, ChannelPolicy(max_message_bytes=10))
+        self.max_message_bytes = 10
         self.broken = False
         self.sent = []
         self.closed = False
