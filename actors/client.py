@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ import pyarrow as pa
 
 from ..runtime.arrow import encode_rows
 from ..runtime.catalog import Collection
-from ..runtime.errors import CollectionNotFound, InvalidRequest, InvalidRows
+from ..runtime.errors import CollectionNotFound, InvalidRequest, InvalidRows, TidewalError, of_unknown_outcome
 from ..runtime.names import Names
 from ..runtime.rpc import Caller, Params, Reply
 from ..runtime.schema import CollectionSchema
-from ..runtime.wal import Wal
+from ..runtime.wal import Payload, Wal
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy
@@ -26,6 +27,7 @@ from .rows import Rows, to_batch
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 
 DEADLINE_S = 30.0
+AGAIN_S = 0.1  # between two attempts of a write whose outcome is unknown
 FLUSH_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
 
@@ -67,8 +69,9 @@ class Client:
     called, unless a request is lost on its way and repeated behind a later one.
 
     Every call raises the typed error of whoever refused it (`runtime/errors.py`): `Overloaded` and other retryable
-    ones may be tried again unchanged. A write that got no answer is repeated under the same number, so it happens
-    once; after `DeadlineExceeded` it may have happened, and read-before-write tells.
+    ones may be tried again unchanged. A write whose outcome is unknown is repeated under the same number, so it happens
+    once; after `DeadlineExceeded`, or an error with the field `outcome_unknown`, it may have happened, and
+    read-before-write tells. After any other error it has not.
 
     `name` must never have been used before: writes are recognised by it. By default it is random.
 
@@ -157,9 +160,10 @@ class Client:
         if known is not None:
             try:
                 return await self._write_to(known, rows, op, deadline_s)
-            except (CollectionNotFound, InvalidRows):
+            except (CollectionNotFound, InvalidRows) as error:
                 self._collections.pop(name, None)
-                if await self.describe_collection(name, deadline_s=deadline_s) == known:
+                found = await self.describe_collection(name, deadline_s=deadline_s)
+                if found == known or (found.id == known.id and error.fields.get("outcome_unknown")):
                     raise
         found = await self.describe_collection(name, deadline_s=deadline_s)
         return await self._write_to(found, rows, op, deadline_s)
@@ -174,10 +178,26 @@ class Client:
             "producer": self._caller.name,
             "pseq": next(self._pseqs),
         }
-        reply = await self._caller.call("proxy", "write", params, encode_rows(batch), deadline_s=deadline_s)
+        reply = await self._ask_to_write(params, encode_rows(batch), deadline_s)
         written = Written(reply.values["ts"], reply.values["rows"])
         self._session[collection.name] = max(written.ts, self._session.get(collection.name, 0))
         return written
+
+    async def _ask_to_write(self, params: Params, body: Payload, deadline_s: float) -> Reply:
+        """Ask under one number until the outcome is known, or `deadline_s` have passed: after an attempt of unknown
+        outcome a refusal says nothing of that attempt."""
+        loop = asyncio.get_running_loop()
+        end, unknown = loop.time() + deadline_s, False
+        while True:
+            try:
+                return await self._caller.call("proxy", "write", params, body, deadline_s=end - loop.time())
+            except TidewalError as error:
+                unknown = unknown or bool(error.fields.get("outcome_unknown"))
+                if not unknown:
+                    raise
+                if not error.retryable or loop.time() + AGAIN_S >= end:
+                    raise of_unknown_outcome(error) from None
+            await asyncio.sleep(AGAIN_S)
 
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
         """Wait until everything acknowledged before this call is in the collection's table; returns the time up to

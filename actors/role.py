@@ -7,7 +7,7 @@ from typing import ClassVar, TypeAlias
 
 from ..runtime.actor import Actor
 from ..runtime.catalog_log import CatalogLog
-from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError
+from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
 from ..runtime.rpc import Caller, Params, Request, RequestInbox, RequestPack
 from ..runtime.wal import Payload
 from .node import Node
@@ -104,7 +104,8 @@ class Role(Actor):
         except BaseException:
             # after a crash the next life is asked again, or another node; when this was the last, nobody will answer
             if self.ref.cell.mailbox.closed and not self.deposed:
-                request.fail(ActorStopped(f"{self.name} stopped before it could answer", actor=self.name))
+                stopped = ActorStopped(f"{self.name} stopped before it could answer", actor=self.name)
+                request.fail(of_unknown_outcome(stopped))
             raise
         finally:
             self._running -= 1

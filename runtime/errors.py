@@ -187,10 +187,15 @@ class HandlerFailed(TidewalError):
     """The actor's handler raised an error that is not Tidewal's own (`actor`, `error`)."""
 
 
+def of_unknown_outcome(error: TidewalError) -> TidewalError:
+    """The same error, with the field `outcome_unknown`: what was asked for may have happened, or may still happen."""
+    return _rebuild(type(error).__name__, error.message, {**error.fields, "outcome_unknown": True})
+
+
 def to_wire(error: BaseException) -> dict[str, object]:
     """A msgpack-able picture of `error`; a foreign exception becomes `HandlerFailed`."""
     if not isinstance(error, TidewalError):
-        error = HandlerFailed(f"{type(error).__name__}: {error}", error=type(error).__name__)
+        error = HandlerFailed(f"{type(error).__name__}: {error}", error=type(error).__name__, outcome_unknown=True)
     return {"code": type(error).__name__, "message": error.message, "fields": error.fields}
 
 

@@ -21,7 +21,16 @@ from typing import Any, cast
 
 import msgpack
 
-from .errors import BadRecord, ChannelNotFound, Closed, DeadlineExceeded, TidewalError, from_wire, to_wire
+from .errors import (
+    BadRecord,
+    ChannelNotFound,
+    Closed,
+    DeadlineExceeded,
+    TidewalError,
+    from_wire,
+    of_unknown_outcome,
+    to_wire,
+)
 from .names import Names
 from .pieces import Pieces, pieces_of
 from .record import DECODE_ERRORS, Record, RecordType, decode, encode
@@ -156,10 +165,11 @@ class RequestInbox:
             self._sent(channel, number, error)
 
     def _sent(self, channel: str, number: int, result: list[bytes] | TidewalError) -> None:
-        """Where the log does not take an answer, say at least that; on whatever thread the log tells it."""
+        """Where the log does not take an answer, say at least that, and that the request was served all the same; on
+        whatever thread the log tells it."""
         if isinstance(result, TidewalError) and not isinstance(result, (ChannelNotFound, Closed)):
             with contextlib.suppress(TidewalError):  # then the caller's deadline says so
-                self._wal.submit([Append(channel, _refusal(number, result))], _ignore)
+                self._wal.submit([Append(channel, _refusal(number, of_unknown_outcome(result)))], _ignore)
 
 
 def _refusal(number: int, error: TidewalError) -> bytes:
@@ -213,7 +223,10 @@ class Caller:
         deadline_s: float = DEADLINE_S,
     ) -> Reply:
         """Ask `role` to do `method`. Raises the error it answers with, `DeadlineExceeded` when no answer came in time,
-        `Closed` when this caller was closed, `MessageTooLarge` (over `MESSAGE_BYTES_MAX`)."""
+        `Closed` when this caller was closed, `MessageTooLarge` (over `MESSAGE_BYTES_MAX`).
+
+        An error has the field `outcome_unknown` where the request may have been served all the same: when it was sent
+        more than once, an earlier life of the role may have served it, and the next one refuse the repetition."""
         if self._reader is None:
             raise Closed(f"{self.name} is not open")
         number = next(self._numbers)
@@ -228,6 +241,10 @@ class Caller:
             sending.send()
             async with asyncio.timeout(deadline_s):
                 return await future
+        except TidewalError as error:
+            if sending.times > 1:
+                raise of_unknown_outcome(error) from None
+            raise
         except TimeoutError:
             raise DeadlineExceeded(f"{role} did not answer {method} within {deadline_s:g} s", role=role) from None
         finally:
@@ -242,9 +259,9 @@ class Caller:
                 for entry in entries:
                     self._take(entry.payload)
         except TidewalError as error:
-            self._fail(error)
+            self._fail(of_unknown_outcome(error))
         else:
-            self._fail(Closed("the log was closed"))
+            self._fail(Closed("the log was closed", outcome_unknown=True))
 
     def _take(self, payload: Payload) -> None:
         try:
@@ -274,7 +291,7 @@ class Caller:
             return
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
-        self._fail(Closed(f"{self.name} was closed"))
+        self._fail(Closed(f"{self.name} was closed", outcome_unknown=True))
         if self._shared:
             return
         try:
@@ -300,8 +317,10 @@ class _Sending:
         self._interval_s = interval_s
         self._answer = answer
         self._timer: asyncio.TimerHandle | None = None
+        self.times = 0
 
     def send(self) -> None:
+        self.times += 1
         try:
             self._wal.submit(self._appends, self._sent)
         except TidewalError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...runtime.clock import Clock
-from ...runtime.errors import OutcomeUnknown, Overloaded, TidewalError, Unavailable
+from ...runtime.errors import OutcomeUnknown, Overloaded, TidewalError, Unavailable, of_unknown_outcome
 from ...runtime.payloads import owned
 from ...runtime.wal import Append, OnAppended
 from .clients import CLIENT_EXPIRY_S
@@ -102,8 +102,7 @@ class Flying:
         """End everything that is under way, as of unknown outcome where some owner has got it."""
         with self.lock:
             for number, flight in list(self._flights.items()):
-                fields = {**error.fields, "outcome_unknown": True} if flight.sent_to else error.fields
-                self._land(number, type(error)(error.message, **fields))
+                self._land(number, of_unknown_outcome(error) if flight.sent_to else error)
 
     def when_landed(self, call: Callable[[], None]) -> None:
         """Call once nothing is under way, on any thread, or at once."""

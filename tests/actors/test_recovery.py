@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -108,6 +109,51 @@ async def test_a_role_that_crashes_comes_back(home, monkeypatch, case) -> None:
         times[0] = 1
         assert isinstance(await home.error_of(call(client)), HandlerFailed)
         await assert_all_works(home, client, 10)
+
+
+@MEMORY_ONLY
+async def test_a_write_of_unknown_outcome_is_repeated_under_its_number(home, monkeypatch) -> None:
+    times, unknown = [1], Unavailable("no answer", outcome_unknown=True)
+    monkeypatch.setattr(Proxy, "_append", fail_times(Proxy._append, times, unknown, after=True))
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        assert times[0] < 0, "it was not asked again"
+        assert (await client.stats("people", consistency="strong")).versions["insert"] == 1
+
+
+@MEMORY_ONLY
+async def test_a_refusal_after_an_attempt_of_unknown_outcome_says_nothing_of_that_attempt(home, monkeypatch) -> None:
+    append, attempts = Proxy._append, itertools.count()
+
+    async def append_and_fail(*arguments):
+        if next(attempts):
+            raise DiskFull("no space")
+        await append(*arguments)
+        raise Unavailable("no answer", outcome_unknown=True)
+
+    monkeypatch.setattr(Proxy, "_append", append_and_fail)
+    async with home.people_client() as client:
+        error = await home.error_of(client.insert("people", home.people(1)))
+        assert isinstance(error, DiskFull)
+        assert error.outcome_unknown
+
+
+@MEMORY_ONLY
+async def test_a_write_that_a_stopping_proxy_cannot_answer_is_of_unknown_outcome(home, monkeypatch) -> None:
+    append, appended = Proxy._append, asyncio.Event()
+
+    async def append_and_wait(*arguments):
+        await append(*arguments)
+        appended.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Proxy, "_append", append_and_wait)
+    async with home.node() as node:
+        client = await node.client().__aenter__()
+        await client.create_collection(home.PEOPLE)
+        writing = asyncio.create_task(home.error_of(client.insert("people", home.people(1))))
+        await appended.wait()
+    assert (await writing).outcome_unknown
 
 
 @MEMORY_ONLY

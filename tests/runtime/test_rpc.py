@@ -144,6 +144,26 @@ def test_the_next_life_of_a_server_does_nothing_of_the_last_one_again() -> None:
     run_virtual(main())
 
 
+def test_a_refusal_is_certain_only_where_no_earlier_life_can_have_served_the_request() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with calling(wal) as caller:
+            async with serving(wal) as first:
+                with pytest.raises(Overloaded) as at_once:
+                    await caller.call("server", "fail")
+                first.silent = True
+                waiting = asyncio.create_task(caller.call("server", "fail"))
+                while len(first.asked) < 2:  # noqa: ASYNC110 -- what is waited for has no event to await
+                    await asyncio.sleep(0)
+            async with serving(wal):
+                with pytest.raises(Overloaded) as repeated:
+                    await waiting
+        assert at_once.value.fields == {"limit": "test"}
+        assert repeated.value.fields == {"limit": "test", "outcome_unknown": True}
+
+    run_virtual(main())
+
+
 def test_a_new_caller_over_the_same_log_gets_answers_of_its_own() -> None:
     async def main() -> None:
         log = MemoryLog()
@@ -177,17 +197,20 @@ def test_closing_ends_the_calls_that_wait() -> None:
             call = asyncio.create_task(caller.call("nobody", "echo"))
             await asyncio.sleep(0)
             await caller.close()
-            with pytest.raises(Closed):
+            with pytest.raises(Closed) as waiting:
                 await call
-            with pytest.raises(Closed):
+            assert waiting.value.outcome_unknown  # a role may still serve it
+            with pytest.raises(Closed) as later:
                 await caller.call("server", "echo")
+            assert "outcome_unknown" not in later.value.fields
         wal = MemoryWal()
         async with calling(wal) as caller:
             call = asyncio.create_task(caller.call("nobody", "echo"))
             await asyncio.sleep(0)
             await wal.close()
-            with pytest.raises(Closed):
+            with pytest.raises(Closed) as lost:
                 await call
+            assert lost.value.outcome_unknown
 
     run_virtual(main())
 
@@ -283,8 +306,9 @@ def test_what_the_log_refuses_later_is_an_error_and_not_a_silence() -> None:
         async with serving(wal), calling(wal) as caller:
             with pytest.raises(InvalidRequest, match="never takes"):
                 await caller.call("server", "echo", {}, bytes(2 * SMALL_BYTES))
-            with pytest.raises(InvalidRequest, match="never takes"):
+            with pytest.raises(InvalidRequest, match="never takes") as served:
                 await caller.call("server", "medium")
+            assert served.value.outcome_unknown
             assert asyncio.get_running_loop().time() < 1
 
     run_virtual(main())
