@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, cast
@@ -148,7 +148,8 @@ class Client:
 
     async def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> Written:
         """Remove the rows of `keys`; keys that are not there are no error."""
-        return await self._write(collection, lambda schema: {schema.primary_key: list(keys)}, "delete", deadline_s)
+        listed = _listed(keys)
+        return await self._write(collection, lambda schema: {schema.primary_key: listed}, "delete", deadline_s)
 
     async def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
         """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row; a delete needs only
@@ -258,7 +259,7 @@ class Client:
         """The rows of `keys`; a key that is not there has no row."""
         params = {"columns": None if columns is None else list(columns)}
         try:
-            body = cast(bytes, msgpack.packb(list(keys)))
+            body = cast(bytes, msgpack.packb(_listed(keys)))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"keys are integers or strings: {error}") from None
         return await self._ask("get", collection, consistency, deadline_s, params, body)
@@ -306,3 +307,10 @@ class Client:
             "session_ts": self._session.get(collection, 0),
         }
         return await self._caller.call("querynode", method, full, body, deadline_s=deadline_s)
+
+
+def _listed(keys: object) -> list[object]:
+    """Keys as a list. A text is no list of keys: letter by letter it would name other rows (a filter, most likely)."""
+    if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Iterable):
+        raise InvalidRequest(f"give a list of keys, not {keys!r}")
+    return list(cast("Iterable[object]", keys))

@@ -6,11 +6,12 @@ import asyncio
 from typing import Protocol
 
 import pyarrow as pa
+from typing_extensions import TypedDict
 
 from ..runtime.arrow import decode_rows
-from ..runtime.catalog import READY, Collection
+from ..runtime.catalog import DROPPING, READY, Collection
 from ..runtime.dead_letters import DeadLetters
-from ..runtime.errors import BadRecord
+from ..runtime.errors import BadRecord, InvalidRequest
 from ..runtime.factory import Factory
 from ..runtime.heartbeats import announcements
 from ..runtime.names import physical
@@ -19,7 +20,8 @@ from ..runtime.rpc import REQUEST_CHANNEL, Request
 from ..runtime.tt_stream import TtMsgStream
 from ..runtime.wal import Entry, From, FromTime
 from .node import Node
-from .role import Answer, Handler, Role
+from .requests import Answer, Method, WireCollection
+from .role import Role
 
 
 class Pipeline(Protocol):
@@ -32,6 +34,12 @@ class Pipeline(Protocol):
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
         """What a channel's owner says about time; for channels of other collections it means nothing."""
         ...
+
+
+class ReleaseParams(TypedDict):
+    """The collection, which is being dropped."""
+
+    collection: WireCollection
 
 
 class Follower(Role):
@@ -50,8 +58,8 @@ class Follower(Role):
     async def forget(self, collection: Collection) -> None:
         """The collection was dropped and its pipeline has ended: let go of what is left of it."""
 
-    def handlers(self) -> dict[str, Handler]:
-        return {"release": self._release}
+    def handlers(self) -> dict[str, Method]:
+        return {"release": Method(self._release, ReleaseParams)}
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -93,10 +101,12 @@ class Follower(Role):
             await asyncio.gather(task, return_exceptions=True)
 
     async def _release(self, request: Request) -> Answer:
-        collection = Collection.from_wire(request.params["collection"])
         catalog = await self.catalog.catch_up()  # so that the pipeline is not started again
-        if catalog.by_id(collection.id) is None:
+        collection = catalog.by_id(request.params["collection"].id)
+        if collection is None:
             return None  # an old request: the name may be another collection's by now
+        if collection.state != DROPPING:
+            raise InvalidRequest(f"collection {collection.name} is not being dropped")
         task = self._tasks.pop(collection.id, None)
         if task is not None:
             task.cancel()

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from typing import ClassVar, TypeAlias
+from collections.abc import AsyncIterable, Iterable
+from typing import ClassVar
 
 from ..runtime.actor import Actor
 from ..runtime.catalog_log import CatalogLog
 from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
-from ..runtime.rpc import Caller, Params, Request, RequestInbox, RequestPack
-from ..runtime.wal import Payload
+from ..runtime.rpc import Caller, Request, RequestInbox, RequestPack
 from .node import Node
+from .requests import Method
 
 REQUESTS_MAX = 1024
-
-Answer: TypeAlias = "Params | tuple[Params, Payload] | None"
-Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 
 class Role(Actor):
     """Derive with a `role` name and `handlers()`.
 
     Each request is a child task: it runs to its first `await` in the order of arrival, so that a handler that submits
-    to the log before it waits keeps that order. An error of Tidewal's own is the answer; any other is answered too,
-    and crashes the actor, which restarts from what is durable.
+    to the log before it waits keeps that order. Its parameters fit their declaration (`requests.py`). An error of
+    Tidewal's own is the answer; any other is a defect: it is answered too, and crashes the actor, which restarts from
+    what is durable.
 
     When another node has taken the log over, the role answers nothing more, since the other one does, and stops; its
     system has failed with `Fenced`.
@@ -37,10 +35,10 @@ class Role(Actor):
         # each life has a name of its own, so that no answer to an earlier one is taken for its own
         self.caller = Caller(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
         self._inbox = RequestInbox(node.wal, self.role, node.names)
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, Method] = {}
         self._running = 0
 
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Method]:
         """The methods of this role, by name."""
         return {}
 
@@ -77,20 +75,21 @@ class Role(Actor):
     async def on_pack(self, pack: object) -> None:
         assert isinstance(pack, RequestPack)
         for request in pack.requests:
-            handler = self._handlers.get(request.method)
+            method = self._handlers.get(request.method)
             if self.deposed or request.params.get("to", self.node.life) != self.node.life:
                 request.leave()  # for another node
-            elif handler is None:
+            elif method is None:
                 request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
             elif self._running >= REQUESTS_MAX:
                 request.fail(Overloaded(f"{self.role} works on {REQUESTS_MAX} requests; retry", limit="requests"))
             else:
                 self._running += 1
-                self.spawn_task(self._answer(handler, request), name=f"{self.role} {request.method}")
+                self.spawn_task(self._answer(method, request), name=f"{self.role} {request.method}")
 
-    async def _answer(self, handler: Handler, request: Request) -> None:
+    async def _answer(self, method: Method, request: Request) -> None:
         try:
-            answer = await handler(request)
+            request.params = method.read(request.method, request.params)
+            answer = await method.handler(request)
             values, body = answer if isinstance(answer, tuple) else (answer, b"")
             request.reply(values, body)
         except TidewalError as error:

@@ -6,7 +6,7 @@ A batch of the log has every column of the schema, in the schema's types and ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from types import NoneType
 from typing import Any, Final, TypeAlias, cast
 
@@ -95,6 +95,9 @@ def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
         return dict(zip(rows.schema.names, cast("list[object]", rows.columns), strict=True)), rows.num_rows
     if isinstance(rows, Mapping):
         columns: dict[str, Sequence[object]] = dict(rows)
+        for name, column in cast("dict[str, object]", columns).items():  # users are not type-checked
+            if isinstance(column, str | bytes) or not isinstance(column, Sized):
+                raise InvalidRows(f"column {name!r} is {column!r}, no list of values; one row is a list of one")
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise InvalidRows(f"columns differ in length: {lengths}")

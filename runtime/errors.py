@@ -200,11 +200,14 @@ def to_wire(error: BaseException) -> dict[str, object]:
 
 
 def from_wire(picture: Mapping[str, object]) -> TidewalError:
-    """The error that `to_wire` pictured; a class this version does not know becomes plain `TidewalError`."""
+    """The error that `to_wire` pictured; a class this version does not know becomes plain `TidewalError`. Takes
+    whatever another process may have sent: no field of it is taken for an argument."""
     fields = picture.get("fields")
-    known = dict(cast("Mapping[str, FieldValue]", fields)) if isinstance(fields, dict) else {}
-    return _rebuild(str(picture.get("code")), str(picture.get("message")), known)
+    known = cast("dict[object, FieldValue]", fields) if isinstance(fields, dict) else {}
+    return _rebuild(str(picture.get("code")), str(picture.get("message")), {str(k): v for k, v in known.items()})
 
 
 def _rebuild(code: str, message: str, fields: Mapping[str, FieldValue]) -> TidewalError:
-    return _by_code.get(code, TidewalError)(message, **fields)
+    error = _by_code.get(code, TidewalError)(message)
+    error.fields.update(fields)
+    return error

@@ -26,6 +26,7 @@ from .errors import (
     ChannelNotFound,
     Closed,
     DeadlineExceeded,
+    InvalidRequest,
     TidewalError,
     from_wire,
     of_unknown_outcome,
@@ -230,7 +231,7 @@ class Caller:
         if self._reader is None:
             raise Closed(f"{self.name} is not open")
         number = next(self._numbers)
-        key = _pack({"method": method, **(params or {})})
+        key = _packed({"method": method, **(params or {})})
         record = Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body)
         channel = self._names.requests(role)
         appends = [Append(channel, payload) for payload in pieces_of(record, self._limit, MESSAGE_BYTES_MAX)]
@@ -348,6 +349,14 @@ class _Sending:
 
 def _pack(values: Params) -> bytes:
     return cast(bytes, msgpack.packb(values))
+
+
+def _packed(params: Params) -> bytes:
+    """The parameters of a call. Raises `InvalidRequest` for what cannot travel."""
+    try:
+        return _pack(params)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"a parameter cannot be sent: {error}") from None
 
 
 def _unpack(data: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ...runtime.catalog import Collection
 from ...runtime.names import physical
 from ...runtime.rpc import Request
 from ..following import Follower
-from ..role import Answer, Handler
+from ..requests import Answer, Method, OfCollection
 from .pipeline import FlushPipeline
 
 
@@ -18,8 +18,8 @@ class DataNode(Follower):
 
     role = "datanode"
 
-    def handlers(self) -> dict[str, Handler]:
-        return {**super().handlers(), "compact": self._compact}
+    def handlers(self) -> dict[str, Method]:
+        return {**super().handlers(), "compact": Method(self._compact, OfCollection)}
 
     def pipeline(self, collection: Collection) -> FlushPipeline:
         return FlushPipeline(self, collection)

@@ -31,7 +31,9 @@ from ...runtime.wal import ChannelPolicy
 from ...runtime.writer.lease import LEASE_MS, LEASE_S
 from ..measures import lag_ms
 from ..node import Node
-from ..role import Answer, Handler, Role
+from ..requests import Answer, Method, Nothing, OfCollection
+from ..role import Role
+from .requests import CreateParams, DropParams, RegisterParams, RenewParams
 
 CUT_INTERVAL_S = 0.5
 DDL_DEADLINE_S = 30.0
@@ -58,15 +60,15 @@ class MixCoord(Role):
         self._cut_ends: dict[int, dict[str, CutEnd]] = {}
         self._cut_time = 0
 
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Method]:
         return {
-            "create_collection": self._create,
-            "drop_collection": self._drop,
-            "describe_collection": self._describe,
-            "list_collections": self._list,
-            "register_proxy": self._register,
-            "renew": self._renew,
-            "cut": self._cut,
+            "create_collection": Method(self._create, CreateParams),
+            "drop_collection": Method(self._drop, DropParams),
+            "describe_collection": Method(self._describe, OfCollection),
+            "list_collections": Method(self._list, Nothing),
+            "register_proxy": Method(self._register, RegisterParams),
+            "renew": Method(self._renew, RenewParams),
+            "cut": Method(self._cut, OfCollection),
         }
 
     async def prepare(self) -> None:
@@ -85,9 +87,9 @@ class MixCoord(Role):
     # ---- collections ------------------------------------------------------------------------------------------------
 
     async def _create(self, request: Request) -> Answer:
-        schema = CollectionSchema.from_wire(request.params["schema"])
-        shards = request.params["shards"]
-        if not isinstance(shards, int) or not 1 <= shards <= self.node.settings.proxy.max_shard_num:
+        schema: CollectionSchema = request.params["schema"]
+        shards: int = request.params["shards"]
+        if not 1 <= shards <= self.node.settings.proxy.max_shard_num:
             limit = self.node.settings.proxy.max_shard_num
             raise InvalidRequest(f"a collection has 1 to {limit} shards (proxy.maxShardNum), not {shards!r}")
         await self._registered.wait()

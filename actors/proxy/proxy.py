@@ -11,9 +11,17 @@ import pyarrow as pa
 
 from ...runtime.actor.heart import Beat
 from ...runtime.arrow import decode_rows, encode_rows
-from ...runtime.catalog import Collection
+from ...runtime.catalog import CREATING, DROPPING, Collection
 from ...runtime.catalog_log import CatalogLog
-from ...runtime.errors import BadRecord, CollectionNotFound, HandlerFailed, InvalidRows, Overloaded, TidewalError
+from ...runtime.errors import (
+    BadRecord,
+    CollectionNotFound,
+    HandlerFailed,
+    InvalidRequest,
+    InvalidRows,
+    Overloaded,
+    TidewalError,
+)
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, decode
 from ...runtime.rpc import REQUEST_CHANNEL, Request
@@ -24,9 +32,11 @@ from ...runtime.writer.lease import Lease
 from ...runtime.writer.measures import WriterMeasures
 from ..flushes import Flushed
 from ..node import Node
-from ..role import Answer, Handler, Role
+from ..requests import Answer, Method, Nothing, OfCollection
+from ..role import Role
 from ..rows import split_by_bytes, split_by_shard, to_batch
 from .measures import ProxyMeasures
+from .requests import AnnounceParams, OfChannels, TakeParams, WriteParams
 from .unflushed import Unflushed
 
 RENEW_S = 3.0
@@ -59,15 +69,15 @@ class Proxy(Role):
         self._waiting_bytes = 0
         self._limits: dict[str, int] = {}  # of a message, by channel
 
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Method]:
         return {
-            "write": self._write,
-            "flush": self._flush,
-            "sync": self._sync,
-            "take": self._take,
-            "open": self._open,
-            "announce": self._announce,
-            "ready": self._ready,
+            "write": Method(self._write, WriteParams),
+            "flush": Method(self._flush, OfCollection),
+            "sync": Method(self._sync, OfChannels),
+            "take": Method(self._take, TakeParams),
+            "open": Method(self._open, OfChannels),
+            "announce": Method(self._announce, AnnounceParams),
+            "ready": Method(self._ready, Nothing),
         }
 
     async def prepare(self) -> None:
@@ -154,7 +164,7 @@ class Proxy(Role):
         self._writer.extend(limit)
 
     async def _take(self, request: Request) -> Answer:
-        grants = [Grant(**wire) for wire in request.params["grants"]]
+        grants: list[Grant] = request.params["grants"]
         described = await asyncio.gather(*(self.node.wal.describe(grant.channel) for grant in grants))
         self._limits.update((channel.name, channel.max_message_bytes) for channel in described)
         self._unflushed.begin_recovery(grant.channel for grant in grants)
@@ -166,10 +176,11 @@ class Proxy(Role):
 
     async def _announce(self, request: Request) -> Answer:
         """Tell every vchannel that its collection begins or ends. Writes behind the end find no collection."""
-        collection = Collection.from_wire(request.params["collection"])
-        await self._registered.wait()
-        await self.catalog.catch_up()
         begins = request.params["what"] == "create"
+        await self._registered.wait()
+        collection = (await self.catalog.catch_up()).by_id(request.params["collection"].id)
+        if collection is None or collection.state != (CREATING if begins else DROPPING):
+            raise InvalidRequest(f"no collection of this id is to be {request.params['what']}d")
         kind = RecordType.CREATE_COLLECTION if begins else RecordType.DROP_COLLECTION
         await self._writer.append(self._to_all(collection, kind))
         if not begins:

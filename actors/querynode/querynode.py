@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import cast
+from typing import Annotated, Literal, NotRequired, cast
 
 import msgpack
 import pyarrow as pa
+from pydantic import PlainValidator
+from typing_extensions import TypedDict
 
 from ...runtime.catalog import Collection
 from ...runtime.clock import add_ms, physical_ms
 from ...runtime.errors import InvalidRequest, TidewalError
-from ...runtime.record import Record, RecordType, encode
+from ...runtime.record import DECODE_ERRORS, Record, RecordType, encode
 from ...runtime.rpc import Params, Request
-from ...runtime.wal import Append, ChannelPolicy
+from ...runtime.wal import Append, ChannelPolicy, Payload
 from ..following import Follower
 from ..node import Node
-from ..role import Answer, Handler
+from ..requests import Answer, Method, Number
 from .pipeline import RowPipeline
+from .query import Request as Asked
 from .query import from_wire, run
 
 # Scanned in place in some ms; a larger collection on a thread and on a snapshot, which must win Python's lock from a
@@ -26,6 +29,27 @@ from .query import from_wire, run
 ON_LOOP_BYTES_MAX = 128 * 1024 * 1024
 EVENTS_INTERVAL_S = 1.0
 EVENTS_PENDING_MAX = 10_000
+
+
+class FreshParams(TypedDict):
+    """Of what collection, and how fresh. `session_ts` is the time of the client's last write."""
+
+    collection: str
+    consistency: Literal["strong", "session", "bounded", "eventually"]
+    session_ts: NotRequired[Number]
+    staleness_ms: NotRequired[Number]
+
+
+class QueryParams(FreshParams):
+    """A query or a search."""
+
+    request: Annotated[Asked, PlainValidator(from_wire)]
+
+
+class GetParams(FreshParams):
+    """The keys are in the body."""
+
+    columns: NotRequired[list[str] | None]
 
 
 class QueryNode(Follower):
@@ -37,8 +61,13 @@ class QueryNode(Follower):
         super().__init__(node)
         self._events: list[Params] = []
 
-    def handlers(self) -> dict[str, Handler]:
-        return {**super().handlers(), "query": self._query, "get": self._get, "stats": self._stats}
+    def handlers(self) -> dict[str, Method]:
+        return {
+            **super().handlers(),
+            "query": Method(self._query, QueryParams),
+            "get": Method(self._get, GetParams),
+            "stats": Method(self._stats, FreshParams),
+        }
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -54,7 +83,7 @@ class QueryNode(Follower):
     # ---- questions --------------------------------------------------------------------------------------------------
 
     async def _query(self, request: Request) -> Answer:
-        asked = from_wire(request.params["request"])
+        asked = request.params["request"]
         pipeline, waited_ms = await self._fresh(request.params)
         started = self._now_s()
         tsafe = pipeline.tsafe
@@ -65,14 +94,12 @@ class QueryNode(Follower):
         return self._answer_with(request, table, pipeline, tsafe, waited_ms, started)
 
     async def _get(self, request: Request) -> Answer:
-        keys = cast(object, msgpack.unpackb(request.body))
-        if not isinstance(keys, list):
-            raise InvalidRequest("get takes a list of keys")
+        keys = _keys(request.body)
         pipeline, waited_ms = await self._fresh(request.params)
-        _check_keys(cast("list[object]", keys), pipeline.collection)
+        _check_keys(keys, pipeline.collection)
         started = self._now_s()
         columns = request.params.get("columns")
-        table = pa.concat_tables([store.get(cast("list[object]", keys), columns) for store in pipeline.stores])
+        table = pa.concat_tables([store.get(keys, columns) for store in pipeline.stores])
         return self._answer_with(request, table, pipeline, pipeline.tsafe, waited_ms, started)
 
     async def _stats(self, request: Request) -> Answer:
@@ -120,16 +147,14 @@ class QueryNode(Follower):
         if consistency == "strong":
             return await pipeline.present()
         if consistency == "session":
-            written = int(params["session_ts"])
+            written: int = params.get("session_ts", 0)
             if written > pipeline.tsafe:
                 await pipeline.present()  # sooner than the next tick
             return written
         if consistency == "bounded":
             staleness_ms = params.get("staleness_ms") or self.node.settings.common.graceful_time
             return add_ms(self.node.clock.now(), -staleness_ms)
-        if consistency == "eventually":
-            return 1  # what the table and the log held when this node started is there at least
-        raise InvalidRequest(f"consistency is strong, session, bounded or eventually, not {consistency!r}")
+        return 1  # eventually: what the table and the log held when this node started is there at least
 
     async def _post_events(self) -> None:
         """Tell what was asked, a second's worth at a time."""
@@ -147,6 +172,16 @@ class QueryNode(Follower):
             except TidewalError as error:
                 if not error.retryable:
                     raise
+
+
+def _keys(body: Payload) -> list[object]:
+    try:
+        keys = cast(object, msgpack.unpackb(body))
+    except DECODE_ERRORS as error:
+        raise InvalidRequest(f"the keys cannot be read: {error}") from error
+    if not isinstance(keys, list):
+        raise InvalidRequest("get takes a list of keys")
+    return cast("list[object]", keys)
 
 
 def _check_keys(keys: list[object], collection: Collection) -> None:

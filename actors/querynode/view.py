@@ -87,9 +87,12 @@ class View:
 
 
 def checked_columns(schema: CollectionSchema, columns: Sequence[str] | None) -> list[str]:
-    """The names of the columns asked for, all fields by default. Raises `InvalidRequest` for an unknown one."""
+    """The names of the columns asked for, all fields by default. Raises `InvalidRequest` for an unknown one, and for
+    none at all: an answer without columns could not say how many rows there are."""
     if columns is None:
         return [field.name for field in schema.fields]
+    if not columns:
+        raise InvalidRequest("name one column at least, or leave columns out; to count rows, use count")
     for name in columns:
         if schema.find(name) is None:
             raise InvalidRequest(f"collection {schema.name!r} has no column {name!r}")
@@ -98,7 +101,8 @@ def checked_columns(schema: CollectionSchema, columns: Sequence[str] | None) -> 
 
 def check_order(schema: CollectionSchema, order_by: Sequence[OrderBy]) -> None:
     """Raise `InvalidRequest` for a column that is unknown or has no order."""
-    checked_columns(schema, [name for name, _ in order_by])
+    if order_by:
+        checked_columns(schema, [name for name, _ in order_by])
     for name, _ in order_by:
         field = schema.find(name)
         if field is not None and field.type == "float_vector":
@@ -131,7 +135,7 @@ def ordered(table: pa.Table, keys: list[SortKey], limit: int | None) -> pa.Table
     """The table sorted by `keys` (as it is without any), cut at `limit`."""
     if keys and table.num_rows > 1:
         table = table.take(pc.sort_indices(table, sort_keys=keys))
-    return table if limit is None else table.slice(0, limit)
+    return table if limit is None else table.slice(0, min(limit, table.num_rows))  # Arrow takes no limit above 2^63
 
 
 def _foremost(

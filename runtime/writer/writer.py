@@ -17,7 +17,7 @@ from typing import cast
 from ..channel_pumps import reading
 from ..channel_reader import ChannelReader
 from ..clock import HybridClock, physical_ms
-from ..errors import Closed, DeadlineExceeded, Fenced, Overloaded, TidewalError, Unavailable
+from ..errors import Closed, DeadlineExceeded, Fenced, InvalidRequest, Overloaded, TidewalError, Unavailable
 from ..record import Record, RecordType, stamp
 from ..wal import Append, From, FromId, Wal
 from .acks import AckManager
@@ -151,8 +151,11 @@ class Writer:
             self.stalled = any(batch.unknown for batch in self._acks.items() if not batch.decided)
 
     def open(self, channels: Sequence[str]) -> None:
-        """The fences of `channels` are in the catalog: acknowledge from now on."""
+        """The fences of `channels` are in the catalog: acknowledge from now on. Raises `InvalidRequest` unless all were
+        taken."""
         with self._lock:
+            if not set(channels) <= self._owned.keys():
+                raise InvalidRequest("channels are taken before they are opened")
             for channel in channels:
                 own = self._owned[channel]
                 own.open = True

@@ -1,0 +1,61 @@
+"""The parameters of what the proxy can be asked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import PlainValidator, TypeAdapter
+from typing_extensions import TypedDict
+
+from ...runtime.writer import Grant
+from ..requests import Number, WireCollection
+
+
+class WriteParams(TypedDict):
+    """Rows, which are in the body, for a collection as the client knows it. `producer` and `pseq` tell a repetition,
+    `digest` whether it is of the same rows."""
+
+    collection: str
+    id: Number
+    schema_version: Number
+    producer: str
+    pseq: Number
+    digest: NotRequired[int]
+
+
+class OfChannels(TypedDict):
+    """For methods that need the names of channels only."""
+
+    channels: list[str]
+
+
+class GrantParams(TypedDict):
+    """A `Grant` as it travels."""
+
+    channel: str
+    term: Number
+    previous_limit: Number
+    limit: Number
+    checkpoint: bytes
+    fences: dict[int, bytes]
+
+
+def _grant(wire: object) -> Grant:
+    fields: Any = _GRANT.validate_python(wire, strict=True)
+    return Grant(**fields)
+
+
+_GRANT = TypeAdapter(GrantParams)
+
+
+class TakeParams(TypedDict):
+    """Channels to own, under new terms."""
+
+    grants: list[Annotated[Grant, PlainValidator(_grant)]]
+
+
+class AnnounceParams(TypedDict):
+    """A collection that begins or ends."""
+
+    what: Literal["create", "drop"]
+    collection: WireCollection

@@ -1,0 +1,166 @@
+"""No request ends a role: whatever a client sends, the answer is a typed error or a right one, and nothing restarts."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tidewal.actors.datanode import DataNode
+from tidewal.actors.mixcoord import MixCoord
+from tidewal.actors.proxy import Proxy
+from tidewal.actors.querynode import QueryNode
+from tidewal.runtime.errors import InvalidRequest, InvalidRows, TidewalError, from_wire, to_wire
+
+HUGE = (2**63 - 1, 2**63, 2**64 - 1, -(2**63))
+ODD: list[Any] = [None, True, 0, -1, 1.5, float("nan"), "", "id", "\x00", b"", b"\xff" * 9, [], [["id"]], {}, {"v": 1}]
+
+
+def anything(rng: random.Random, depth: int = 3) -> Any:
+    """A value that msgpack can carry."""
+    kind = rng.randrange(6 if depth else 4)
+    if kind < 2:
+        return rng.choice(ODD)
+    if kind == 2:
+        return rng.choice(HUGE)
+    if kind == 3:
+        return rng.randbytes(rng.randrange(20))
+    if kind == 4:
+        return [anything(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {rng.choice(["v", "id", "kind", "schema", "name", "x"]): anything(rng, depth - 1) for _ in range(3)}
+
+
+def damaged(rng: random.Random, value: Any) -> Any:
+    """`value` with something in it, at any depth, replaced or left out."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(list(value))
+        if rng.random() < 0.3:
+            return {name: part for name, part in value.items() if name != key}
+        return {**value, key: damaged(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        return [*value[:at], damaged(rng, value[at]), *value[at + 1 :]]
+    return anything(rng)
+
+
+def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    """For each method parameters that fit. Those that only a node may send are of channels that it does not have."""
+    fresh = {"collection": "people", "consistency": "strong", "session_ts": 0, "staleness_ms": 5}
+    query = {"v": 1, "kind": "query", "filter": "id > 1", "columns": ["id"], "order_by": [["id", True]], "limit": 3}
+    search = {"v": 1, "kind": "search", "column": "at", "vector": b"\0" * 16, "metric": "L2", "top_k": 3}
+    grant = {"channel": "x", "term": 1, "previous_limit": 0, "limit": 1, "checkpoint": b"", "fences": {1: b"x"}}
+    write = {"collection": "people", "id": collection.id, "schema_version": 1, "producer": "p", "pseq": 1, "digest": 1}
+    wire, name = collection.to_wire(), {"collection": "people"}
+    return {
+        ("mixcoord", "create_collection"): {"schema": home.PEOPLE.to_wire(), "shards": 2},
+        ("mixcoord", "drop_collection"): {"id": 99},
+        ("mixcoord", "describe_collection"): name,
+        ("mixcoord", "list_collections"): {},
+        ("mixcoord", "register_proxy"): {"node": "another", "used": 1},
+        ("mixcoord", "renew"): {"node": "another", "checkpoints": {"x": b"x"}},
+        ("mixcoord", "cut"): name,
+        ("proxy", "write"): write,
+        ("proxy", "flush"): name,
+        ("proxy", "sync"): {"channels": ["x"]},
+        ("proxy", "take"): {"grants": [grant]},
+        ("proxy", "open"): {"channels": ["x"]},
+        ("proxy", "announce"): {"what": "drop", "collection": wire},
+        ("proxy", "ready"): {},
+        ("datanode", "compact"): name,
+        ("datanode", "release"): {"collection": wire},
+        ("querynode", "release"): {"collection": wire},
+        ("querynode", "query"): {**fresh, "request": query},
+        ("querynode", "get"): {**fresh, "columns": ["id"]},
+        ("querynode", "stats"): fresh,
+        ("querynode", "search"): {**fresh, "request": search},
+    }
+
+
+async def test_every_method_is_asked_here(home) -> None:
+    async with home.node() as node, node.client() as client:
+        known = questions(home, await client.create_collection(home.PEOPLE))
+        for kind in (MixCoord, Proxy, DataNode, QueryNode):
+            assert kind(node.node).handlers().keys() == {method for role, method in known if role == kind.role} - {
+                "search"
+            }
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_request_ends_a_role(home, seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.create_collection(home.POINTS)
+        await client.insert("people", home.people(1, 2, 3))
+        collection = await client.describe_collection("people")
+        before = {status.name: status.restarts for status in node.system.status()}
+        for (role, method), right in questions(home, collection).items():
+            called = "query" if method == "search" else method
+            for round in range(12):
+                params = damaged(rng, right) if round else right
+                while not isinstance(params, dict):
+                    params = damaged(rng, right)
+                body = rng.choice([b"", rng.randbytes(30), b"\x93\x01\x02\x03", b"\xc1"])
+                with suppress(TidewalError):
+                    await client._caller.call(role, called, params, body, deadline_s=1)
+        assert {status.name: status.restarts for status in node.system.status()} == before
+        await client.insert("people", home.people(4))
+        assert await client.count("people", "id in [1, 2, 3, 4]", consistency="strong") == 4
+
+
+async def test_a_request_that_cannot_be_read_is_refused(home) -> None:
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        for role, method in questions(home, await client.describe_collection("people")):
+            if method in ("list_collections", "ready"):
+                continue
+            called = "query" if method == "search" else method
+            for params in ({}, {"collection": 5, "id": "x", "channels": None, "node": 1, "schema": [], "grants": 1}):
+                error = await home.error_of(client._caller.call(role, called, params))
+                assert isinstance(error, InvalidRequest), (role, method, error)
+
+
+async def test_silly_calls_of_the_client_are_told_so(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1, 2, 3))
+        for call in (
+            client.get("people", [1], columns=[["id"]]),
+            client.get("people", "1"),
+            client.get("people", {1: 2}),
+            client.get("people", 1),
+            client.get("people", [1], columns=[]),
+            client.delete("people", "year < 2003"),
+            client.delete("people", 1),
+            client.query("people", columns=[]),
+            client.query("people", columns=[], order_by=[("id", True)]),
+            client.query("people", limit=-1),
+            client.query("people", limit=2**64),
+            client.query("people", consistency="soon"),
+        ):
+            assert isinstance(await home.error_of(call), InvalidRequest)
+        assert isinstance(await home.error_of(client.insert("people", {"id": 1, "name": "x"})), InvalidRows)
+        assert await client.count("people", consistency="strong") == 3
+        for limit in (2**63 - 1, 2**63, 2**64 - 1):
+            answer = await client.query("people", limit=limit, order_by=[("id", False)], consistency="strong")
+            assert answer.table.column("id").to_pylist() == [3, 2, 1]
+
+
+async def test_a_ready_collection_is_not_released_nor_announced_as_gone(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        wire = (await client.describe_collection("people")).to_wire()
+        for role, method in (("datanode", "release"), ("querynode", "release"), ("proxy", "announce")):
+            call = client._caller.call(role, method, {"collection": wire, "what": "drop"})
+            assert isinstance(await home.error_of(call), InvalidRequest)
+        assert await client.count("people", consistency="strong") == 1
+
+
+@pytest.mark.parametrize("name", ["message", "self", "code", "fields", "args"])
+def test_an_error_may_have_a_field_of_any_name(name: str) -> None:
+    wire = {**to_wire(InvalidRequest("no")), "fields": {name: 1, 5: 2}}
+    error = from_wire(wire)
+    assert isinstance(error, InvalidRequest)
+    assert (error.message, error.fields) == ("no", {name: 1, "5": 2})
