@@ -155,7 +155,9 @@ class GroupMember(Protocol):
 
     One task at a time iterates. At least once: what is not acknowledged when the member leaves, crashes or loses a
     channel is delivered again, to whoever has the channel then. Exactly once: `commit` with the outputs. At most once:
-    acknowledge before working. A channel that goes to another member is let go once all that was delivered of it is
+    acknowledge before working. A batch that is neither acknowledged nor given back (`redeliver`) does not come again
+    while the member has the channel, and the acknowledgement of a later one passes it: that is the user's word that
+    all before is done. A channel that goes to another member is let go once all that was delivered of it is
     acknowledged, or after the session timeout. The session is kept by a thread (or by living in the owner's process),
     so a handler may block the loop for as long as it wants.
     """
@@ -178,14 +180,23 @@ class GroupMember(Protocol):
 
     async def acknowledge(self, delivered: Delivered, ids: Sequence[bytes] | None = None) -> None:
         """All that was delivered of the channel up to the end of `delivered` is done; with `ids` just those of its
-        entries. Durable when it returns. Raises `Fenced` when the channel went to another member meanwhile (it gets
-        the entries again), `InvalidRequest` for ids that are not in `delivered`."""
+        entries. Durable when it returns; after an error or a cancellation it may be made again. Raises `Fenced` when
+        the lease is over (the entries are delivered again, to this member or another), `InvalidRequest` for ids that
+        are not in `delivered`."""
+        ...
+
+    def redeliver(self, delivered: Delivered) -> None:
+        """Give a batch back that cannot be worked on now. What was delivered of the channel and is not acknowledged,
+        this batch or another, cannot be acknowledged any more and is delivered again: in order, from the position once
+        what is under way is decided. Nothing is waited for. A lease that is over already is fine."""
         ...
 
     async def commit(self, delivered: Sequence[Delivered], outputs: Sequence[Append]) -> list[bytes]:
         """Append `outputs` and acknowledge `delivered`, cumulatively, in one commit: both happen or none. The ids of
-        the outputs, in order. Raises what `acknowledge` and `append_many` raise; after an error with `outcome_unknown`
-        leave and join again, which tells by the position what happened."""
+        the outputs, in order. Raises what `acknowledge` and `append_many` raise, and `InvalidRequest` for a batch that
+        is acknowledged already. When the end is not seen (an error with `outcome_unknown`, a cancellation) `delivered`
+        goes back as `redeliver` says: what happened is not delivered again, what did not is, and to commit the same
+        batches again raises `Fenced`."""
         ...
 
     async def seek(self, channel: str, start: Start) -> None:

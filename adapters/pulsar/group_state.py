@@ -168,8 +168,9 @@ class GroupState:
             staged = []
         if len(staged) != commit.staged:  # one of its records did not arrive
             raise Unavailable("a part of the outputs of this commit is missing: nothing of it counts")
-        _at_once(partial(self._seats.commit, self.group, commit.member, commit.acks, ()))
         outputs = [*staged, *commit.outputs]
+        appends = [output.append for output in outputs]
+        _at_once(partial(self._seats.commit, self.group, commit.member, commit.acks, appends))
         if outputs:
             self.undelivered[token] = Decided(token, commit.member, commit.publisher, outputs, commit.after)
 

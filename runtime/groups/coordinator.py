@@ -15,7 +15,7 @@ from ..errors import Closed, Fenced, InvalidRequest, Overloaded, TidewalError
 from ..wal import Append, From, GroupInfo, OnAppended
 from .link import Ack, Share, Shares
 from .membership import Group, Member, Seat
-from .progress import Change, GroupBackend, Progress
+from .progress import Change, GroupBackend, Progress, check_new
 from .seating import Done, Seating
 from .subscriptions import Subscription, check_name
 
@@ -100,13 +100,13 @@ class Coordinator(Seating):
 
     def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append], done: OnAppended) -> None:
         """Append `outputs` and store what is done, in one commit. No channel of it goes to another member before that
-        is decided. Raises `Fenced` for a lease that is over, `Overloaded` (`limit` "single_acks") and what
-        `Wal.submit` raises; nothing was queued then."""
+        is decided. Raises `Fenced` for a lease that is over, `InvalidRequest` for outputs of what is done already,
+        `Overloaded` (`limit` "single_acks") and what `Wal.submit` raises; nothing was queued then."""
         with self._section:
             found, _ = self._find(group, member)
             seats = [self._seat(found, member, ack.channel, ack.lease) for ack in acks]
             for ack, seat in zip(acks, seats, strict=True):
-                self._check_ack(group, ack, seat)
+                self._check_ack(group, ack, seat, outputs)
             changes = [Change(group, ack.channel, ack.upto, tuple(ack.ids)) for ack in acks]
 
             def count(sign: int) -> None:
@@ -125,7 +125,7 @@ class Coordinator(Seating):
                 raise
 
     def release(self, group: str, member: str, channel: str, lease: int) -> None:
-        """Take the channel from the member; it goes to whom it is meant for. A lease that is over is fine."""
+        """`GroupLink.release`."""
         with self._section:
             found = self._groups.get(group)
             seat = None if found is None else found.seats.get(channel)
@@ -293,9 +293,10 @@ class Coordinator(Seating):
         if any(id > end for id in ids):
             raise InvalidRequest(f"an id lies past the end of channel {channel}")
 
-    def _check_ack(self, group: str, ack: Ack, seat: Seat) -> None:
+    def _check_ack(self, group: str, ack: Ack, seat: Seat, outputs: Sequence[Append]) -> None:
         self._check_ids(ack.channel, [*ack.ids] if ack.upto is None else [*ack.ids, ack.upto])
         progress = self._positions(ack.channel).get(group, Progress())
+        check_new(ack, progress, outputs)
         count = len(progress.acked) + seat.single_acks_in_flight + len(ack.ids)
         if ack.ids and count > MAX_SINGLE_ACKS:
             passed = 0 if ack.upto is None else sum(id <= ack.upto for id in progress.acked)

@@ -23,6 +23,7 @@ class Feed:
         self.lease = share.lease
         self.unacknowledged = Unacknowledged(share.acked_to)
         self.acks_in_flight = 0
+        self.committing: list[bytes] = []  # batches whose commit, with outputs, is under way
         self.error: Exception | None = None
         self.ended = False
         self.wanted_back = False

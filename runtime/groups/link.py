@@ -62,7 +62,9 @@ class GroupLink(Protocol):
         ...
 
     async def release(self, group: str, member: str, channel: str, lease: int) -> None:
-        """Let go of a channel. A lease that is over already is fine."""
+        """End the lease. Once all that was begun under it is decided the channel goes, from its position then, to the
+        member it is meant for: under a new lease to this one, unless it is wanted back. A lease that is over already is
+        fine."""
         ...
 
     async def seek(self, group: str, member: str, channel: str, lease: int, upto: bytes) -> None:

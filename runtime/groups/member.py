@@ -126,10 +126,17 @@ class Member:
             plan = feed.plan(each, None)
             if plan is None:
                 raise InvalidRequest(f"this batch of {each.channel} is acknowledged: its outputs were committed before")
+            if any(plan.batch <= batch for batch in feed.committing):
+                raise InvalidRequest(f"another commit of this batch of {each.channel} is under way")
             known = steps.get(each.channel)
             if known is None or plan.batch > known[1].batch:
                 steps[each.channel] = feed, plan
-        return await self._commit(list(steps.values()), outputs)
+        return await self._commit_outputs(list(steps.values()), outputs)
+
+    def redeliver(self, delivered: Delivered) -> None:
+        feed = self._feeds.get(delivered.channel)
+        if feed is not None and feed.lease == delivered.lease:
+            self._put_back(feed)
 
     async def seek(self, channel: str, start: Start) -> None:
         feed = self._feeds.get(channel)
@@ -224,10 +231,24 @@ class Member:
     def _feed_of(self, delivered: Delivered) -> Feed:
         feed = self._feeds.get(delivered.channel)
         if self._ended:
-            raise Closed("the member has left its group, or the log is closed")
+            raise _ended()
         if feed is None:
             raise lease_over(delivered)
         return feed
+
+    async def _commit_outputs(self, steps: Sequence[tuple[Feed, Plan]], outputs: Sequence[Append]) -> list[bytes]:
+        for feed, plan in steps:
+            feed.committing.append(plan.batch)
+        try:
+            return await self._commit(steps, outputs)
+        except BaseException as error:
+            if not isinstance(error, TidewalError) or error.fields.get("outcome_unknown"):
+                for feed, _ in steps:  # to commit it again might double the outputs: the position tells what happened
+                    self._put_back(feed)
+            raise
+        finally:
+            for feed, plan in steps:
+                feed.committing.remove(plan.batch)
 
     async def _commit(self, steps: Sequence[tuple[Feed, Plan]], outputs: Sequence[Append]) -> list[bytes]:
         for feed, _ in steps:
@@ -236,6 +257,10 @@ class Member:
             ids = await self._link.commit(self._group, self._id, [feed.ack(plan) for feed, plan in steps], outputs)
             for feed, plan in steps:
                 feed.unacknowledged.stored(plan)
+        except Fenced as error:
+            if self._left:
+                raise _ended() from None
+            raise Fenced(error.message, **{"channel": steps[0][0].channel, **error.fields}) from None  # or the session
         finally:
             for feed, _ in steps:
                 feed.acks_in_flight -= 1
@@ -323,9 +348,7 @@ class Member:
     def _let_go_if_done(self, feed: Feed) -> None:
         if not feed.wanted_back or feed.unacknowledged or feed.acks_in_flight:
             return
-        if self._feeds.get(feed.channel) is feed:
-            self._give_up(feed)
-            self._spawn(self._release(feed))
+        self._put_back(feed)
 
     async def _report_if_dropped(self, channel: str) -> None:
         """Tell whoever iterates that a channel which was named, not matched, is gone: it may wait for it alone."""
@@ -337,9 +360,28 @@ class Member:
         except TidewalError:  # then it is not known to be gone
             return
 
+    def _put_back(self, feed: Feed) -> None:
+        """End the lease here and now, and then at the coordinator. What is not acknowledged comes again, to this member
+        or to the one that the channel is meant for."""
+        if self._feeds.get(feed.channel) is feed:
+            self._give_up(feed)
+            self._spawn(self._release(feed))
+
     async def _release(self, feed: Feed) -> None:
-        with suppress(TidewalError):  # `_watch` meets the same trouble and deals with it
-            await self._link.release(self._group, self._id, feed.channel, feed.lease)
+        """Nobody gets the channel before the coordinator knows, so this goes on until it does."""
+        pause_s = FIRST_PAUSE_S
+        while feed.lease in self._given_up and not self._ended:
+            try:
+                await self._link.release(self._group, self._id, feed.channel, feed.lease)
+                return
+            except (Fenced, Closed):  # the session is over, and with it the lease: `_watch` hears of it
+                return
+            except TidewalError as error:
+                if not error.retryable:
+                    self._fail(error)
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def _give_up(self, feed: Feed) -> None:
         self._given_up.add(feed.lease)
@@ -375,3 +417,7 @@ class Member:
     def _track(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _ended() -> Closed:
+    return Closed("the member has left its group, or the log is closed")

@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ..errors import InvalidRequest
 from ..wal import Append, ChannelPolicy, OnAppended
+from .link import Ack
 
 
 class Change(NamedTuple):
@@ -36,6 +38,12 @@ class Progress:
             self.acked_to = change.upto
             self.acked = {id for id in self.acked if id > self.acked_to}
         self.acked.update(id for id in change.ids if id > self.acked_to)
+
+
+def check_new(ack: Ack, progress: Progress, outputs: Sequence[Append]) -> None:
+    """Raise `InvalidRequest` for outputs of what is acknowledged already: they were committed with it."""
+    if outputs and ack.upto is not None and ack.upto <= progress.acked_to:
+        raise InvalidRequest(f"these entries of {ack.channel} are acknowledged: their outputs were committed before")
 
 
 class GroupBackend(Protocol):

@@ -508,3 +508,24 @@ def test_closing_wakes_everybody_and_refuses_the_rest(coordinator):
         with pytest.raises(Closed):
             call()
     coordinator.leave("g", "m1")
+
+
+def test_outputs_of_what_is_acknowledged_are_refused():
+    log = Log()
+    log.at_once = True
+    log.create("a")
+    log.ends["a"] = 5
+    coordinator = Coordinator(VirtualClock(), log, 1)
+    coordinator.join("g", "m", ["a"], From.EARLIEST, SESSION_S, lambda: None, lambda _: None)
+    lease = coordinator.shares("g", "m").held["a"].lease
+    answers = []
+    coordinator.commit("g", "m", [Ack("a", lease, id_of(3))], [Append("out", b"x")], answers.append)
+    for upto in (2, 3):
+        with pytest.raises(InvalidRequest):
+            coordinator.commit("g", "m", [Ack("a", lease, id_of(upto))], [Append("out", b"x")], answers.append)
+    coordinator.commit(
+        "g", "m", [Ack("a", lease, id_of(3))], [], answers.append
+    )  # says nothing new, and doubles nothing
+    coordinator.commit("g", "m", [Ack("a", lease, id_of(4))], [Append("out", b"y")], answers.append)
+    assert [bytes(output.payload) for output in log.outputs] == [b"x", b"y"]
+    assert len(answers) == 3

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ....runtime.errors import TidewalError, Unavailable
 from ....runtime.groups.link import Ack
-from ....runtime.groups.progress import Change, Progress
+from ....runtime.groups.progress import Change, Progress, check_new
 from ....runtime.wal import Append, Delivery
 from ..catalog import Channel
 from ..cluster import Cluster
@@ -197,11 +197,13 @@ class Committer:
         return batches, places
 
     def _moved(self, step: Step, before: Mapping[Hold, Progress]) -> dict[Hold, Progress]:
-        """How far the group is in each channel once the step is done. Raises `Fenced`."""
+        """How far the group is in each channel once the step is done. Raises `Fenced`, and `InvalidRequest` for outputs
+        of what is done already."""
         self._check(step)
         moved: dict[Hold, Progress] = {}
         for ack, hold in zip(step.acks, step.holds, strict=True):
             progress = moved[hold] = deepcopy(moved.get(hold) or before.get(hold) or hold.progress)
+            check_new(ack, progress, step.outputs)
             progress.apply(Change(self._session.group, ack.channel, ack.upto, ack.ids))
         return moved
 
@@ -225,7 +227,7 @@ class Committer:
 
     def _answer(self, step: Step, result: list[bytes] | TidewalError) -> None:
         for hold in step.holds:
-            hold.commits_in_flight -= 1
+            self._session.holdings.decided(hold)
         if step.answer.done():
             return
         if isinstance(result, TidewalError):

@@ -27,16 +27,24 @@ _log = logging.getLogger(__name__)
 
 
 class Hold:
-    """One channel that the member has. Without a lease (0) its position is being looked up."""
+    """One channel that the member has. Without a lease (0) its position is being looked up, which is put off until
+    nothing is under way that was begun under the lease `before` it."""
 
-    def __init__(self, channel: Channel, start: From, dropped: Callable[[Hold], None]) -> None:
-        self.channel, self.start = channel, start
+    def __init__(
+        self, channel: Channel, start: From, dropped: Callable[[Hold], None], before: Hold | None = None
+    ) -> None:
+        self.channel, self.start, self.before = channel, start, before
         self.lease = 0
         self.progress = Progress()
         self.wanted_since: float | None = None
         self.commits_in_flight = 0
         self.over = False
         self._dropped = dropped
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a commit may move the position yet."""
+        return self.commits_in_flight > 0 or (self.before is not None and self.before.commits_in_flight > 0)
 
     def dropped(self) -> None:
         """The channel is gone."""
@@ -111,7 +119,7 @@ class Holdings:
         for topic, hold in list(self.by_topic.items()):
             if topic not in wanted_back:
                 hold.wanted_since = None
-            elif not hold.lease:
+            elif not hold.lease and not hold.undecided:
                 self.release(hold)
             elif hold.wanted_since is None:
                 hold.wanted_since = now
@@ -128,19 +136,23 @@ class Holdings:
         now = asyncio.get_running_loop().time()
         for hold in list(self.by_topic.values()):
             overdue = hold.wanted_since is not None and now - hold.wanted_since > after_s
-            if overdue and not hold.commits_in_flight:
+            if overdue and not hold.undecided:
                 self.release(hold)
 
     def lease_anew(self, hold: Hold) -> None:
-        """End the lease, but keep the channel: the position is looked up again."""
+        """End the lease. Once all that was begun under it is decided the position is looked up again, or the channel
+        let go where it is wanted back."""
         if hold.over:
             return
-        if hold.wanted_since is not None:
-            self.release(hold)
-            return
         self._drop(hold)
-        self._take(hold.channel, From.EARLIEST)
+        self._take(hold.channel, From.EARLIEST, hold)
         self._look_up()
+
+    def decided(self, hold: Hold) -> None:
+        """A commit under the hold's lease is not under way any more."""
+        hold.commits_in_flight -= 1
+        if hold.over and not hold.undecided:
+            self._look_up()
 
     def end(self, error: TidewalError) -> None:
         """The session is over, and with it all leases."""
@@ -154,8 +166,9 @@ class Holdings:
             self._looking_up.cancel()
         self._touch()
 
-    def _take(self, channel: Channel, start: From) -> None:
-        self.by_topic[channel.topic] = hold = Hold(channel, start, self._drop)
+    def _take(self, channel: Channel, start: From, before: Hold | None = None) -> None:
+        self.by_topic[channel.topic] = hold = Hold(channel, start, self._drop, before)
+        hold.wanted_since = None if before is None else before.wanted_since
         channel.listeners.add(hold)
 
     def _drop(self, hold: Hold) -> None:
@@ -173,7 +186,7 @@ class Holdings:
     # ---- positions ---------------------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
-        if self._looking_up is None or self._looking_up.done():
+        if self._over is None and (self._looking_up is None or self._looking_up.done()):
             self._looking_up = asyncio.create_task(self._until_leased())
             self._looking_up.add_done_callback(self._looked_up)
 
@@ -184,7 +197,7 @@ class Holdings:
     async def _until_leased(self) -> None:
         """Give a lease to each channel whose position becomes known, until all have one."""
         reported, hanging_from = False, asyncio.get_running_loop().time() + HANGING_S
-        while missing := [hold for hold in self.by_topic.values() if not hold.lease]:
+        while missing := self._without_lease():
             try:
                 await self._lease(missing)
                 continue
@@ -211,6 +224,14 @@ class Holdings:
         if not self.settled.done():
             self.settled.set_result(None)
 
+    def _without_lease(self) -> list[Hold]:
+        """Whose position is to be looked up now. What is wanted back is let go instead."""
+        waiting = [hold for hold in self.by_topic.values() if not hold.lease and not hold.undecided]
+        for hold in waiting:
+            if hold.wanted_since is not None:
+                self.release(hold)
+        return [hold for hold in waiting if not hold.over]
+
     async def _lease(self, missing: list[Hold]) -> None:
         committed = self._member.committed
         found = await committed.positions([hold.channel.topic for hold in missing])
@@ -230,7 +251,7 @@ class Holdings:
             position = {**found, **first}.get(hold.channel.topic)
             if not hold.over and position is not None:
                 hold.progress = to_progress(hold.channel, position)
-                hold.lease = next(self._numbers)
+                hold.lease, hold.before = next(self._numbers), None
         self._touch()
 
     async def _undo(self, topic: str) -> None:

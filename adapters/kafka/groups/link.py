@@ -108,7 +108,7 @@ class Sessions:
             hold = session.holdings.find(channel, lease)
         except Fenced:
             return
-        session.holdings.release(hold)
+        session.holdings.lease_anew(hold)
 
     async def seek(self, group: str, member: str, channel: str, lease: int, upto: bytes) -> None:
         """`GroupLink.seek`."""

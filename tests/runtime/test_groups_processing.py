@@ -1,0 +1,36 @@
+"""`process` over the memory WAL on virtual time: a batch whose step failed, was cancelled or not seen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.group_model import chaos, check, passes
+from tidewal.runtime.groups.processing import Semantics
+from tidewal.runtime.testing.clock import elapse, run_virtual
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+
+FAULTS = Rates(fail=0.1, unknown=0.1, lost=0.1, delay=0.3)
+
+
+@pytest.mark.parametrize("semantics", list(Semantics))
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), seeks=st.booleans())
+def test_outputs_equal_the_model_whatever_fails_and_is_cancelled(semantics, seed, seeks):
+    log = MemoryLog()
+    written: dict[str, list[bytes]] = {}
+
+    async def main():
+        wal = MemoryWal(log, FaultPlan(seed, FAULTS, channels="out"))
+        async with asyncio.timeout(300):
+            written.update(await chaos(wal, seed, semantics, elapse, steps=60, seeks=seeks))
+        await wal.close()
+
+    with passes(lambda: written) as passed:
+        run_virtual(main())
+    outputs = [bytes(entry.payload) for entry in log.channels["out"].entries]
+    check(semantics, written, outputs, passed)
