@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidewal.runtime.arrow import decode_rows, encode_rows
+from tidewal.runtime.arrow import count_rows, decode_rows, encode_rows
 from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.cuts import Cut, CutEnd
 from tidewal.runtime.errors import BadRecord
@@ -234,6 +234,30 @@ def test_rows_come_back_and_damage_is_told_or_harmless(rng):
         except BadRecord:
             continue
         pytest.fail(f"{cut} of {len(body)} bytes were taken for rows")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_rows_are_refused_before_they_are_unpacked(compression, legacy):
+    schema = pa.schema([("id", pa.int64()), ("at", pa.list_(pa.float32(), 2))])
+    arrays = [pa.nulls(4096, field.type) for field in schema]
+    bodies = []
+    for chosen in (None, compression):
+        options = pa.ipc.IpcWriteOptions(compression=chosen, use_legacy_format=legacy)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema, options=options) as writer:
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+        stream = pa.BufferReader(sink.getvalue())
+        pa.ipc.read_message(stream)
+        begin = stream.tell()
+        message = pa.ipc.read_message(stream)
+        bodies.append(sink.getvalue()[begin : begin + len(message.serialize())].to_pybytes())
+    assert decode_rows(bodies[0], schema).num_rows == count_rows(bodies[0], schema) == 4096
+    before = pa.total_allocated_bytes()
+    for read in (decode_rows, count_rows):
+        with pytest.raises(BadRecord, match="compressed"):
+            read(bodies[1], schema)
+    assert pa.total_allocated_bytes() == before
 
 
 def test_a_pack_has_the_length_of_its_messages():
