@@ -16,7 +16,7 @@ from .wal import Payload
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, struct.error)
 
-_CONTINUED = b"\xff\xff\xff\xff"  # before the length of a header, since Arrow 0.15
+_CONTINUED = 0xFFFFFFFF  # before the length of a header, since Arrow 0.15
 _U16, _I32, _U32 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I")
 
 
@@ -61,7 +61,7 @@ def _unchecked(body: Payload, schema: pa.Schema) -> pa.RecordBatch:
 def _is_compressed(message: memoryview) -> bool:
     """Whether a record batch is compressed, from its header, a flatbuffer (format/Message.fbs): pyarrow tells it only
     by unpacking. A header that is not sound is refused here or by Arrow, which checks the same offsets."""
-    begin = 8 if message[:4] == _CONTINUED else 4
+    begin = 8 if _U32.unpack_from(message)[0] == _CONTINUED else 4
     table = begin + _U32.unpack_from(message, begin)[0]
     at = table + _field(message, table, 2)  # header
     batch = at + _U32.unpack_from(message, at)[0]
