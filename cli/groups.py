@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ..runtime.clock import LOGICAL_BITS
-from ..runtime.errors import ChannelNotFound, InvalidRequest
+from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
 from ..runtime.wal import From, FromId, FromTime, GroupInfo, Start, Wal
 from .reading import opened
 from .stopping import INTERRUPTED, Interrupted, until_stopped
@@ -34,10 +34,17 @@ def seek(
     group: Annotated[str, typer.Argument(help="The group.")],
     channel: Annotated[str, typer.Argument(help="The channel, which no member may have now.")],
     to: Annotated[str, typer.Argument(help="earliest, latest, a message id in hex (with it), or an ISO 8601 time.")],
+    create: Annotated[bool, typer.Option("--create", help="Make the group where there is none of this name.")] = False,
 ) -> None:
     """Move a group's position in a channel: what lies from there on is delivered, again or for the first time."""
     start = start_of(to)
-    _over(url, lambda wal: wal.seek_group(group, channel, start))
+    _over(url, lambda wal: _seek(wal, group, channel, start, create=create))
+
+
+async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: bool) -> None:
+    if not create and all(info.name != group for info in await wal.groups()):
+        raise GroupNotFound(f"no group {group} has a position here; --create makes one", group=group)
+    await wal.seek_group(group, channel, start)
 
 
 @groups.command()

@@ -97,6 +97,10 @@ class ChannelNotFound(TidewalError):
     """No such channel (`channel`). Create it first, or check the name."""
 
 
+class GroupNotFound(TidewalError):
+    """No such consumer group (`group`): it has no position and no members. Check the name."""
+
+
 class ChannelExists(TidewalError):
     """The channel exists with another policy (`channel`)."""
 

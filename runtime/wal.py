@@ -201,7 +201,8 @@ class GroupMember(Protocol):
 
     async def seek(self, channel: str, start: Start) -> None:
         """Go on elsewhere in a channel that this member has, backward too: the group's position there is moved,
-        durably. What was delivered of it before cannot be acknowledged any more. Raises `Fenced`, `PositionLost`."""
+        durably. What was delivered of it before cannot be acknowledged any more. What lies before the new position
+        counts as done: of a queue it is gone. Raises `Fenced`, `PositionLost`."""
         ...
 
     async def aclose(self) -> None:
@@ -306,8 +307,9 @@ class Wal(Protocol):
         ...
 
     async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        """Move a group's position in a channel that no member has now. Raises `InvalidRequest` while one has it,
-        `PositionLost`, `ChannelNotFound`."""
+        """Move a group's position in a channel that no member has now; a group that there is not yet begins there. What
+        lies before the position counts as done: of a queue it is gone. Raises `InvalidRequest` while a member has the
+        channel, `PositionLost`, `ChannelNotFound`."""
         ...
 
     async def drop_group(self, group: str) -> None:

@@ -8,6 +8,7 @@ channels change hands without being asked back, and how far a group is within a 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
-from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Unavailable
+from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, TidewalError, Unavailable
 from ...runtime.groups.link import Ack, Shares
 from ...runtime.groups.member import Member, start_member
 from ...runtime.groups.positions import resolve
@@ -27,9 +28,11 @@ from . import group_following
 from .group_channels import Finder
 from .group_following import Following
 from .group_log import HOLDER, GroupLog
-from .group_records import Drop, Join, Release, Seek, SeekGroup
+from .group_records import Drop, Found, Join, Release, Seek, SeekGroup
 from .ids import following
 from .topics import HOLD_CURSOR, Topic, group_of, group_policy, group_topic
+
+log = logging.getLogger("tidewal.pulsar")
 
 T = TypeVar("T")
 
@@ -96,6 +99,7 @@ class Groups:
         upto = await resolve(self._wal, channel, start)
         found = await self._finder.named(group, channel)
         await self._visit(group, lambda followed: followed.log.ask(SeekGroup(channel, found, upto or found.begin)))
+        await self._forget(found, channel, upto)
 
     async def drop_group(self, group: str) -> None:
         """`Wal.drop_group`."""
@@ -171,19 +175,26 @@ class Groups:
             if "channel" in error.fields or not acks:
                 raise
             raise Fenced(error.message, channel=acks[0].channel, term=acks[0].lease) from error
-        for ack in acks:  # what is acknowledged of a queue is gone
-            found = followed.log.state.known.get(ack.channel)
-            if found is not None and found.queue and ack.upto:
-                await self._wal.truncate(ack.channel, following(ack.upto))
+        for ack in acks:
+            await self._forget(followed.log.state.known.get(ack.channel), ack.channel, ack.upto)
         return ids
+
+    async def _forget(self, found: Found | None, channel: str, upto: bytes | None) -> None:
+        """Of a queue what lies before its group's position goes at once. Where that fails the next step makes up for
+        it."""
+        if found is not None and found.queue and upto:
+            try:
+                await self._wal.truncate(channel, following(upto))
+            except TidewalError as error:
+                log.warning("what is acknowledged of %s cannot be removed: %s", channel, error)
 
     async def release(self, group: str, member: str, channel: str, lease: int) -> None:
         await self._of(group, member).log.ask(Release(member, channel, lease))
 
     async def seek(self, group: str, member: str, channel: str, lease: int, upto: bytes) -> None:
-        if not upto:
-            upto = (await self._finder.named(group, channel)).begin
-        await self._of(group, member).log.ask(Seek(member, channel, lease, upto))
+        found = await self._finder.named(group, channel)
+        await self._of(group, member).log.ask(Seek(member, channel, lease, upto or found.begin))
+        await self._forget(found, channel, upto)
 
     async def leave(self, group: str, member: str) -> None:
         followed = _result(self._followed.get(group))

@@ -133,6 +133,13 @@ def test_groups_are_shown_moved_and_dropped(command: Callable[..., Any], log: Pa
     assert not groups(command, log)[0]["positions"]["a"]["behind"]
     assert command("groups", "seek", url, "workers", "a", "earliest").status == 0
     assert groups(command, log)[0]["positions"]["a"]["behind"]
+    misspelt = command("groups", "seek", url, "wokers", "a", "earliest")
+    assert misspelt.status != 0
+    assert "no group wokers" in misspelt.err
+    assert [group["name"] for group in groups(command, log)] == ["workers"]
+    assert command("groups", "seek", url, "others", "a", "earliest", "--create").status == 0
+    assert [group["name"] for group in groups(command, log)] == ["others", "workers"]
+    assert command("groups", "drop", url, "others").status == 0
     assert "workers: 0 members" in command("inspect", url).out
     assert command("groups", "drop", url, "workers").status == 0
     assert groups(command, log) == []

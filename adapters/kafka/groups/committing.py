@@ -215,15 +215,8 @@ class Committer:
     async def _stored(self, progress: Mapping[Hold, Progress]) -> None:
         for hold, at in progress.items():
             hold.progress = at
-            if hold.channel.policy.delivery is Delivery.QUEUE and not hold.over:
-                await self._forget(hold.channel, at)
-
-    async def _forget(self, channel: Channel, progress: Progress) -> None:
-        """Of a queue what is acknowledged goes at once. Where that fails the next acknowledgement makes up for it."""
-        try:
-            await self._management.remove_before(channel, offset_behind(channel, progress.acked_to))
-        except TidewalError as error:
-            _log.warning("what is acknowledged of %s cannot be removed: %s", channel.name, error)
+            if not hold.over:
+                await forget(self._management, hold.channel, at.acked_to)
 
     def _answer(self, step: Step, result: list[bytes] | TidewalError) -> None:
         for hold in step.holds:
@@ -235,6 +228,15 @@ class Committer:
             step.answer.exception()  # whoever waited may have gone
         else:
             step.answer.set_result(result)
+
+
+async def forget(management: Management, channel: Channel, position: bytes) -> None:
+    """Of a queue what lies before its group's position goes at once. Where that fails the next step makes up for it."""
+    if channel.policy.delivery is Delivery.QUEUE:
+        try:
+            await management.remove_before(channel, offset_behind(channel, position))
+        except TidewalError as error:
+            _log.warning("what is acknowledged of %s cannot be removed: %s", channel.name, error)
 
 
 def _pieces(rows: Sequence[Row], sizes: Sequence[int], limit: int) -> Iterable[list[Row]]:

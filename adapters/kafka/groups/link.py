@@ -15,7 +15,7 @@ from ..catalog import Catalog, Channel
 from ..cluster import Cluster
 from ..io_thread import IoThread
 from ..management import Management
-from .committing import Committer
+from .committing import Committer, forget
 from .offsets import to_position
 from .session import Membership, Session
 from .transaction import Producer
@@ -119,6 +119,7 @@ class Sessions:
         session.holdings.find(channel, lease)
         await session.committed.store({hold.channel.topic: to_position(hold.channel, Progress(at))})
         session.holdings.lease_anew(hold)
+        await forget(self._management, hold.channel, at)
 
     async def leave(self, group: str, member: str) -> None:
         """`GroupLink.leave`."""

@@ -11,6 +11,7 @@ from ..catalog import Catalog, Channel
 from ..cluster import Cluster
 from ..io_thread import IoThread
 from ..management import Management
+from .committing import forget
 from .link import CONNECTION, KafkaLink, Sessions
 from .listing import Listing
 
@@ -47,7 +48,9 @@ class Groups:
         """Store a position in a group without members; b"" for the first entry that is kept."""
         channel = await self._management.find(name)
         await self._management.open_to(group, channel)
-        await self._listing.move(group, channel, position or await self._management.before_first(channel))
+        position = position or await self._management.before_first(channel)
+        await self._listing.move(group, channel, position)
+        await forget(self._management, channel, position)
 
     async def drop(self, group: str) -> None:
         """`Wal.drop_group`."""

@@ -392,6 +392,21 @@ async def test_a_queue_forgets_what_is_acknowledged_and_has_one_group(wal, helpe
     assert await collect(taking_over, 1) == {"jobs": new}
 
 
+async def test_what_a_seek_passes_over_in_a_queue_is_done_and_goes(wal, helpers):
+    await create(wal, "jobs", policy=QUEUE)
+    ids = await fill(wal, "jobs", 5)
+    member = await wal.join("workers", ["jobs"])
+    await member.seek("jobs", FromId(ids[1]))
+    assert (await wal.describe("jobs")).first_id == ids[2]
+    assert await collect(member, 3, acknowledge=False) == {"jobs": ids[2:]}
+    await member.aclose()
+    await wal.seek_group("workers", "jobs", FromId(ids[3]))
+    assert [entry.id for entry in await helpers.take(wal, "jobs", From.EARLIEST, 1)] == ids[4:]
+    await wal.seek_group("workers", "jobs", From.LATEST)
+    new = await fill(wal, "jobs", 1, 5)
+    assert [entry.id for entry in await helpers.take(wal, "jobs", From.EARLIEST, 1)] == new
+
+
 async def cut_off(backend, helpers):
     """A WAL where retention has removed what the group "dead" has yet to read of channel a, and what is left."""
     wal = await backend.wal()
