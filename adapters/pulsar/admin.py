@@ -7,6 +7,7 @@ broker restarts or a topic moves to another one; then `Unavailable`.
 from __future__ import annotations
 
 import json
+import logging
 import ssl
 import threading
 import time
@@ -23,9 +24,11 @@ from ...runtime.redaction import shown_url
 from .client import Security
 from .failures import Outcome, web_outcome
 from .ids import Place
-from .topics import MADE_PROPERTY, Survey, Topic, survey_of
+from .topics import MADE_PROPERTY, POLICY_PROPERTY, Survey, Topic, survey_of
 
 Json = dict[str, object]
+
+log = logging.getLogger("tidewal.pulsar")
 
 DEFAULT_MESSAGE_BYTES = 5 * 1024 * 1024
 FIRST_PAUSE_S = 0.1  # before the second try; twice as long each time
@@ -56,19 +59,58 @@ class Admin:
         self._closing.set()
 
     def prepare_namespace(self) -> None:
-        """Make the namespace where there is none, without topics that make themselves: a reader or producer of a
-        dropped channel must not bring its topic back."""
+        """Have the namespace, without topics that make themselves: a producer of a deleted channel would bring its
+        topic back, which is no channel, and appends would be acknowledged there.
+
+        In a namespace that was made before this is switched off, unless it has topics of others, whose clients may
+        count on it: `ConfigError`."""
         path = f"namespaces/{self._namespace}"
-        if self._call("GET", path, absent=None) is None and self._call("PUT", path, conflict=False) is not False:
-            self._call("POST", f"{path}/autoTopicCreation", {"allowAutoTopicCreation": False})
+        made = self._call("GET", path, absent=None) is None and self._call("PUT", path, conflict=False) is not False
+        try:
+            if not made and not self._makes_topics(path):
+                return
+            other = None if made else next((name for name in self.topics() if not self._is_ours(name)), None)
+            if other is None:
+                self._call("POST", f"{path}/autoTopicCreation", {"allowAutoTopicCreation": False})
+                return
+        except ConfigError as error:  # we may not know, or not change it
+            log.warning("allowAutoTopicCreation must be off in the namespace %s: %s", self._namespace, error)
+            return
+        raise ConfigError(
+            f"in {self._namespace} topics make themselves when a client asks for them, so a channel that was deleted "
+            f"would come back as something else. There are topics of others, such as {other!r}, so this is not "
+            f"switched off here: use a namespace for Tidewal alone (it is made), or have allowAutoTopicCreation=false",
+            key="pulsar.namespace",
+        )
+
+    def _makes_topics(self, path: str) -> bool:
+        """Whether a client that asks for a topic that is not there gets one."""
+        rule = cast("Json | None", self._call("GET", f"{path}/autoTopicCreation", absent=None))
+        if rule is not None:
+            return bool(rule["allowAutoTopicCreation"])
+        return str(self._configuration().get("allowAutoTopicCreation", "true")) == "true"
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether the topic is a channel, the log of a group, or of Pulsar itself."""
+        if name.startswith("__"):
+            return True
+        path = f"persistent/{self._namespace}/{quote(name, safe='')}/properties"
+        properties = cast("Json | None", self._call("GET", path, absent=None))
+        return properties is None or POLICY_PROPERTY in properties
+
+    def _configuration(self) -> Json:
+        """The broker's; empty where we may not know it."""
+        try:
+            return cast(Json, self._call("GET", "brokers/configuration/runtime"))
+        except (ConfigError, InvalidRequest):
+            return {}
 
     def max_message_bytes(self) -> int:
         """The largest message that the brokers take, with all that belongs to it; where we may not know, what Pulsar
         has without being told."""
         try:
-            found = cast(Json, self._call("GET", "brokers/configuration/runtime"))
-            return int(str(found["maxMessageSize"]))
-        except (ConfigError, InvalidRequest, KeyError, ValueError):
+            return int(str(self._configuration()["maxMessageSize"]))
+        except (KeyError, ValueError):
             return DEFAULT_MESSAGE_BYTES
 
     def topics(self) -> list[str]:

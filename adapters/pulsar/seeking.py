@@ -82,7 +82,8 @@ def _before_ledger(source: Source, channel: str, survey: Survey, id: bytes, ledg
     """Where what began in that ledger begins."""
     first, entries = survey.first, dict(survey.ledgers)
     if ledger not in entries:  # Pulsar removes a ledger that stayed empty too
-        if survey.is_whole(time.time_ns() // 1_000_000):
+        ours = survey.first_ledger is not None and ledger >= survey.first_ledger
+        if ours and survey.is_whole(time.time_ns() // 1_000_000):
             return before_first(survey)
         raise lost(channel, id, survey)
     if first is None or (not entries[ledger] and first.ledger < ledger):

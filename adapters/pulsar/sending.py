@@ -3,25 +3,28 @@
 Pulsar stores a message once however often the client sends it again, because each producer has a name of its own and
 numbers its messages. It answers the second sending without an id, so that id is looked up: after the last id that is
 known, the producer's messages lie in the order in which they were sent.
+
+A topic that was deleted may be back under its name when the library connects again, as something that is no channel. So
+the first answer out of each ledger is believed only once the topic has been looked at.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ...runtime.errors import TidewalError
+from ...runtime.errors import ChannelNotFound, TidewalError
 from ...runtime.stalls import StallWatch, Waiting
 from ...runtime.wal import Append
 from .client import OK, Client, NativeId, NativeProducer, NativeResult, ignore, message, place_of
 from .failures import Outcome, call_failure, message_outcome, send_failure, unknown_outcome
 from .ids import Place, encode, pack, unpack
-from .topics import Topic
+from .topics import Survey, Topic
 
 log = logging.getLogger("tidewal.pulsar")
 
@@ -34,11 +37,12 @@ class Answered(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Unplaced:
-    """A message that is stored, nobody knows where."""
+    """A message that is stored, but where is not known, or whether that is the channel."""
 
     number: int  # among those of this producer
     index: int
     answered: Answered
+    place: bytes | None  # as it was told
 
 
 class Producer:
@@ -51,13 +55,16 @@ class Producer:
         topic: Topic,
         address: str,
         name: str,
+        survey: Callable[[str], Survey],
+        ledger: int,
         end: Place,
         max_message_bytes: int,
         executor: Executor,
         flush_later: Callable[[Producer], None],
         stalls: StallWatch,
     ) -> None:
-        """`end` is the end of the topic before this producer's first message. No message may be over
+        """`survey` looks at a channel. `ledger` is its latest, and `end` its end, before this producer's first message.
+        No message may be over
         `max_message_bytes`: the library forgets to answer one that it finds too large while it fails others. Blocks."""
         self._flush_later = flush_later
         self._stalls = stalls
@@ -70,6 +77,8 @@ class Producer:
         self._name = name
         self._executor = executor
         self._native: NativeProducer = client.producer(address, name)
+        self._survey = survey
+        self._ledger = ledger  # the latest that is known to be the channel's
         self._sent = 0
         self._never_sent: list[int] = []  # the numbers of these messages: all others are stored, unless `broken`
         self._known: tuple[int, bytes | Place] = (0, end)  # the last message whose place is known
@@ -128,13 +137,14 @@ class Producer:
             ledger = id.ledger_id()
             if int(result) != OK:
                 answered(index, self._failed(number, size, result.name))
-            elif ledger >= 0:
-                place = pack(ledger, id.entry_id(), max(id.batch_index(), 0))
-                if not self._unplaced:
-                    self._known = number, place
-                answered(index, place)
-            else:
-                self._look_up(_Unplaced(number, index, answered))
+                return
+            place = pack(ledger, id.entry_id(), max(id.batch_index(), 0)) if ledger >= 0 else None
+            if place is None or ledger != self._ledger:
+                self._look_up(_Unplaced(number, index, answered, place))
+                return
+            if not self._unplaced:
+                self._known = number, place
+            answered(index, place)
         except Exception:
             log.exception("the answer to an append to %s was lost", self.topic.channel)
 
@@ -157,24 +167,40 @@ class Producer:
             self._executor.submit(self._place)
 
     def _place(self) -> None:
-        """Look up where the messages are that Pulsar has stored without telling."""
+        """Find out where the messages are that Pulsar has stored without telling, or in a ledger that is not known."""
         while True:
             with self._lock:
                 unplaced = list(self._unplaced)
             places: dict[int, bytes] = {}
+            failure: TidewalError | None = None
             try:
-                if not self.broken:  # else one before them may be stored or not, and counting leads nowhere
-                    places = self._find({each.number for each in unplaced})
+                places = self._places(unplaced)
             except TidewalError as error:
                 log.warning("no ids for appends to %s: %s", self.topic.channel, error)
+                if isinstance(error, ChannelNotFound):
+                    self.broken, failure = True, error
             for each in unplaced:
-                each.answered(each.index, places.get(each.number) or self._lost())
+                each.answered(each.index, places.get(each.number) or failure or self._lost())
             with self._lock:
                 if places:
                     self._known = max(places.items())
                 del self._unplaced[: len(unplaced)]
                 if not self._unplaced:
                     return
+
+    def _places(self, unplaced: Sequence[_Unplaced]) -> dict[int, bytes]:
+        """The places of these messages, by number. Raises `ChannelNotFound` where they are in a topic that is no
+        channel."""
+        ledgers = dict(self._survey(self.topic.channel).ledgers)
+        places = {each.number: each.place for each in unplaced if each.place is not None}
+        told = {number: place for number, place in places.items() if unpack(place)[0] in ledgers}
+        if len(told) < len(places):  # they are in another channel of the name, which is gone already
+            self.broken = True
+        numbers = {each.number for each in unplaced if each.place is None}
+        # Behind an unknown outcome a message may be missing, and counting leads nowhere.
+        found = self._find(numbers) if numbers and not self.broken else {}
+        self._ledger = max((unpack(place)[0] for place in (told | found).values()), default=self._ledger)
+        return told | found
 
     def _find(self, numbers: set[int]) -> dict[int, bytes]:
         """The places of the messages with these numbers: behind the last that is known, one after the other."""
@@ -203,5 +229,5 @@ class Producer:
     def _lost(self) -> TidewalError:
         self._stalls.outcome_unknown(self.topic.channel)
         return unknown_outcome(
-            f"an append to {self.topic.channel} is stored, but Pulsar does not tell where", self.topic.channel
+            f"an append to {self.topic.channel} is stored, but where cannot be found out", self.topic.channel
         )

@@ -16,6 +16,7 @@ from .ids import Place, decode, encode
 POLICY_PROPERTY = "tidewal.policy"
 TRUNCATED_PROPERTY = "tidewal.truncated"
 MADE_PROPERTY = "tidewal.made"  # when, in ms since 1970, and which channel of the name
+LEDGER_PROPERTY = "tidewal.ledger"  # its first: what is below belongs to an earlier channel of the name
 QUEUE_PROPERTY = "tidewal.queue"  # the group that has this queue
 GROUP_LOG = "tidewal-group~"  # and the name of the group: its log, which is no channel
 HOLD_CURSOR = "tidewal-hold."  # and the name of the holder
@@ -118,6 +119,7 @@ class Survey:
     holds: Mapping[str, Place]
     made: str = ""  # "" when that was not noted
     queue_of: str = ""  # the group that has this queue
+    first_ledger: int | None = None  # that the channel had; None when that was not noted
 
     @property
     def stored_from(self) -> Place | None:
@@ -178,6 +180,7 @@ def survey_of(topic: Topic, stats: Mapping[str, object]) -> Survey:
         },
         made=properties.get(MADE_PROPERTY, ""),
         queue_of=properties.get(QUEUE_PROPERTY, ""),
+        first_ledger=int(properties[LEDGER_PROPERTY]) if LEDGER_PROPERTY in properties else None,
     )
 
 

@@ -56,6 +56,7 @@ from .reading import Feed, Reader
 from .sending import Producer
 from .topics import (
     HOLD_CURSOR,
+    LEDGER_PROPERTY,
     TRUNCATED_PROPERTY,
     Survey,
     Topic,
@@ -142,7 +143,9 @@ class Pulsar(WithGroups):
         self._channels_changed()
 
     def _create(self, topic: Topic) -> None:
-        if not self.admin.create(topic):
+        if self.admin.create(topic):
+            self.admin.set_property(topic, LEDGER_PROPERTY, str(self.survey(topic.channel).end.ledger))
+        else:
             existing = self.admin.survey(topic).policy
             if existing is None:
                 raise ChannelExists(
@@ -241,8 +244,19 @@ class Pulsar(WithGroups):
         largest = min(survey.policy.max_message_bytes, self._largest)
 
         def make() -> Producer:
-            name, flush_later = next(self._producer_names), self._appender.flush_later
-            return Producer(self._client, topic, address, name, end, largest, self._executor, flush_later, self.stalls)
+            return Producer(
+                self._client,
+                topic,
+                address,
+                next(self._producer_names),
+                self.survey,
+                survey.end.ledger,
+                end,
+                largest,
+                self._executor,
+                self._appender.flush_later,
+                self.stalls,
+            )
 
         return self._retried("append", channel, make)
 

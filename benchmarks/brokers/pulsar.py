@@ -23,12 +23,13 @@ from benchmarks.report import interleaved
 from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar import open_wal
 
+NAMESPACE = "public/bench"  # of the log; the bare client's topics make themselves elsewhere
 BATCHING = {"batching_enabled": True, "max_pending_messages": 0}
 
 
 class Bench(Candidates):
     def __init__(self, broker: PulsarStandalone, count: int) -> None:
-        super().__init__(lambda: open_wal(broker.url, web_url=broker.web_url), count)
+        super().__init__(lambda: open_wal(f"{broker.url}/{NAMESPACE}", web_url=broker.web_url), count)
         self._broker = broker
 
     def run(self, rounds: int) -> None:
@@ -95,7 +96,7 @@ class Bench(Candidates):
 
     async def _bare_asyncio_reader(self, topic: str, count: int) -> float:
         client = AsyncClient(self._broker.url, logger=_quiet())
-        reader = await client.create_reader(_address(topic), pulsar.MessageId.wrap(pulsar.MessageId.earliest))
+        reader = await client.create_reader(_channel(topic), pulsar.MessageId.wrap(pulsar.MessageId.earliest))
         began_s = time.perf_counter()
         for _ in range(count):
             (await reader.read_next()).data()
@@ -105,7 +106,7 @@ class Bench(Candidates):
 
     async def _bare_reader(self, topic: str, count: int) -> float:
         client = pulsar.Client(self._broker.url, logger=_quiet())
-        reader = client.create_reader(_address(topic), pulsar.MessageId.earliest)
+        reader = client.create_reader(_channel(topic), pulsar.MessageId.earliest)
         began_s = time.perf_counter()
         for _ in range(count):
             reader.read_next().data()
@@ -116,7 +117,7 @@ class Bench(Candidates):
     async def _bare_batches(self, topic: str, count: int) -> float:
         client = pulsar.Client(self._broker.url, logger=_quiet())
         consumer = client.subscribe(
-            _address(topic),
+            _channel(topic),
             "bench",
             initial_position=pulsar.InitialPosition.Earliest,
             batch_receive_policy=pulsar.ConsumerBatchReceivePolicy(1000, -1, 100),
@@ -133,6 +134,10 @@ class Bench(Candidates):
 
 def _address(topic: str) -> str:
     return f"persistent://public/default/{topic}"
+
+
+def _channel(topic: str) -> str:
+    return f"persistent://{NAMESPACE}/{topic}"
 
 
 def _quiet() -> pulsar.FileLogger:

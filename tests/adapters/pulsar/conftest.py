@@ -27,12 +27,20 @@ class Web:
     """Pulsar's administration, asked past the adapter."""
 
     def __init__(self, broker: Any, namespace: str) -> None:
-        self._root = f"{broker.web_url}/admin/v2/persistent/{namespace}"
+        self._admin = f"{broker.web_url}/admin/v2"
+        self._namespace = namespace
+
+    def namespace(self, method: str, path: str = "", body: Any = None) -> Any:
+        """Ask about the namespace itself."""
+        return self._call(method, f"namespaces/{self._namespace}{path}", body)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
+        return self._call(method, f"persistent/{self._namespace}{path}", body)
+
+    def _call(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._root}{path}", data, headers, method=method)
+        request = urllib.request.Request(f"{self._admin}/{path}", data, headers, method=method)
         with _web.open(request, timeout=20) as answer:
             content = answer.read()
         return json.loads(content) if content else None

@@ -22,8 +22,8 @@ from tidewal.adapters.pulsar.failures import (
 )
 from tidewal.adapters.pulsar.ids import Place, encode
 from tidewal.adapters.pulsar.sending import Producer
-from tidewal.adapters.pulsar.topics import Topic
-from tidewal.runtime.errors import ConfigError, MessageTooLarge, TidewalError, Unavailable
+from tidewal.adapters.pulsar.topics import POLICY_PROPERTY, Survey, Topic
+from tidewal.runtime.errors import ChannelNotFound, ConfigError, MessageTooLarge, TidewalError, Unavailable
 from tidewal.runtime.stalls import StallWatch
 from tidewal.runtime.wal import Append
 
@@ -162,10 +162,16 @@ class Broker:
 
     def __init__(self, stored=()):
         self.stored = list(stored)
+        self.ledgers = ((7, 0),)
         self.sent = []
 
     def producer(self, address, name):
         return self
+
+    def survey(self, channel):
+        if self.ledgers is None:
+            raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel)
+        return Survey(None, self.ledgers, Place(self.ledgers[-1][0], -1), None, {})
 
     def send_async(self, message, answered):
         if self.sent is None:
@@ -200,7 +206,9 @@ def producing():
         def make(stored, count):
             broker, answers = Broker(stored), {}
             end = Place(7, -1)
-            producer = Producer(broker, Topic("a"), "", "mine", end, 100, executor, print, StallWatch())
+            producer = Producer(
+                broker, Topic("a"), "", "mine", broker.survey, 7, end, 100, executor, print, StallWatch()
+            )
             for index in range(1, count + 1):
                 producer.send(Append("a", b"x"), index, answers.__setitem__)
             return producer, broker, answers
@@ -242,3 +250,59 @@ def test_an_exception_while_sending_leaves_the_outcome_unknown(producing):
     producer.send(Append("a", b"x"), 0, answers.__setitem__)
     assert producer.broken
     assert answers[0].fields["outcome_unknown"]
+
+
+def test_an_answer_out_of_a_new_ledger_is_believed_once_the_topic_was_looked_at(producing):
+    producer, broker, answers = producing([], 2)
+    broker.ledgers = ((7, 1), (9, 1))
+    broker.answer(1, "Ok", Id((7, 0)))
+    broker.answer(2, "Ok", Id((9, 0)))
+    settle(producer)
+    assert answers == {1: encode(Place(7, 0)), 2: encode(Place(9, 0))}
+    assert not producer.broken
+
+
+def test_what_went_into_a_topic_that_is_no_channel_is_not_acknowledged(producing):
+    """The topic was deleted, and came back when the library connected again."""
+    producer, broker, answers = producing([], 1)
+    broker.ledgers = None
+    broker.answer(1, "Ok", Id((9, 0)))
+    settle(producer)
+    assert type(answers[1]) is ChannelNotFound
+    assert producer.broken
+
+
+def test_what_went_into_a_ledger_that_the_channel_does_not_have_is_unknown(producing):
+    producer, broker, answers = producing([], 1)
+    broker.ledgers = ((11, 0),)
+    broker.answer(1, "Ok", Id((9, 0)))
+    settle(producer)
+    assert answers[1].fields["outcome_unknown"]
+    assert producer.broken
+
+
+OFF, ON, NONE = {"allowAutoTopicCreation": False}, {"allowAutoTopicCreation": True}, None
+OURS, THEIRS = {POLICY_PROPERTY: ""}, {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([None, None, None], 3),  # there is no namespace: it is made, and switched off
+        ([{}, OFF], 2),
+        ([{}, NONE, {"allowAutoTopicCreation": "false"}], 3),  # the brokers' own setting
+        ([{}, NONE, {}, ["persistent://t/n/a", "persistent://t/n/__change_events"], OURS, None], 6),
+        ([{}, ON, ["persistent://t/n/a"], None, None], 5),  # one that was deleted meanwhile
+        ([{}, _Refused(403, "")], 2),  # we may not know: it is logged
+    ],
+)
+def test_topics_that_make_themselves_are_switched_off(answers, asked):
+    admin = Scripted(*answers)
+    admin.prepare_namespace()
+    assert admin.asked == asked
+
+
+def test_a_namespace_of_others_where_topics_make_themselves_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        Scripted({}, ON, ["persistent://t/n/a", "persistent://t/n/b"], OURS, THEIRS).prepare_namespace()
+    assert "'b'" in caught.value.message

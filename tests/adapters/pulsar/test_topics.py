@@ -7,7 +7,8 @@ import asyncio
 import pulsar as client_library
 import pytest
 
-from tidewal.runtime.errors import ChannelExists, ChannelNotFound, PositionLost
+from tidewal.adapters.pulsar.ids import before_ledger
+from tidewal.runtime.errors import ChannelExists, ChannelNotFound, ConfigError, PositionLost, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
@@ -162,6 +163,65 @@ async def test_a_topic_that_is_no_channel_is_left_alone(open_wal, web):
         await wal.append("foreign", b"x")
     await wal.drop_channel("foreign")
     await asyncio.to_thread(web.subscriptions, "foreign")
+
+
+RULE = "/autoTopicCreation"
+TOPICS_MAKE_THEMSELVES = {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}
+
+
+async def test_a_namespace_made_before_has_no_topics_that_make_themselves(open_wal, web):
+    await asyncio.to_thread(web.namespace, "PUT")
+    await (await open_wal()).create_channel("a", PLAIN)
+    assert (await asyncio.to_thread(web.namespace, "GET", RULE))["allowAutoTopicCreation"] is False
+    await asyncio.to_thread(web.namespace, "POST", RULE, TOPICS_MAKE_THEMSELVES)
+    await open_wal()
+    assert (await asyncio.to_thread(web.namespace, "GET", RULE))["allowAutoTopicCreation"] is False
+    await asyncio.to_thread(web.namespace, "POST", RULE, TOPICS_MAKE_THEMSELVES)
+    await asyncio.to_thread(web.call, "PUT", "/foreign")
+    with pytest.raises(ConfigError) as caught:
+        await open_wal()
+    assert "'foreign'" in caught.value.message
+
+
+@pytest.mark.parametrize("topics_make_themselves", [False, True])
+async def test_no_append_is_acknowledged_into_a_channel_that_was_deleted(open_wal, web, topics_make_themselves):
+    wal = await open_wal(request_timeout_s=5)
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"before")
+    reader = wal.read("a", From.EARLIEST)
+    await anext(reader)
+    if topics_make_themselves:  # somebody has switched it on again
+        await asyncio.to_thread(web.namespace, "POST", RULE, TOPICS_MAKE_THEMSELVES)
+    await asyncio.to_thread(web.call, "DELETE", "/a?force=true")
+    async with asyncio.timeout(BOUND_S):
+        for _ in range(3):
+            with pytest.raises((ChannelNotFound, Unavailable)) as caught:
+                await wal.append("a", b"nowhere")
+        with pytest.raises(ChannelNotFound):
+            await anext(reader)
+    assert type(caught.value) is ChannelNotFound
+
+
+async def test_a_channel_that_was_made_again_is_another(open_wal, web, helpers):
+    wal = await open_wal()
+    await wal.create_channel("a", PLAIN)
+    begin = before_ledger(wal.survey("a").end.ledger)
+    await asyncio.to_thread(web.new_ledger, "a")  # the first one stayed empty, and is removed
+    id = await wal.append("a", b"old")
+    assert [entry.id for entry in await helpers.take(wal, "a", FromId(begin), 1)] == [id]
+    reader = wal.read("a", From.EARLIEST)
+    await anext(reader)
+    await asyncio.to_thread(web.call, "DELETE", "/a?force=true")
+    other = await open_wal()
+    await other.create_channel("a", PLAIN)
+    new = await other.append("a", b"new")
+    for position in (begin, id):
+        with pytest.raises(PositionLost) as caught:
+            await helpers.take(wal, "a", FromId(position), 1)
+        assert caught.value.first_available == new
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(ChannelNotFound):
+            await anext(reader)
 
 
 async def test_retention_is_the_brokers(open_wal, web):
