@@ -1,0 +1,41 @@
+"""A list of faults becomes shorter, and stays one that fails."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from tests.torture.faults import Fault, draw
+from tests.torture.shrinking import REPETITIONS, repeat, shrink
+
+FAR = time.monotonic() + 3600
+
+
+def some(rng: random.Random) -> list[Fault]:
+    return [fault for _ in range(3) for fault in draw(rng, ["cut"], ["node"], 40.0)]
+
+
+async def test_what_does_not_matter_is_left_out(rng: random.Random) -> None:
+    faults = some(rng)
+    needed = set(rng.sample(faults, 2))
+
+    async def fails(given: Sequence[Fault]) -> bool:
+        return needed <= set(given)
+
+    assert set(await shrink(faults, fails, FAR)) == needed
+    assert await repeat(faults, fails, FAR) == (REPETITIONS, REPETITIONS)
+
+
+async def test_without_time_all_is_left_as_it_is(rng: random.Random) -> None:
+    faults = some(rng)
+
+    async def fails(given: Sequence[Fault]) -> bool:
+        raise AssertionError("there is no time")
+
+    assert await shrink(faults, fails, 0.0) == faults
+    assert await repeat(faults, fails, 0.0) == (0, 0)
+
+
+def test_one_seed_draws_the_same_faults(seed: int) -> None:
+    assert some(random.Random(seed)) == some(random.Random(seed))
