@@ -41,7 +41,7 @@ GROUPS = {"once": "exactly_once", "least": "at_least_once"}  # the name of a gro
 MEMBERS = 2  # of each group
 DELETED_GRACE_NS = 5_000_000_000  # in which a broker may still take what it was told to delete
 READ_ENTRIES = 200  # of a channel, to make garbage of
-MIN_PROGRESS = 20  # operations of a round that must have succeeded: otherwise nothing was tried
+MIN_PROGRESS = 5  # operations of a round that must have succeeded: otherwise nothing was tried
 
 Result = TypeVar("Result")
 
