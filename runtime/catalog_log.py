@@ -10,7 +10,7 @@ from .clock import HybridClock
 from .errors import Closed, DeadlineExceeded, Fenced, TidewalError
 from .names import Names
 from .record import decode, stamp
-from .wal import ChannelPolicy, From, Wal
+from .wal import ChannelPolicy, ControlAppend, From, Wal
 
 CATALOG_POLICY = ChannelPolicy(retention_s=None)
 SNAPSHOT_EVENTS = 1_000
@@ -136,7 +136,7 @@ class CatalogLog:
         ts = self._clock.now()
         payload = stamp(encode_event(self._term, event), ts, self._term, self._cseq)
         try:
-            id = await self._wal.append(self._channel, payload, ts)
+            (id,) = await self._wal.append_many([ControlAppend(self._channel, payload, ts)])
             await self._wait(lambda: self._applied >= id)
             return id, self._counted[id]
         finally:

@@ -49,7 +49,7 @@ class Overloaded(TidewalError):
 
 
 class DiskPressure(Overloaded):
-    """Free space is below the watermark: writes are refused, reads go on. Free space, or lower the retention."""
+    """Free space is below the watermark: data is refused, all else goes on. Free space, or lower the retention."""
 
 
 class Unavailable(TidewalError):

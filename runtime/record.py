@@ -58,6 +58,19 @@ class RecordType(IntEnum):
     LEDGER = 1010
 
 
+# What the writers of channels append of their own accord, or for a collection as a whole: not data.
+CONTROL_TYPES = frozenset(
+    {
+        RecordType.TIME_TICK,
+        RecordType.FLUSH,
+        RecordType.CREATE_COLLECTION,
+        RecordType.DROP_COLLECTION,
+        RecordType.FENCE,
+        RecordType.PRODUCERS,
+    }
+)
+
+
 class BatchPart(NamedTuple):
     """This record is part `number` (from 0) of `of` of one batch in its channel, seen whole or not at all."""
 

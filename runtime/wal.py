@@ -96,6 +96,14 @@ class Append(NamedTuple):
     timestamp: int = 0
 
 
+class ControlAppend(Append):
+    """An entry by which the system goes on where data has to wait: an event of the catalog, a fence, a tick, the news
+    that rows are stored. A log that refuses data for want of space (`DiskPressure`) takes a submit of these alone from
+    what it keeps in reserve for them, so they are few and small. Between processes they count as data."""
+
+    __slots__ = ()
+
+
 class Entry(NamedTuple):
     """One entry as read. `payload` may be shared with other readers: never write into it."""
 

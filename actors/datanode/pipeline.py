@@ -22,6 +22,7 @@ from ...runtime.record import Record, RecordType, encode
 from ...runtime.rpc import Params
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.tables import log_table
+from ...runtime.wal import ControlAppend
 from ..flushes import Flushed
 from ..following import Follower, open_stream, pchannels_of, rows_of
 from .current_table import CompactResult, CurrentTable, compact
@@ -223,7 +224,8 @@ class FlushPipeline:
         ts = self._node.clock.now()
         name = self.collection.name
         event = Flushed(self.collection.id, name, times, result.version, result.rows, result.size_bytes)
-        await self._node.wal.append(self._node.names.insert_events, encode(event.to_record(ts)), ts)
+        news = ControlAppend(self._node.names.insert_events, encode(event.to_record(ts)), ts)
+        await self._node.wal.append_many([news])
         self._told = time
         self._measures.stored(time)
 

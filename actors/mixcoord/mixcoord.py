@@ -27,7 +27,7 @@ from ...runtime.record import encode
 from ...runtime.rpc import Params, Reply, Request
 from ...runtime.schema import CollectionSchema
 from ...runtime.settings import MIB
-from ...runtime.wal import ChannelPolicy
+from ...runtime.wal import ChannelPolicy, ControlAppend
 from ...runtime.writer.lease import LEASE_MS, LEASE_S
 from ..measures import lag_ms
 from ..node import Node
@@ -295,8 +295,7 @@ class MixCoord(Role):
         if only_changed and self._cut_ends.get(collection.id) == ends:
             return None
         cut = Cut(collection.id, collection.name, reply.values["time"], ends)
-        record = cut.to_record()
-        await self.node.wal.append(self.node.names.cuts, encode(record), cut.time)
+        await self.node.wal.append_many([ControlAppend(self.node.names.cuts, encode(cut.to_record()), cut.time)])
         self._cut_ends[collection.id] = ends
         self._cut_time = max(self._cut_time, cut.time)
         return cut

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ...runtime.errors import MessageTooLarge, TidewalError
 from ...runtime.payloads import owned
 from ...runtime.wakeup import Hub, Hubs
-from ...runtime.wal import Append, Durability, OnAppended, Payload
+from ...runtime.wal import Append, ControlAppend, Durability, OnAppended, Payload
 from .channels import encode_id
 from .frame import CONTROL, ROW_BYTES
 from .gate import Gate
@@ -99,7 +99,8 @@ class Appender:
                 recorded += ROW_BYTES + STAMP_BYTES + STAMP_ENTRY_BYTES * len(channels)
             ephemeral = {channel for channel in kinds if channel.policy.ephemeral}
             size = _size(channels, payloads, ephemeral)
-            if size:  # records alone are taken when space is short: what is acknowledged may go
+            control = not size or (type(entries[0]) is ControlAppend and set(map(type, entries)) == {ControlAppend})
+            if not control:  # records alone are taken when space is short: what is acknowledged may go
                 self._gate.check_space()
             if size or recorded:
                 self._gate.check_room(size + recorded)
@@ -109,10 +110,10 @@ class Appender:
                 _publish(channels, rows)
                 published = _ids(rows)
             elif not ephemeral and not recorded and all(channel.synced for channel in kinds):
-                self._journal.pending.add(Write(done, rows, size, hub=hub))
+                self._journal.pending.add(Write(done, rows, size, control=control, hub=hub))
                 published = None
             else:
-                published = self._queue(channels, rows, done, records, stamp)
+                published = self._queue(channels, rows, done, records, stamp, control=control)
         if not at_once and hub is not None:
             self._journal.notice(hub)
         elif not at_once:
@@ -156,6 +157,8 @@ class Appender:
         done: OnAppended,
         records: Sequence[bytes],
         stamp: Stamp | None,
+        *,
+        control: bool,
     ) -> list[bytes] | None:
         """Make the rows part of the next commit; return the ids when they count as appended already."""
         ids = _ids(rows)
@@ -173,7 +176,8 @@ class Appender:
             channel.queued += 1
         answer = _Answer(self._registry, None if handed_over else done, ids, loose)
         size = sum([ROW_BYTES + len(row[3]) for row in durable])
-        self._journal.pending.add(Write(answer, durable, size, answer.written if early else None, urgent=urgent))
+        written = answer.written if early else None
+        self._journal.pending.add(Write(answer, durable, size, written, urgent=urgent, control=control))
         return ids if handed_over else None
 
 

@@ -55,7 +55,7 @@ class Commits:
         clock: Clock,
         deliver: Deliver,
         budget: TailBudget,
-        need_spare: Callable[[], OSError | None],
+        need_spare: Callable[[bool], OSError | None],
         keep_ready: Callable[[], None],
         measures: Measures,
     ) -> None:
@@ -76,6 +76,8 @@ class Commits:
     def write(self, commit: Pending) -> Written | None:
         """Write its frame; None where nothing was left to write. Rows of unknown channels are refused here. Raises
         `DiskPressure` and `Overloaded` when nothing was written."""
+        if self._segments.short:
+            self._refuse_data(commit, DiskPressure("what space is left is for control records", limit="disk"))
         rows = commit.rows
         if not rows:
             commit.tell([])
@@ -85,7 +87,12 @@ class Commits:
         if unknown and unknown != ONLY_CONTROL and self._refuse(commit, unknown):
             return self.write(commit)
         body_bytes = commit.size - ROW_BYTES * len(rows)
-        segment = self._room(frame_bytes(len(rows), body_bytes))
+        try:
+            segment = self._room(frame_bytes(len(rows), body_bytes), commit)
+        except DiskPressure as error:
+            if not self._refuse_data(commit, error):
+                raise
+            return self.write(commit)
         started = time.perf_counter()
         self._write_frame(segment, columns, body_bytes)
         return Written(commit, segment, columns, body_bytes, started)
@@ -121,9 +128,16 @@ class Commits:
         """Refuse writes to channels whose creation failed before them; whether there were any."""
         unknown -= {id for number, id, _, _ in commit.rows if number == CONTROL} | ONLY_CONTROL  # created here
         if unknown:
-            refused = commit.split(lambda row: row[0] in unknown)
+            refused = commit.split_bad(lambda row: row[0] in unknown)
             refused.fail(ChannelNotFound("the channel could not be created, or was dropped"))
         return bool(unknown)
+
+    def _refuse_data(self, commit: Pending, error: DiskPressure) -> bool:
+        """Refuse what is not the system's own; whether there was both that and other."""
+        refused = commit.split_data()
+        both = bool(refused.waiting and commit.waiting)
+        refused.fail(error)
+        return both
 
     def _write_frame(self, segment: Segment, columns: Columns, body_bytes: int) -> None:
         numbers, ids, timestamps, bodies = columns
@@ -137,12 +151,12 @@ class Commits:
 
     # ---- segments ----------------------------------------------------------------------------------------------------
 
-    def _room(self, size: int) -> Segment:
+    def _room(self, size: int, commit: Pending) -> Segment:
         if self._segment is None or self._segment.room < size:
-            self._segment = self._roll(size)
+            self._segment = self._roll(size, commit)
         return self._segment
 
-    def _roll(self, size: int) -> Segment:
+    def _roll(self, size: int, commit: Pending) -> Segment:
         """Begin the next segment with a snapshot, durable before anything else is written there."""
         before, wall_ms = self._segment, self._clock.wall_ms()
         if before is not None:
@@ -150,7 +164,7 @@ class Commits:
         snapshot = self.table.snapshot(wall_ms)
         if frame_bytes(1, len(snapshot)) + size > self._segments.capacity * 8 // 7:
             raise Overloaded("what is known of channels, groups and clients fills a segment", limit="channels")
-        spare = self._take_spare()
+        spare = self._take_spare(control=commit.control)
         self._write_frame(spare, ([CONTROL], [0], [wall_ms], [snapshot]), len(snapshot))
         self._disk.sync(spare.file)
         self._advance(spare, frame_bytes(1, len(snapshot)))
@@ -162,11 +176,11 @@ class Commits:
         self._keep_ready()
         return spare
 
-    def _take_spare(self) -> Segment:
+    def _take_spare(self, *, control: bool) -> Segment:
         spare = self._segments.take_spare()
         if spare is not None:
             return spare
-        error = self._need_spare()
+        error = self._need_spare(control)
         spare = self._segments.take_spare()
         if spare is None:
             raise DiskPressure(f"no segment could be made ready: {error}", limit="disk")

@@ -14,6 +14,7 @@ import os
 from ...runtime.errors import DirectoryInUse, DirectoryUnwritable, FormatTooNew
 
 FORMAT_VERSION = 1
+PID_BYTES = 32  # of the number of the process in LOCK
 
 
 class Directory:
@@ -53,14 +54,14 @@ class Directory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            pid = os.pread(self._lock, PID_BYTES, 0).decode(errors="replace").strip()
             raise DirectoryInUse(
                 f"{self.path} is in use by process {pid or '?'}",
                 path=self.path,
                 pid=int(pid) if pid.isdigit() else None,
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # the number is for messages alone: no space for it is no reason to refuse
+            os.pwrite(self._lock, f"{os.getpid()}\n".ljust(PID_BYTES).encode(), 0)
 
     def _check_format(self) -> None:
         path = os.path.join(self.path, "FORMAT")

@@ -13,7 +13,7 @@ class Gate:
         self, path: str, journal: Journal, *, commit_bytes: int, pending_bytes: int, free_space_bytes: int
     ) -> None:
         self.closing = False
-        self.pressure = False  # less free space than there should be
+        self.pressure = ""  # why data is refused, if it is: less free space than there should be
         self.room = 0  # what may be pending if nothing stands in the way; below 0 if anything does
         self._path, self._journal = path, journal
         self._commit_bytes, self._pending_bytes, self._free_space_bytes = commit_bytes, pending_bytes, free_space_bytes
@@ -27,8 +27,12 @@ class Gate:
         self.closing = True
         self._look()
 
-    def note_free_space(self, free_bytes: int) -> None:
-        self.pressure = free_bytes < self._free_space_bytes
+    def note_space(self, free_bytes: int, *, short: bool) -> None:
+        """`short`: the journal's reserve for control records is in use, or cannot be made."""
+        if free_bytes < self._free_space_bytes:
+            self.pressure = f"less than {self._free_space_bytes} bytes are free for {self._path}"
+        else:
+            self.pressure = f"{self._path} has no space for its reserve" if short else ""
         self._look()
 
     def check_open(self) -> None:
@@ -47,9 +51,7 @@ class Gate:
     def check_space(self) -> None:
         """Raises `DiskPressure`."""
         if self.pressure:
-            raise DiskPressure(
-                f"less than {self._free_space_bytes} bytes are free for {self._path}", limit="free_space_bytes"
-            )
+            raise DiskPressure(self.pressure, limit="free_space_bytes")
 
     def check_room(self, size: int) -> None:
         """Whether one commit of `size` bytes can be taken. Raises `MessageTooLarge`, `Overloaded`."""

@@ -13,13 +13,18 @@ SPARE_TIMEOUT_S = 30.0
 
 
 class Keeper:
-    """Runs `prepare` whenever a spare is wanted, and `tick` twice a second."""
+    """Runs `prepare` whenever a spare is wanted, and `tick` twice a second. `prepare` is told whether the reserve may
+    be taken."""
 
-    def __init__(self, wants_spare: Callable[[], bool], prepare: Callable[[], None], tick: Callable[[], None]) -> None:
+    def __init__(
+        self, wants_spare: Callable[[], bool], prepare: Callable[[bool], None], tick: Callable[[], None]
+    ) -> None:
         self._wants_spare, self._prepare, self._tick = wants_spare, prepare, tick
         self._wake = threading.Event()
         self._attempted = threading.Condition()
         self._attempts = 0
+        self._attempting = False
+        self._from_reserve = False
         self._error: OSError | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tidewal-keeper", daemon=True)
@@ -31,14 +36,17 @@ class Keeper:
         """Look now whether a spare is wanted."""
         self._wake.set()
 
-    def need_spare(self) -> OSError | None:
-        """Wait until a spare is ready or an attempt to make one failed; return that error."""
+    def need_spare(self, from_reserve: bool = False) -> OSError | None:
+        """Wait until a spare is ready or an attempt to make one failed, if need be from the reserve; return that
+        error."""
         with self._attempted:
-            attempts = self._attempts
+            enough = self._attempts + 1 + self._attempting  # one that has begun knows nothing of this
+            self._from_reserve = from_reserve
             self._wake.set()
             done = self._attempted.wait_for(
-                lambda: not self._wants_spare() or self._attempts > attempts or self._stopping, SPARE_TIMEOUT_S
+                lambda: not self._wants_spare() or self._attempts >= enough or self._stopping, SPARE_TIMEOUT_S
             )
+            self._from_reserve = False
             if not done:
                 return TimeoutError(f"not ready within {SPARE_TIMEOUT_S} s")
             return self._error
@@ -65,12 +73,16 @@ class Keeper:
 
     def _attempt(self) -> None:
         error: OSError | None = None
+        with self._attempted:
+            self._attempting, from_reserve = True, self._from_reserve
         try:
-            self._prepare()
+            self._prepare(from_reserve)
         except OSError as failed:
             error = failed
-            _log.warning("no segment could be made ready: %s", failed)
+            if self._error is None:  # else it was said already
+                _log.warning("no segment could be made ready: %s", failed)
         with self._attempted:
             self._attempts += 1
+            self._attempting = False
             self._error = error
             self._attempted.notify_all()

@@ -50,7 +50,7 @@ class Management:
             if existing is not None and existing.created:
                 return
             if existing is not None:  # somebody else is creating it; wait behind that
-                self._journal.put(Write(done))
+                self._journal.put(Write(done, control=True))
             else:
                 if not policy.ephemeral:
                     self._gate.check_space()

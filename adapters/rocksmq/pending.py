@@ -16,8 +16,8 @@ from .frame import CONTROL, ROW_BYTES
 Row: TypeAlias = tuple[int, int, int, Payload]  # channel number, id, timestamp, body; as in a frame's table
 # The rows of one frame, a sequence for each field.
 Columns: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[Payload]]
-# Who waits: a future for one row, or a callback for so many.
-Waiting: TypeAlias = "asyncio.Future[bytes] | tuple[OnAppended, int]"
+# Who waits: a future for one row, or a callback for so many, and whether they are the system's own.
+Waiting: TypeAlias = "asyncio.Future[bytes] | tuple[OnAppended, int, bool]"
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +26,11 @@ class Write:
     """What one submit asks for: rows that are in one frame or none, of `size` bytes with their lines in its table.
 
     `done` gets an id for each row. `written`, if any, is called before the sync. `urgent`: its control records take
-    effect in the journal's table before `done` is called.
+    effect in the journal's table before `done` is called. `control`: it is written from the reserve where there is no
+    space for data.
     """
 
-    __slots__ = ("done", "hub", "rows", "size", "urgent", "written")
+    __slots__ = ("control", "done", "hub", "rows", "size", "urgent", "written")
 
     def __init__(
         self,
@@ -39,15 +40,17 @@ class Write:
         written: Callable[[], None] | None = None,
         *,
         urgent: bool = False,
+        control: bool = False,
         hub: Hub | None = None,
     ) -> None:
         self.hub = hub  # whose loop waits for it, if it is a loop's
         self.done, self.rows, self.size, self.written, self.urgent = done, rows, size, written, urgent
+        self.control = control
 
 
 def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) -> Write:
     """A write of one control record; `creates` is the number of the channel that it creates."""
-    return Write(done, [(CONTROL, creates, wall_ms, record)], ROW_BYTES + len(record), urgent=True)
+    return Write(done, [(CONTROL, creates, wall_ms, record)], ROW_BYTES + len(record), urgent=True, control=True)
 
 
 class Pending:
@@ -67,7 +70,7 @@ class Pending:
 
     def add(self, write: Write) -> None:
         self.rows += write.rows
-        self.waiting.append((write.done, len(write.rows)))
+        self.waiting.append((write.done, len(write.rows), write.control))
         self.calls += 1
         self.hub = self.hub or write.hub
         self.shared = self.shared or write.hub is None or write.hub is not self.hub
@@ -83,7 +86,7 @@ class Pending:
         if self.hub is hub:
             self.waiting.append(future)
         else:
-            self.waiting.append((partial(settle_first, hub, future), 1))
+            self.waiting.append((partial(settle_first, hub, future), 1, False))
             self.calls += 1
             self.shared = True
 
@@ -101,11 +104,23 @@ class Pending:
         self.calls -= taken.calls
         return taken
 
-    def split(self, bad: Callable[[Row], bool]) -> Pending:
+    def split_bad(self, bad: Callable[[Row], bool]) -> Pending:
         """Split off the writes of which a row is bad."""
+        return self._split(lambda _, rows: any(map(bad, rows)))
+
+    @property
+    def control(self) -> bool:
+        """Whether all of it is the system's own."""
+        return all(map(_is_control, self.waiting))
+
+    def split_data(self) -> Pending:
+        """Split off what is not the system's own."""
+        return self._split(lambda waiting, _: not _is_control(waiting))
+
+    def _split(self, bad: Callable[[Waiting, Sequence[Row]], bool]) -> Pending:
         good, refused = Pending(), Pending()
         for waiting, rows in self._writes():
-            (refused if any(map(bad, rows)) else good)._move(self.hub, waiting, rows)
+            (refused if bad(waiting, rows) else good)._move(self.hub, waiting, rows)
         self.rows, self.waiting, self.size, self.calls = good.rows, good.waiting, good.size, good.calls
         return refused
 
@@ -132,7 +147,7 @@ class Pending:
         at = 0
         for one in waiting:
             if isinstance(one, tuple):
-                done, count = one
+                done, count, _ = one
                 _call(done, ids[at : at + count])
                 at += count
             elif self.hub is not None:
@@ -151,6 +166,10 @@ class Pending:
 
 def _size(rows: Sequence[Row]) -> int:
     return sum([ROW_BYTES + len(row[3]) for row in rows])
+
+
+def _is_control(waiting: Waiting) -> bool:
+    return isinstance(waiting, tuple) and waiting[2]
 
 
 def settle_first(hub: Hub, future: asyncio.Future[bytes], result: list[bytes] | TidewalError) -> None:

@@ -4,11 +4,15 @@ A segment is a 4 KiB header (version, epoch, salt, size, checksum) and room for 
 first use: a sync of a file that grows, or of blocks never written, costs a metadata commit each time. Epochs count up
 over the whole life of the directory and are part of the file's name; a recycled file gets a new epoch and a new salt.
 A segment takes its final name only when all this is durable.
+
+One such file more is kept in reserve: where the disk has no space for the next segment, it becomes that, for control
+records alone (`short`), and data is refused until there is space for another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Generator
@@ -28,6 +32,7 @@ HEADER_BYTES = 4096
 SUFFIX = ".segment"
 PREPARING = "preparing"
 RECYCLABLE = "recyclable-"
+RESERVE = "reserve"
 ZERO_BYTES = 1024 * 1024
 ZERO_SYNC_BYTES = 8 * ZERO_BYTES  # so that one huge sync of zeros never stands before a commit's small one
 
@@ -77,6 +82,8 @@ class Segments:
         self._live: dict[int, Segment] = {}
         self._spare: Segment | None = None
         self._recyclable: list[str] = []
+        self._reserved = False
+        self.short = False  # the reserve is in use, or there was no space for it
         self._lock = threading.Lock()
 
     @property
@@ -98,6 +105,8 @@ class Segments:
                 self._disk.remove(path)
             elif name.startswith(RECYCLABLE):
                 self._adopt_recyclable(path)
+            elif name == RESERVE:
+                self._adopt_reserve(path)
         for before, after in pairwise(found):
             if after.epoch != before.epoch + 1:
                 raise CorruptLog(
@@ -125,13 +134,22 @@ class Segments:
         return Segment(epoch, salt, size, path, file)
 
     def _adopt_recyclable(self, path: str) -> None:
-        file = self._disk.open(path)
-        size = self._disk.size(file)
-        self._disk.close(file)
-        if size == self._segment_bytes and len(self._recyclable) < self._spare_limit:
+        if self._fits(path) and len(self._recyclable) < self._spare_limit:
             self._recyclable.append(path)
         else:
             self._disk.remove(path)
+
+    def _adopt_reserve(self, path: str) -> None:
+        self._reserved = self._fits(path)
+        if not self._reserved:
+            self._disk.remove(path)
+
+    def _fits(self, path: str) -> bool:
+        """Whether it has the size of segments to come."""
+        file = self._disk.open(path)
+        size = self._disk.size(file)
+        self._disk.close(file)
+        return size == self._segment_bytes
 
     def set_spare(self, segment: Segment) -> None:
         """Declare the newest loaded segment, which holds no frames, to be the spare."""
@@ -145,28 +163,94 @@ class Segments:
     def wants_spare(self) -> bool:
         return self._spare is None
 
-    def prepare_spare(self) -> None:
-        """Make the next segment ready. Slow. Raises `OSError`, having changed nothing that counts."""
-        epoch = max(self._live, default=0) + 1
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is wanted: the next segment is ready, and so is the reserve."""
+        return self._spare is not None and self._reserved
+
+    def prepare_spare(self, from_reserve: bool = False) -> None:
+        """Make the next segment ready; where that fails and the reserve may be taken, of the reserve. Slow. One thread
+        at a time prepares. Raises `OSError`, having changed nothing that counts."""
+        try:
+            file = self._prepare()
+        except OSError:
+            self.short = self.short or not self._reserved
+            if not (from_reserve and self._reserved):
+                raise
+            file = self._take_reserve()
+        self._make_spare(file)
+
+    def prepare_reserve(self) -> None:
+        """Make the reserve ready, unless it is. As `prepare_spare`."""
+        if self._reserved or self._spare is None:
+            return
+        try:
+            self._make_reserve(self._prepare())
+        except OSError:
+            self.short = True
+            raise
+        self._reserved, self.short = True, False
+
+    def _take_reserve(self) -> int:
+        """The reserve as what is being prepared."""
+        path = os.path.join(self.directory, RESERVE)
+        file = self._disk.open(path)
+        try:
+            self._disk.rename(path, os.path.join(self.directory, PREPARING))
+        except BaseException:
+            self._disk.close(file)
+            raise
+        self._reserved, self.short = False, True
+        return file
+
+    def _prepare(self) -> int:
+        """A file of the size of a segment whose blocks were written before, open, not named yet."""
         preparing = os.path.join(self.directory, PREPARING)
         recycled = self._claim_recyclable(preparing)
+        if not recycled and self._disk.free_bytes(self.directory) < self._segment_bytes:  # fill up nothing in vain
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), preparing)
         file = self._disk.open(preparing, create=not recycled)
         try:
             if not recycled:
                 self._fill(file)
+        except BaseException:
+            self._give_up_prepared(file)
+            raise
+        return file
+
+    def _make_reserve(self, file: int) -> None:
+        """Make what is prepared the reserve."""
+        try:
+            self._rename_prepared(RESERVE)
+        except BaseException:
+            self._give_up_prepared(file)
+            raise
+        self._disk.close(file)
+
+    def _make_spare(self, file: int) -> None:
+        """Make what is prepared the next segment."""
+        epoch = max(self._live, default=0) + 1
+        try:
             salt = int.from_bytes(os.urandom(8), "little")
             write_all(self._disk, file, [encode_header(Header(VERSION, epoch, salt, self._segment_bytes))], 0)
             self._disk.sync(file)
-            path = os.path.join(self.directory, segment_name(epoch))
-            self._disk.rename(preparing, path)
-            self._disk.sync_directory(self.directory)
+            path = self._rename_prepared(segment_name(epoch))
         except BaseException:
-            self._disk.close(file)
-            with contextlib.suppress(OSError):
-                self._disk.remove(preparing)
+            self._give_up_prepared(file)
             raise
         with self._lock:
             self._spare = Segment(epoch, salt, self._segment_bytes, path, file)
+
+    def _rename_prepared(self, name: str) -> str:
+        path = os.path.join(self.directory, name)
+        self._disk.rename(os.path.join(self.directory, PREPARING), path)
+        self._disk.sync_directory(self.directory)
+        return path
+
+    def _give_up_prepared(self, file: int) -> None:
+        self._disk.close(file)
+        with contextlib.suppress(OSError):
+            self._disk.remove(os.path.join(self.directory, PREPARING))
 
     def _claim_recyclable(self, target: str) -> bool:
         with self._lock:
@@ -211,11 +295,13 @@ class Segments:
         """Bytes on disk, spares included."""
         with self._lock:
             known = [*self._live.values(), *([self._spare] if self._spare else [])]
-            return sum(segment.size for segment in known) + len(self._recyclable) * self._segment_bytes
+            return (
+                sum(segment.size for segment in known) + (len(self._recyclable) + self._reserved) * self._segment_bytes
+            )
 
     @property
     def spares(self) -> int:
-        return (self._spare is not None) + len(self._recyclable)
+        return (self._spare is not None) + len(self._recyclable) + self._reserved
 
     def holds(self, epoch: int) -> bool:
         return epoch in self._live

@@ -445,6 +445,7 @@ class RocksMQ:
         late_s, self._ticked = now - self._ticked - TICK_S, now
         self._management.notice()
         self._journal.look_after()
+        self._keep_reserve()
         if late_s > LATE_TICK_S:  # what members have said meanwhile waits in the sockets: the next tick will know it
             self._coordinator.excuse(late_s)
         else:
@@ -452,10 +453,18 @@ class RocksMQ:
         self.check_space()
         self.retain_now()
 
+    def _keep_reserve(self) -> None:
+        was_short = self._segments.short
+        try:
+            self._segments.prepare_reserve()
+        except OSError as error:
+            if not was_short:
+                _log.warning("%s takes no more data, there is no space for its reserve: %s", self.directory, error)
+
     def check_space(self) -> bool:
         """Look at the free space; whether appends to durable channels are accepted. Runs twice a second by itself."""
         free = self._disk.free_bytes(self._directory.journal)
-        self._gate.note_free_space(free)
+        self._gate.note_space(free, short=self._segments.short)
         self._measures.space(free, self._segments.size, len(self._segments.epochs), self._segments.spares)
         return not self._gate.pressure
 

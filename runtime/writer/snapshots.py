@@ -8,7 +8,7 @@ from threading import RLock
 
 from ..errors import TidewalError
 from ..record import Record, RecordType, stamp
-from ..wal import Append, Wal
+from ..wal import ControlAppend, Wal
 from .observer import WriterObserver
 from .owned import Owned
 from .producers import ProducerTable
@@ -52,7 +52,8 @@ class Snapshots:
         pages = [Record(RecordType.PRODUCERS, body=page) for page in self._producers.pages()]
         cseqs = [own.next() for _ in pages]
         entries = [
-            Append(own.channel, stamp(page, ts, own.term, cseq), ts) for page, cseq in zip(pages, cseqs, strict=True)
+            ControlAppend(own.channel, stamp(page, ts, own.term, cseq), ts)
+            for page, cseq in zip(pages, cseqs, strict=True)
         ]
         own.since_checkpoint -= covered
         try:

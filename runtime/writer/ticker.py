@@ -10,7 +10,7 @@ from threading import RLock
 from ..errors import TidewalError
 from ..heartbeats import Announcement, heartbeat
 from ..record import Record, RecordType, stamp
-from ..wal import Append, Wal
+from ..wal import Append, ControlAppend, Wal
 from .observer import WriterObserver
 from .owned import Owned, SyncPoint
 
@@ -64,7 +64,7 @@ class Ticker:
             self._end(waiters, None)
             return
         numbered = [(own, own.next()) for own in due]
-        entries = [Append(own.channel, stamp(_TICK, time, own.term, cseq), time) for own, cseq in numbered]
+        entries = [ControlAppend(own.channel, stamp(_TICK, time, own.term, cseq), time) for own, cseq in numbered]
         self._running = True
         try:
             self._wal.submit(entries, partial(self._ticked, time, numbered, waiters))

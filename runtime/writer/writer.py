@@ -18,8 +18,8 @@ from ..channel_pumps import reading
 from ..channel_reader import ChannelReader
 from ..clock import HybridClock, physical_ms
 from ..errors import Closed, DeadlineExceeded, Fenced, InvalidRequest, Overloaded, TidewalError, Unavailable
-from ..record import Record, RecordType, stamp
-from ..wal import Append, From, FromId, Wal
+from ..record import CONTROL_TYPES, Record, RecordType, stamp
+from ..wal import Append, ControlAppend, From, FromId, Wal
 from .acks import AckManager
 from .batch import BATCH_CHANNELS, BATCH_DIGEST, BATCH_ROWS, Appended, Batch, RecordKey, missing, prepared
 from .observer import WriterObserver
@@ -92,7 +92,7 @@ class Writer:
         with self._lock:
             taken = [Owned(grant.channel, grant.term, grant.limit, grant.checkpoint) for grant in grants]
             ts = self._clock.now()
-            fences = [Append(own.channel, stamp(_FENCE, ts, own.term, own.next()), ts) for own in taken]
+            fences = [ControlAppend(own.channel, stamp(_FENCE, ts, own.term, own.next()), ts) for own in taken]
             self._owned.update((own.channel, own) for own in taken)
             self._set_limit()
             undecided = {
@@ -257,8 +257,9 @@ class Writer:
         self._account(batch, 1)
         try:
             whole = prepared(records, ts, producer, pseq, rows, digest, channels)
+            kind = ControlAppend if all(record.type in CONTROL_TYPES for _, record in records) else Append
             entries = [
-                Append(own.channel, stamp(record, ts, own.term, cseq), ts)
+                kind(own.channel, stamp(record, ts, own.term, cseq), ts)
                 for (own, cseq), record in zip(batch.records, whole, strict=True)
             ]
             self._wal.submit(entries, partial(self._written, batch))

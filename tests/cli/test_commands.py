@@ -121,7 +121,7 @@ def test_a_command_that_owns_the_log_makes_way_for_a_node(
     start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], data: Path
 ):
     process = tail_of_cuts(start, command, data)
-    assert (data / "log" / "LOCK").read_text() == f"{process.pid}\n"
+    assert (data / "log" / "LOCK").read_text().strip() == str(process.pid)
     for _ in range(2):
         asyncio.run(cut(data))
         assert json.loads(process.stdout.readline())["collection"] == "things"

@@ -125,7 +125,7 @@ async def test_an_unknown_outcome_stays_unknown(open_rocksmq, seed, helpers):
     disk = FaultyDisk(seed)
     store = await open_rocksmq(disk=disk)
     await store.create_channel("a", PLAIN)
-    await helpers.until(lambda: not store._segments.wants_spare)
+    await helpers.until(lambda: store._segments.ready)
     disk.fail("sync")
     for _ in range(2):
         answer = await send(store, 1, [Append("a", b"1")])
@@ -315,7 +315,7 @@ async def test_several_fail_together_and_their_outcome_stays_unknown(open_rocksm
     disk = FaultyDisk(seed)
     store = await open_rocksmq(disk=disk)
     await store.create_channel("a", PLAIN)
-    await helpers.until(lambda: not store._segments.wants_spare)
+    await helpers.until(lambda: store._segments.ready)
     disk.fail("sync")
     answers = [await send_each(store, 1, small(1, 2)), await send(store, 2, small(2))]
     assert [type(answer) for answer in answers] == [JournalFailed] * 2

@@ -27,7 +27,7 @@ async def ready(open_rocksmq, disk, helpers, **options):
     """A store with a channel whose keeper has nothing left to do: the next call to the disk is a commit's."""
     store = await open_rocksmq(disk=disk, **options)
     await store.create_channel("a", PLAIN)
-    await helpers.until(lambda: not store._segments.wants_spare)
+    await helpers.until(lambda: store._segments.ready)
     return store
 
 
@@ -328,7 +328,7 @@ async def test_a_failed_sync_of_the_directory_is_made_good_by_the_next_try(open_
 async def test_retention_that_fails_on_the_way_leaves_no_hole(open_rocksmq, disk, helpers, operation, spare_segments):
     store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL, spare_segments=spare_segments)
     last = [await store.append("a", bytes([number]) * 9000) for number in range(30)][-1]
-    await helpers.until(lambda: not store._segments.wants_spare)
+    await helpers.until(lambda: store._segments.ready)
     disk.fail(operation)
     await store.truncate("a", last)
     for _ in range(3):

@@ -63,7 +63,7 @@ async def test_a_fresh_directory_is_small_and_no_file_stays_open(tmp_path, helpe
     store = await RocksMQ.open(str(tmp_path / "log"))
     await store.create_channel("a", PLAIN)
     await store.append("a", b"x")
-    await helpers.until(lambda: not store._segments.wants_spare)
+    await helpers.until(lambda: store._segments.ready)
     size = sum(
         os.stat(os.path.join(root, name)).st_blocks * 512 for root, _, names in os.walk(tmp_path) for name in names
     )

@@ -83,7 +83,7 @@ async def test_a_failed_sync_takes_the_records_with_the_entries(open_rocksmq, he
     disk = FaultyDisk()
     store = await open_rocksmq(disk=disk)
     await store.create_channel("a", PLAIN)
-    await helpers.until(lambda: not store._segments.wants_spare)  # so that the next sync is the commit's
+    await helpers.until(lambda: store._segments.ready)  # so that the next sync is the commit's
     number = store.find("a").number
     disk.fail("sync")
     result, holds = await submitted(store, [Append("a", b"1")], records=[records.hold(number, "x", 1)])

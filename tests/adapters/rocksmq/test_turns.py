@@ -87,7 +87,7 @@ def disk() -> HeldDisk:
 async def store(open_rocksmq, disk, helpers):
     store = await open_rocksmq(disk=disk, segment_bytes=32 * 1024 * 1024)
     await store.create_channel("a", PLAIN)
-    await helpers.until(lambda: not store._segments.wants_spare)
+    await helpers.until(lambda: store._segments.ready)
     await at_rest(store)
     disk.writers.clear()
     disk.synced_by.clear()

@@ -1,0 +1,83 @@
+"""A node on a disk with too little space refuses rows, and does all else: it starts, answers, stores, drops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidewal.actors.standalone import Standalone
+from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.runtime.errors import DiskPressure
+from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.testing.disk import FaultyDisk
+
+SCHEMA = CollectionSchema("c", (Field("id", "int64"), Field("v", "varchar", nullable=True)), "id")
+SEGMENT_BYTES = 256 * 1024
+WATERMARK = 10**6
+
+
+def rows(first: int, count: int = 10) -> list[dict[str, object]]:
+    return [{"id": i, "v": "x" * 1000} for i in range(first, first + count)]
+
+
+async def open_log(tmp_path, disk) -> RocksMQ:
+    return await RocksMQ.open(
+        str(tmp_path / "log"), disk=disk, segment_bytes=SEGMENT_BYTES, free_space_bytes=WATERMARK, serve=False
+    )
+
+
+async def ready(log) -> None:
+    while not (log._segments.ready and log.check_space()):  # noqa: ASYNC110 -- the keeper's thread knows no event
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("free", [WATERMARK - 1, 0])
+async def test_a_node_without_space_starts_reads_flushes_and_drops(tmp_path, seed, free) -> None:
+    disk = FaultyDisk(seed)
+    log = await open_log(tmp_path, disk)
+    async with Standalone(log, tmp_path / "tables") as node, node.client() as client:
+        await client.create_collection(SCHEMA, shards=2)
+        await client.insert("c", rows(0))
+        await ready(log)
+    await log.close()
+
+    disk.free = free
+    log = await open_log(tmp_path, disk)
+    async with asyncio.timeout(60):
+        async with Standalone(log, tmp_path / "tables") as node, node.client() as client:
+            assert await client.count("c", consistency="strong") == 10
+            with pytest.raises(DiskPressure):
+                await client.insert("c", rows(10))
+            await client.flush("c")
+            await client.cut("c")
+            assert await client.count("c", consistency="strong") == 10
+            disk.free = None
+            await ready(log)
+            await client.insert("c", rows(10))
+            disk.free = free
+            log.check_space()
+            assert await client.count("c", consistency="strong") == 20
+            await client.drop_collection("c")
+            assert await client.list_collections() == []
+    await log.close()
+
+
+async def test_the_lease_goes_on_while_the_disk_is_full(tmp_path, seed, monkeypatch) -> None:
+    monkeypatch.setattr("tidewal.actors.proxy.proxy.RENEW_S", 0.001)
+    disk = FaultyDisk(seed)
+    log = await open_log(tmp_path, disk)
+    async with Standalone(log, tmp_path / "tables") as node, node.client() as client:
+        await client.create_collection(SCHEMA, shards=2)
+        await ready(log)
+        disk.free, written = 0, 0
+        async with asyncio.timeout(60):
+            while not log._segments.short:  # what renewals write has come to the reserve
+                try:
+                    await client.insert("c", rows(written, 1))
+                    written += 1
+                except DiskPressure:
+                    await asyncio.sleep(0)
+                assert await client.count("c", consistency="strong") == written
+            assert not node.system.failed
+    await log.close()
