@@ -21,6 +21,7 @@ rules, and a refused `hello`, end the connection after the error, whose seq is 0
     hold       channel holder id            → nil
     append     number settled entries       → ids
     appends    number settled entries       → ids, joined
+    cancel     seq                          → nil
     stand_down                              → nil
     group.*    what `group_service.py` says
 
@@ -31,8 +32,9 @@ has the joined ids of all, or each gets an answer of its own, as `append` does. 
 `boot` counts the owner's lives, `frame_bytes` is what rows and payloads of one request may have together. `start` is
 ["earliest"], ["latest"], ["id", id, inclusive], ["time", timestamp] or ["next", next id of the last answer]. `read`
 answers what there is, about `ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤
-`WAIT_LIMIT_S`) while there is nothing. Ids over `upto` (may be nil) are left out. `stand_down` asks the owner to close
-the directory for a process that insists on owning it; it raises `DirectoryInUse` when the owner does as well.
+`WAIT_LIMIT_S`) while there is nothing; `cancel` ends a request that waits, without an answer. Ids
+over `upto` (may be nil) are left out. `stand_down` asks the owner to close the directory for a process that insists on
+owning it; it raises `DirectoryInUse` when the owner does as well.
 
 Where a request carries entries, its last argument in the head is the list of channel names that the rows' channel
 numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the

@@ -115,7 +115,7 @@ class Connection:
         self.greeted = self.closed = False
         self.in_flight = 0  # bytes of appends; changed under a lock of its own, which nobody holds for long
         self._counting = threading.Lock()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[asyncio.Task[None], int] = {}  # requests that wait, by their seq
         self.turn = asyncio.Lock()  # one answer with entries is made at a time
         self.readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()  # by where they go on
         self._loop, self._socket, self._handler, self._limits = loop, connection, handler, limits
@@ -204,8 +204,14 @@ class Connection:
             self.fail(seq, Overloaded(f"{limit} requests of this connection wait already", limit="waiting_requests"))
             return
         task = self._loop.create_task(self._wait_for(seq, work))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks[task] = seq
+        task.add_done_callback(self.tasks.pop)
+
+    def cancel(self, seq: int) -> None:
+        """Forget a request that waits; one that was answered is no matter."""
+        for task, waiting in self.tasks.items():
+            if waiting == seq:
+                task.cancel()
 
     async def _wait_for(self, seq: int, work: Callable[[], Coroutine[object, object, list[Payload] | None]]) -> None:
         try:

@@ -125,6 +125,10 @@ class Link:
         self._outbox.send(buffers)
         try:
             return await answer
+        except asyncio.CancelledError:
+            if wait_s:  # else the owner has answered in a moment
+                self.notify("cancel", seq)
+            raise
         finally:
             deadline.cancel()
             self._asking.pop(seq, None)

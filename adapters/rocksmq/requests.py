@@ -117,6 +117,9 @@ class Requests:
             self._ask_groups(connection, seq, method, _with_entries(arguments, frame))
         elif len(frame.rows):
             raise InvalidRequest(f"{method} takes no entries")
+        elif method == "cancel":
+            connection.cancel(_seq(arguments))
+            connection.answer(seq, None)
         elif (work := self._later(connection, seq, method, arguments)) is not None:
             connection.later(seq, work)
         else:
@@ -288,6 +291,14 @@ def _with_entries(arguments: list[object], frame: Frame) -> list[object]:
     if not isinstance(names, list) or set(map(type, cast("list[object]", names))) != {str}:
         raise InvalidRequest("the request has entries, but no list of channels")
     return [*arguments[:-1], appends_in(frame, cast("list[str]", names))]
+
+
+def _seq(arguments: list[object]) -> int:
+    match arguments:
+        case [int(seq)]:
+            return seq
+        case _:
+            raise _unfit("cancel")
 
 
 def _policy(picture: dict[str, Any]) -> ChannelPolicy:

@@ -12,7 +12,7 @@ import threading
 import pytest
 import uvloop
 
-from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.adapters.rocksmq.link import Address, Link
 from tidewal.runtime.errors import (
     ChannelExists,
@@ -304,6 +304,26 @@ async def test_waiting_requests_wake_and_others_pass_them(store, link, helpers):
     async with asyncio.timeout(ANSWER_S):
         entries, _, _ = await waiting
     assert [entry.id for entry in entries] == [id]
+
+
+async def test_a_reader_that_stops_waiting_leaves_nothing_at_the_owner(store, directory, helpers):
+    """More often than the owner lets requests of one process wait."""
+    await store.create_channel("a", PLAIN)
+    shared = await open_wal(f"rocksmq://{directory}", own=False)
+    reader = shared.read("a", From.LATEST)
+    for number in range(300):
+        waiting = asyncio.ensure_future(anext(reader))
+        await helpers.until(lambda: store._server.usage().waiting_requests == 1 and store.find("a").waiters)
+        if number % 2:
+            await reader.aclose()
+            await asyncio.wait([waiting])
+            reader = shared.read("a", From.LATEST)
+        else:
+            waiting.cancel()
+        await helpers.until(lambda: store._server.usage().waiting_requests == 0 and not store.find("a").waiters)
+    assert await shared.latest_id("a") is None
+    await reader.aclose()
+    await shared.close()
 
 
 async def test_a_long_poll_ends_with_nothing_when_nothing_comes(store, link):
