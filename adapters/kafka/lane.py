@@ -37,7 +37,7 @@ class Write:
         self._ids: list[bytes] = [b""] * count
         self._missing = 1
         self._error: TidewalError | None = None
-        self._partly = False  # whether something of it is in the log
+        self._partly = False  # whether something of it is in the log, or may be
 
     def split(self, parts: int) -> None:
         """It goes to so many channels."""
@@ -56,6 +56,8 @@ class Write:
         """A part is in, or has failed. Whether it was the last one."""
         self._missing -= 1
         self._error = self._error or error
+        if error is not None and error.fields.get("outcome_unknown"):
+            self._partly = True
         return not self._missing
 
     def answer(self) -> None:

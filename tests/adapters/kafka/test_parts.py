@@ -333,6 +333,18 @@ async def test_a_submit_that_is_partly_in_has_an_unknown_outcome():
     assert rig.backlog.bytes == 0
 
 
+@pytest.mark.parametrize("unknown_first", [True, False])
+def test_a_submit_of_which_one_channel_is_unknown_is_unknown_whatever_the_others_say(unknown_first):
+    answers: list[TidewalError] = []
+    write = Write(answers.append, 2, 2)
+    write.split(2)
+    errors = [Unavailable("no answer", outcome_unknown=True), Unavailable("never sent")]
+    for error in errors if unknown_first else reversed(errors):
+        if write.finished(error):
+            write.answer()
+    assert [answer.fields for answer in answers] == [{"outcome_unknown": True}]
+
+
 async def test_no_batch_begins_while_a_reader_finds_its_start():
     rig = Rig()
     rig.lane.stop()
