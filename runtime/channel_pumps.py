@@ -41,6 +41,7 @@ class BufferedChannel:
         self.reader = reader
         self.start = start
         self.skipped = b""  # entries up to this id only tell how far the channel had come
+        self.resumed = False  # goes on from a saved position
         self.buffer: deque[Record] = deque()
         self.bytes = 0
         self.room = asyncio.Event()
@@ -48,10 +49,14 @@ class BufferedChannel:
 
     def keep(self, record: Record) -> None:
         """Hold `record` until it is handed out."""
-        if not self.buffer and not self.position[0] and record.term:
-            self.position = (record.id, record.term, record.cseq - 1)  # nothing known lies before it
+        if not self.buffer and not self.position[0]:
+            self.stand_before(record)  # nothing known lies before it
         self.buffer.append(record)
         self.bytes += len(record.body) + RECORD_OVERHEAD_BYTES
+
+    def stand_before(self, record: Record) -> None:
+        """Have the position say that `record` is the first that is not done with, whatever lies before it."""
+        self.position = (record.id, record.term, record.cseq - 1)
 
     def pass_by(self, record: Record) -> None:
         """`record` is done with: it is not to be handed out."""
@@ -108,8 +113,9 @@ class ChannelPumps(ABC, Generic[Channel]):
     def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
         """Go on from saved positions; with `include_current` the message at each position is delivered again. Alone it
         says which channels are read; after `as_consumer` it moves some of those, and the others start as said there.
-        Raises `PositionMismatch` for another backend's position, `InvalidRequest` for an empty one, a channel that is
-        not read, or a second `seek`; reading raises `PositionLost` when retention has removed it."""
+        A position of a pack that says that its channel was empty goes on at the first entry there is. Raises
+        `PositionMismatch` for another backend's position, `InvalidRequest` for one that nothing was read at, a channel
+        that is not read, or a second `seek`; reading raises `PositionLost` when retention has removed it."""
         if self._sought or self._tasks:
             raise InvalidRequest("the stream has its positions already: open another stream to read from elsewhere")
         channels: dict[str, Channel] = {}
@@ -117,16 +123,25 @@ class ChannelPumps(ABC, Generic[Channel]):
             self._check_position(position)
             if position.channel in channels or (self._channels and position.channel not in self._channels):
                 raise InvalidRequest(f"{position.channel} is not read by this stream, or has two positions")
-            cseq = max(0, position.cseq - 1) if include_current else position.cseq
-            reader = ChannelReader(position.channel, after=(position.term, cseq), on_bad=self._on_bad)
-            # With an owner's numbers the reader itself knows what it has seen, and a position may lie before its entry.
-            start = FromId(position.message_id, inclusive=include_current or position.term > 0)
-            reader.position = (position.message_id, position.term, cseq)
-            channels[position.channel] = self._new_channel(reader, start)
+            channels[position.channel] = self._channel_at(position, include_current)
         if not channels:
             raise InvalidRequest("give at least one position to go on from")
         self._channels.update(channels)
         self._sought = True
+
+    def _channel_at(self, position: Position, include_current: bool) -> Channel:
+        before_entry = include_current or position.cseq < 0  # without an owner's numbers: it is not done with
+        cseq = max(0, position.cseq - include_current)
+        reader = ChannelReader(position.channel, after=(position.term, cseq), on_bad=self._on_bad)
+        if position.message_id:
+            # With an owner's numbers the reader itself knows what it has seen, and a position may lie before its entry.
+            start: Start = FromId(position.message_id, inclusive=before_entry or position.term > 0)
+            reader.position = (position.message_id, position.term, -1 if before_entry and not position.term else cseq)
+        else:
+            start = From.EARLIEST
+        channel = self._new_channel(reader, start)
+        channel.resumed = not include_current
+        return channel
 
     def _check_position(self, position: Position) -> None:
         if position.wal != self._wal.name:
@@ -135,7 +150,7 @@ class ChannelPumps(ABC, Generic[Channel]):
                 expected=self._wal.name,
                 found=position.wal,
             )
-        if not position.message_id:
+        if not position.message_id and not position.timestamp:
             raise InvalidRequest(f"an empty position of {position.channel}: start with as_consumer instead")
 
     # ---- reading ----------------------------------------------------------------------------------------------------

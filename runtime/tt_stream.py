@@ -60,17 +60,16 @@ class _Channel(BufferedChannel):
     def take(self, upto: int, *, ordered: bool) -> list[Record]:
         """Hand out the messages at or before `upto`, in the order of the log."""
         taken: list[Record] = []
-        last: Record | None
         if ordered:
             while self.buffer and self.buffer[0].ts <= upto:
                 taken.append(self.buffer.popleft())
-            last = taken[-1] if taken else None
+            self.handed_out(taken, taken[-1] if taken else None)
         else:
-            held = deque(record for record in self.buffer if record.ts > upto)
             taken = [record for record in self.buffer if record.ts <= upto]
-            last = next((record for record in reversed(taken) if not held or record.id < held[0].id), None)
-            self.buffer = held
-        self.handed_out(taken, last)
+            self.buffer = deque(record for record in self.buffer if record.ts > upto)
+            self.handed_out(taken, None)
+            if self.buffer:
+                self.stand_before(self.buffer[0])
         return [record for record in taken if record.type is not RecordType.TIME_TICK]
 
 
@@ -87,7 +86,9 @@ class TtMsgStream(ChannelPumps[_Channel]):
     ticks must fit into the buffer (`MemoryLimitExceeded` otherwise).
 
     A record that arrives behind a time already told (its owner broke guarantee 4) is never put into a later pack:
-    `late` counts it and `on_late` gets it; without a handler the stream fails with `OrderViolated`.
+    `late` counts it and `on_late` gets it; without a handler the stream fails with `OrderViolated`. A stream that goes
+    on from saved positions finds those behind them, too, and again. Only in a channel without an owner one that came
+    right behind a record held back at the position cannot be told from what was handed out.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
         told = channel.time
         if self._ordered or record.type in _TIME_ONLY:
             channel.time = max(told, record.ts)
-        if record.ts <= self._begin or record.id <= channel.skipped:
+        if record.id <= channel.skipped or (record.ts <= self._begin and self._is_history(channel, record, told)):
             channel.pass_by(record)
         elif record.type in _TIME_ONLY or (self._vchannels is not None and record.vchannel not in self._vchannels):
             channel.mark(record, news=channel.time > max(told, self._end))
@@ -202,6 +203,12 @@ class TtMsgStream(ChannelPumps[_Channel]):
             self._late(channel, record)
         else:
             channel.keep(record)
+
+    def _is_history(self, channel: _Channel, record: Record, told: int) -> bool:
+        """Whether a record at or before the start is one that is not wanted, or was handed out before: behind a saved
+        position that can be in a channel without an owner only, behind a record that was held back, as long as the
+        time is not told again. What else lies there came late."""
+        return not channel.resumed or (not self._ordered and bool(channel.buffer) and record.ts > told)
 
     def _late(self, channel: _Channel, record: Record) -> None:
         channel.reader.counts.late += 1

@@ -519,3 +519,74 @@ async def test_close_ends_the_iteration_and_the_end_of_the_log_is_an_error(memor
         await waiting
     await other.close()
     assert len(asyncio.all_tasks()) == 1
+
+
+# ---- going on from saved positions -----------------------------------------------------------------------------------
+
+
+def free(ts: int, body: bytes = b"") -> Record:
+    """A row of a channel that nobody owns."""
+    return Record(RecordType.ROWS, ts=ts, body=body)
+
+
+def free_tick(ts: int) -> Record:
+    return Record(RecordType.TIME_TICK, ts=ts)
+
+
+async def resumed(wal: Observed, pack: MsgPack, **options: object) -> Follower:
+    follower = Follower(wal, **options)
+    follower.stream.seek(Position.from_bytes(each.to_bytes()) for each in pack.end_positions.values())
+    return follower.start()
+
+
+async def test_a_channel_without_an_owner_is_resumed_though_its_first_record_is_held_back(wal):
+    follower = following(wal, "c1", ordered=False)
+    await put(wal, "c1", free(30), free(5), free_tick(10))
+    await follower.settle()
+    (pack,) = await follower.stop()
+    assert [message.ts for message in pack.messages] == [5]
+    follower = await resumed(wal, pack, ordered=False)
+    await put(wal, "c1", free(20), free_tick(40))
+    await follower.settle()
+    assert follower.times == [20, 30]
+    await follower.stop()
+
+
+async def test_a_channel_that_was_empty_is_resumed_from_its_first_entry(wal):
+    follower = following(wal, "c1", "c2", ordered=False)
+    follower.stream.announce("c2", 0, 0, 10)
+    await put(wal, "c1", free(5), free_tick(10))
+    await follower.settle()
+    (pack,) = await follower.stop()
+    assert pack.end_positions["c2"].message_id == b""
+    await put(wal, "c2", free(15), free_tick(20))
+    await put(wal, "c1", free_tick(20))
+    follower = await resumed(wal, pack, ordered=False)
+    await follower.settle()
+    assert follower.times == [15]
+    await follower.stop()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("handled", [True, False])
+async def test_a_late_record_right_behind_a_saved_position_is_told(wal, ordered, handled):
+    late: list[int] = []
+    options = {"ordered": ordered, "on_late": (lambda _, record: late.append(record.ts)) if handled else None}
+    follower = following(wal, "c1", **options)
+    records = (rows(5, 1), tick(10, 2), rows(7, 3), rows(15, 4), tick(20, 5))
+    if not ordered:
+        records = (free(5), free_tick(10), free(7), free(15), free_tick(20))
+    await put(wal, "c1", *records[:2])
+    await follower.settle()
+    pack = (await follower.stop())[-1]
+    assert pack.end_ts == 10
+    await put(wal, "c1", *records[2:])
+    follower = await resumed(wal, pack, **options)
+    if handled:
+        await follower.settle()
+        assert (late, follower.times, follower.stream.late) == ([7], [15], 1)
+        await follower.stop()
+    else:
+        with pytest.raises(OrderViolated):
+            await follower.task
+        await follower.stream.close()
