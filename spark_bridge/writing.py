@@ -23,7 +23,7 @@ from .log import Log, open_log
 from .planning import Planner
 from .sink.chunks import chunks
 from .sink.collection import ChunkSender, Task, division
-from .sink.ledger import POLICY, Attempt, Ledger, application, ledger_name
+from .sink.ledger import DIGEST_MASK, POLICY, Attempt, Batch, Ledger, application, ledger_name
 from .sink.messages import MessageMaker, MessagePlan, plan_messages
 from .sink.options import SinkOptions
 from .sink.rows import RowPlan, log_rows, plan_rows, schema_for
@@ -45,9 +45,11 @@ _clock = HybridClock()
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver: whose write it was, and for topics what it staged, to go where."""
+    """What a task tells the driver: whose write it was, for collections the digest of its rows, and for topics what it
+    staged, to go where."""
 
     task: Task
+    digest: int = 0
     attempt: Attempt | None = None
     targets: tuple[str, ...] = ()
 
@@ -65,15 +67,27 @@ class CollectionSink:
         return f"collection {self.collection.id}"
 
     def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> Written:
-        """The rows of one task, each once. Raises what `ChunkSender.send` raises."""
+        """The rows of one task, each once; of a batch that is done their digest only. Raises what `ChunkSender.send`
+        and `Batch.check_repeats` raise."""
         log, deadline_s = _patient_log(self.options)
+        ledger = Ledger(log.wal, ledger_name(task.writer, self.options.prefix))
+        done = log.persist(ledger.state, f"batch {task.batch}", deadline_s).done
+        repeats = task.batch <= done.number
+        if repeats and self.options.allow_old:
+            return Written(task)
+        if repeats:
+            Batch(task.batch, task.run).check_repeats(done)
         shards, chunk_bytes = log.persist(lambda: division(log.wal, self.collection), f"batch {task.batch}", deadline_s)
         sender = ChunkSender(lambda: log.caller(self.options.prefix), self.collection, task, deadline_s)
         rows = (log_rows(batch, self.plan) for batch in batches)
         divided = chunks(rows, self.collection.schema, shards=shards, chunk_bytes=chunk_bytes)
+        digest = 0
         for number, chunk in enumerate(divided):
-            log.run(sender.send(number, chunk))
-        return Written(task)
+            digest += chunk.digest
+            if not repeats:
+                log.run(sender.send(number, chunk))
+        sender.finish()
+        return Written(task, digest & DIGEST_MASK)
 
 
 @dataclass(frozen=True)
@@ -92,13 +106,14 @@ class TopicSink:
         log, deadline_s = _patient_log(self.options)
         stager = log.persist(lambda: self._stager(log, task), f"batch {task.batch}", deadline_s)
         limits: dict[str, int] = {}
-        maker = MessageMaker(self.plan, producer_of(*task), _clock, limits)
+        producer = producer_of(task.writer, task.batch, task.partition)
+        maker = MessageMaker(self.plan, producer, _clock, limits)
         for batch in batches:
             for topic in self.plan.targets(batch) - limits.keys():
                 found = log.persist(partial(log.wal.describe, topic), f"batch {task.batch}", deadline_s)
                 limits[topic] = min(found.max_message_bytes, stager.row_limit)
             log.run(stager.add(maker.messages(batch)))
-        return Written(task, log.run(stager.finish()), tuple(stager.targets))
+        return Written(task, attempt=log.run(stager.finish()), targets=tuple(stager.targets))
 
     async def _stager(self, log: WorkerLog, task: Task) -> Stager:
         staged = staged_name(ledger_name(task.writer, self.options.prefix))
@@ -123,18 +138,31 @@ def make_sink(options: SinkOptions, schema: StructType) -> Sink:
 
 
 def _finish_batch(options: SinkOptions, batch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
-    """All tasks have written; what they staged for topics is published. Raises what `Publisher.commit` raises."""
+    """All tasks have written: that is noted, and what they staged for topics is published. Raises what
+    `Publisher.commit` raises."""
     written = [message for message in messages if isinstance(message, Written)]
-    if options.collection or not written:
+    if not written:
         return
     log, deadline_s = _patient_log(options)
-    writer = written[0].task.writer
-    channel = ledger_name(writer, options.prefix)
+    task = written[0].task
+    channel = ledger_name(task.writer, options.prefix)
     ledger = Ledger(log.wal, channel)
     log.persist(ledger.create, f"batch {batch}", deadline_s)
-    publisher = Publisher(log.wal, ledger, staged_name(channel), writer, deadline_s)
+    if options.collection:
+        done = Batch(batch, task.run, sum(message.digest for message in written) & DIGEST_MASK)
+        log.persist(lambda: _note(ledger, done, options.allow_old), f"batch {batch}", deadline_s)
+        return
+    publisher = Publisher(log.wal, ledger, staged_name(channel), task.writer, deadline_s, allow_old=options.allow_old)
     attempts = sorted(message.attempt for message in written if message.attempt is not None)
-    log.run(publisher.commit(batch, attempts, {name for message in written for name in message.targets}))
+    log.run(publisher.commit(batch, attempts, {name for message in written for name in message.targets}, task.run))
+
+
+async def _note(ledger: Ledger, batch: Batch, allow_old: bool) -> None:
+    done = (await ledger.state()).done
+    if batch.number > done.number:
+        await ledger.finish(batch)
+    elif not allow_old:
+        batch.check_repeats(done)
 
 
 def _patient_log(options: SinkOptions) -> tuple[WorkerLog, float]:
@@ -187,8 +215,9 @@ class TidewalStreamWriter(DataSourceStreamArrowWriter):
             raise self._sink
         context = cast(Any, TaskContext.get())
         app = self._options.app
-        writer = application(app, self._sink.target) if app else context.getLocalProperty(QUERY)
-        return self._sink.write(Task(writer, int(context.getLocalProperty(BATCH)), context.partitionId()), iterator)
+        run, batch = context.getLocalProperty(QUERY), int(context.getLocalProperty(BATCH))
+        writer = application(app, self._sink.target) if app else run
+        return self._sink.write(Task(writer, batch, context.partitionId(), run), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks have written."""
@@ -208,24 +237,22 @@ class TidewalBatchWriter(DataSourceArrowWriter):
         app = options.app
         self._writer = application(app, self._sink.target) if app else secrets.token_hex(16)
         self._version = options.version or 0
-        self._repeated = bool(app) and self._done()
+        if app:
+            self._check_version()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """The rows of one task."""
         context = cast(Any, TaskContext.get())
         task = Task(self._writer, self._version, context.partitionId())
-        return Written(task) if self._repeated else self._sink.write(task, iterator)
+        return self._sink.write(task, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks have written."""
-        if self._repeated:
-            return
-        _finish_batch(self._sink.options, self._version, messages)
-        if not self._sink.options.app:
+        if self._sink.options.app:
+            _finish_batch(self._sink.options, self._version, messages)
+        elif isinstance(self._sink, TopicSink):
+            _finish_batch(self._sink.options, self._version, messages)
             self._forget()
-        elif isinstance(self._sink, CollectionSink):
-            log = worker_log(self._sink.options.wal)
-            log.run(self._finish(Ledger(log.wal, self._ledger)))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """A job that nobody repeats leaves no channels; what tasks have written into a collection stays."""
@@ -236,13 +263,12 @@ class TidewalBatchWriter(DataSourceArrowWriter):
     def _ledger(self) -> str:
         return ledger_name(self._writer, self._sink.options.prefix)
 
-    def _done(self) -> bool:
+    def _check_version(self) -> None:
+        """Raise before anything is computed what would be raised in the end."""
         log = worker_log(self._sink.options.wal)
-        return log.run(Ledger(log.wal, self._ledger).state()).done >= self._version
-
-    async def _finish(self, ledger: Ledger) -> None:
-        await ledger.create()
-        await ledger.finish(self._version)
+        done = log.run(Ledger(log.wal, self._ledger).state()).done
+        if self._version <= done.number and not self._sink.options.allow_old:
+            Batch(self._version).check_repeats(done)
 
     def _forget(self) -> None:
         if isinstance(self._sink, TopicSink):

@@ -4,7 +4,7 @@ Spark may run a task twice: after a failure, or beside an attempt that it has gi
 same then, but their order may differ (behind a shuffle). A chunk is recognised by its number, so chunk 3 must hold the
 same rows in each attempt. What fits into one chunk does, in whatever order. What does not is sorted by the primary key
 and divided between keys, by sizes that follow from the rows alone. Sorting needs all rows at once: that is done for
-`RUN_BYTES` at a time, and beyond that the order in which Spark hands rows over counts. A digest of its keys goes with
+`RUN_BYTES` at a time, and beyond that the order in which Spark hands rows over counts. A digest of its rows goes with
 each chunk, and tells when it is not the same.
 """
 
@@ -16,20 +16,23 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 from pyarrow import compute
 
 from ...runtime.hashing import shard_of
 from ...runtime.schema import CollectionSchema
+from .ledger import DIGEST_MASK
 
 Array: TypeAlias = "pa.Array[Any]"
 Sizes: TypeAlias = npt.NDArray[np.int64]
+Hashes: TypeAlias = npt.NDArray[np.uint64]
 pc: Any = compute
 
 RUN_BYTES: Final = 64 * 1024 * 1024
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 _MIX: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
-_DIGEST_MASK: Final = (1 << 63) - 1
+_NULL: Final = np.uint64(0x94D049BB133111EB)
 
 
 class Chunk(NamedTuple):
@@ -88,13 +91,13 @@ def _by_shard(run: pa.RecordBatch, schema: CollectionSchema, shards: int) -> Ite
 def _divided(part: pa.RecordBatch, schema: CollectionSchema, chunk_bytes: int) -> Iterator[Chunk]:
     sizes = row_bytes(part)
     if int(sizes.sum()) <= chunk_bytes:
-        yield Chunk(part, digest(part, schema))
+        yield Chunk(part, digest(part))
         return
     order = pc.sort_indices(part.column(schema.primary_key))  # stable: versions of a key keep their order
     part = part.take(order)
     for begin, end in _bounds(part.column(schema.primary_key), sizes[order.to_numpy()], chunk_bytes):
         rows = part.slice(begin, end - begin)
-        yield Chunk(rows, digest(rows, schema))
+        yield Chunk(rows, digest(rows))
 
 
 def _bounds(keys: Any, sizes: Sizes, chunk_bytes: int) -> Iterator[tuple[int, int]]:
@@ -129,10 +132,36 @@ def row_bytes(batch: pa.RecordBatch) -> Sizes:
     return sizes
 
 
-def digest(rows: pa.RecordBatch, schema: CollectionSchema) -> int:
-    """A number that tells what keys these are, how often each comes, and nothing of their order; never 0."""
-    hashes = shard_of(cast(Array, rows.column(schema.primary_key)), 1 << 31).astype(np.uint64)
-    mixed = (hashes + np.uint64(1)) * _MIX[0]
-    mixed = (mixed ^ (mixed >> np.uint64(31))) * _MIX[1]
-    mixed ^= mixed >> np.uint64(29)
-    return int(mixed.sum(dtype=np.uint64)) & _DIGEST_MASK or 1
+def digest(rows: pa.RecordBatch) -> int:
+    """A number that tells what rows these are, operation and values (floats by their bits), how often each comes, and
+    nothing of their order; never 0. Of two parts it is the sum."""
+    hashes = np.zeros(rows.num_rows, np.uint64)
+    for column in cast("list[Array]", rows.columns):
+        bits = _bits(column)
+        if column.null_count:
+            bits = np.where(column.is_valid().to_numpy(zero_copy_only=False), bits, _NULL)
+        hashes = (hashes ^ bits) * _MIX[0]
+        hashes ^= hashes >> np.uint64(32)
+    hashes *= _MIX[1]
+    hashes ^= hashes >> np.uint64(29)
+    return int(hashes.sum(dtype=np.uint64)) & DIGEST_MASK or 1
+
+
+def _bits(column: Array) -> Hashes:
+    """64 bits of each value, whatever of a null: the value's own where it has no more, else a hash of it."""
+    kind: Any = column.type
+    count = len(column)
+    if pa.types.is_string(kind):
+        values = pc.fill_null(column.view(pa.binary()), b"").to_numpy(zero_copy_only=False)
+        return np.fromiter(map(xxhash.xxh3_64_intdigest, values), np.uint64, count)
+    if pa.types.is_boolean(kind):
+        return pc.fill_null(column, False).to_numpy(zero_copy_only=False).astype(np.uint64)
+    if pa.types.is_fixed_size_list(kind):
+        size = 4 * kind.list_size
+        floats = cast(Any, column).values
+        begin = 4 * floats.offset + size * column.offset
+        vectors = np.frombuffer(floats.buffers()[1], f"V{size}", count, begin).tolist()
+        return np.fromiter(map(xxhash.xxh3_64_intdigest, vectors), np.uint64, count)
+    width = kind.bit_width // 8
+    raw = np.frombuffer(cast(Any, column.buffers()[1]), f"<u{width}", count, column.offset * width)
+    return raw.astype(np.uint64)

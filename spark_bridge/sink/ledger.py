@@ -2,7 +2,9 @@
 
 A batch of a write into topics is staged by tasks, decided by the driver, copied to the topics, and done. The decision
 names the attempts whose rows count, and where the topics ended before; whoever finds it goes on with it, whatever
-other attempts have staged meanwhile. What is done is never done again. Two records are kept at most.
+other attempts have staged meanwhile. A batch for a collection is done when all tasks have written. What is done is
+never done again, and a batch is not taken for it by its number alone: the ledger knows the checkpoint that counts so,
+and a digest of the rows. Two records are kept at most.
 """
 
 from __future__ import annotations
@@ -15,38 +17,73 @@ from typing import Any, Final, NamedTuple, cast
 import msgpack
 import xxhash
 
-from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog
+from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest
 from ...runtime.names import DEFAULT_PREFIX
 from ...runtime.record import DECODE_ERRORS, Record, RecordType, decode, encode
 from ...runtime.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
 
 VERSION: Final = 1
+DIGEST_MASK: Final = (1 << 63) - 1
 POLICY: Final = ChannelPolicy()  # with its retention: what a query that is gone has left must not hold the log for ever
 
 
 class Attempt(NamedTuple):
-    """One task's staged rows: `chunks` entries from `first` to `last` with its `token`."""
+    """One task's staged rows: `chunks` entries from `first` to `last` with its `token`. `digest` tells rows apart."""
 
     partition: int
     token: str
     chunks: int
     first: bytes
     last: bytes
+    digest: int = 0
+
+
+class Batch(NamedTuple):
+    """Which batch: its number, the query's id of the checkpoint that counts so (empty for `df.write`), and the sum of
+    its rows' digests, None where it is not known."""
+
+    number: int
+    run: str = ""
+    digest: int | None = None
+
+    def check_repeats(self, done: Batch) -> None:
+        """Raise `InvalidRequest` unless this is the last batch that is `done` once more: reporting it as written would
+        lose its rows. A digest that is not known is not compared."""
+        number, run, digest = self
+        if run != done.run:
+            what = f"the last batch that is done, {done.number}, was written under another checkpoint"
+        elif number < done.number:
+            what = f"batch {done.number} is done, and this one is older"
+        elif digest is not None and done.digest is not None and digest != done.digest:
+            what = "this batch is done, and had other rows"
+        else:
+            return
+        raise InvalidRequest(
+            f"batch {number} is not written: {what}. Of a stream the checkpoint is new or was restored from a copy, or "
+            "the batch came out otherwise when it ran again (rand(), uuid()): begin with a new checkpoint, and a new "
+            "txnAppId if there is one, from where the target ends. Of df.write give a higher txnVersion. To have "
+            "batches up to the last one count as written, whatever is in them, set option allowOldBatches to true"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The rows that count for `batch`, and where the topics that they go to ended before any was copied."""
+    """The rows that count for `batch` of the checkpoint `run`, and where the topics that they go to ended before any
+    was copied."""
 
     batch: int
     attempts: Sequence[Attempt]
     ends: Mapping[str, bytes | None]
+    run: str = ""
+
+
+NOTHING: Final = Batch(-1)
 
 
 class State(NamedTuple):
-    """The last batch that is done (-1: none), and the one that is decided and not done."""
+    """The last batch that is done (`NOTHING`: none), and the one that is decided and not done."""
 
-    done: int
+    done: Batch
     decision: Decision | None
 
 
@@ -73,7 +110,7 @@ class Ledger:
 
     async def state(self) -> State:
         """What the ledger says now. Of two decisions on one batch the first counts. Raises `CorruptLog`."""
-        done = -1
+        done = NOTHING
         decision: Decision | None = None
         try:
             latest = await self._wal.latest_id(self._channel)
@@ -83,22 +120,23 @@ class Ledger:
                 async for entries in pieces:
                     for entry in entries:
                         found = self._read(entry)
-                        if isinstance(found, int):
-                            done = max(done, found)
+                        if isinstance(found, Batch):
+                            done = max(done, found, key=lambda each: each.number)
                         elif decision is None or decision.batch < found.batch:
                             decision = found
         except ChannelNotFound:
             return State(done, None)
-        return State(done, decision if decision is not None and decision.batch > done else None)
+        return State(done, decision if decision is not None and decision.batch > done.number else None)
 
-    def _read(self, entry: Entry) -> int | Decision:
+    def _read(self, entry: Entry) -> Batch | Decision:
         try:
             body = cast("dict[str, Any]", msgpack.unpackb(decode(entry.payload).body))
             if body["v"] != VERSION:
                 raise ValueError(f"version {body['v']}")
             if "done" in body:
-                return int(body["done"])
-            return Decision(body["batch"], [Attempt(*each) for each in body["attempts"]], dict(body["ends"]))
+                return Batch(int(body["done"]), body.get("run", ""), body.get("digest"))
+            attempts = [Attempt(*each) for each in body["attempts"]]
+            return Decision(body["batch"], attempts, dict(body["ends"]), body.get("run", ""))
         except (*DECODE_ERRORS, LookupError, BadRecord) as error:
             raise CorruptLog(
                 f"the ledger {self._channel} cannot be read ({error}): nothing is written, for that might double rows. "
@@ -108,13 +146,13 @@ class Ledger:
 
     async def decide(self, decision: Decision) -> None:
         """Note a decision; whether it counts `state` tells."""
-        await self._append(
-            {"batch": decision.batch, "attempts": list(map(list, decision.attempts)), "ends": dict(decision.ends)}
-        )
+        attempts = list(map(list, decision.attempts))
+        ends = dict(decision.ends)
+        await self._append({"batch": decision.batch, "run": decision.run, "attempts": attempts, "ends": ends})
 
-    async def finish(self, batch: int) -> None:
+    async def finish(self, batch: Batch) -> None:
         """Note that `batch` is done; everything before it is not needed any more."""
-        id = await self._append({"done": batch})
+        id = await self._append({"done": batch.number, "run": batch.run, "digest": batch.digest})
         if self._wal.capabilities.truncate:
             await self._wal.truncate(self._channel, id)
 

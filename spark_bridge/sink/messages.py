@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 import xxhash
+from pyarrow import compute
 
-from ...runtime.clock import HybridClock, compose
+from ...runtime.clock import MAX_TIMESTAMP, HybridClock, compose, physical_ms
 from ...runtime.errors import ConfigError, InvalidRows, InvalidSchema, MessageTooLarge
 from ...runtime.record import Record, RecordType, stamp
 
@@ -18,19 +19,22 @@ if TYPE_CHECKING:
 
 VALUE: Final = "value"
 COLUMNS: Final = ("key", VALUE, "headers", "timestamp", "topic")
+MS_MAX: Final = physical_ms(MAX_TIMESTAMP)  # in the year 3084
 _TEXT: Final = ("string", "binary")
 _NO_TAGS: Final[Tags] = {}
 
 Array: TypeAlias = "pa.Array[Any]"
+pc: Any = compute
 Tags: TypeAlias = "dict[str, bytes | str | None]"
 
 
 class Message(NamedTuple):
-    """One message as its channel will have it."""
+    """One message as its channel will have it. `digest` tells what the DataFrame said of it."""
 
     channel: str
     timestamp: int
     payload: bytes
+    digest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class MessageMaker:
         if columns[VALUE].null_count:
             raise InvalidRows(f"column 'value' is null in row {values.index(None)}: a message needs one", column=VALUE)
         count = batch.num_rows
-        keys = _bytes(columns["key"]) if "key" in columns else [None] * count
+        keys = _keys(columns["key"]) if "key" in columns else [None] * count
         tags = _tags(columns["headers"]) if "headers" in columns else [_NO_TAGS] * count
         times = _times(columns["timestamp"]) if "timestamp" in columns else [None] * count
         topics = self._topics(columns, keys)
@@ -135,7 +139,15 @@ class MessageMaker:
                     limit=self._limits[topic],
                 )
             self._number += 1
-            yield Message(topic, timestamp, payload)
+            yield Message(topic, timestamp, payload, self._digest(key, cast(bytes, value), tag, time, topic))
+
+    def _digest(self, key: bytes | None, value: bytes, tags: Tags, time: int | None, topic: str) -> int:
+        """Of what the row says: which channel a row without a key goes to, if several may be, depends on the others."""
+        seed = xxhash.xxh3_64_intdigest(key) if key is not None else 0
+        if tags or time is not None or not self._plan.topics:
+            beside = (tags, time, () if self._plan.topics else topic)
+            seed = xxhash.xxh3_64_intdigest(repr(beside).encode(), seed)
+        return xxhash.xxh3_64_intdigest(value, seed)
 
     def _topics(self, columns: dict[str, Array], keys: Sequence[bytes | None]) -> Sequence[str]:
         topics = self._plan.topics
@@ -153,24 +165,52 @@ def _bytes(array: Array) -> list[bytes | None]:
     return array.cast(pa.binary()).to_pylist()
 
 
+def _keys(array: Array) -> list[bytes | None]:
+    keys = _bytes(array)
+    if b"" in keys:
+        row = keys.index(b"")
+        raise InvalidRows(
+            f"column 'key' is empty in row {row}: a record has a key or none, write null", column="key", row=row
+        )
+    return keys
+
+
 def _times(array: Array) -> list[int | None]:
-    """Hybrid timestamps; a null is the time of writing, and so is one before 1970."""
-    ms = cast(Any, array.cast(pa.timestamp("us", tz="UTC"))).cast(pa.int64()).to_pylist()
-    return [None if us is None or us < 0 else compose(us // 1000) for us in ms]
+    """Hybrid timestamps; a null is the time of writing. Raises `InvalidRows` for what is no time of a log: it begins a
+    millisecond after 1970, since 0 says that there is no time."""
+    ms: Any = pc.divide(array.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), 1000)
+    wrong = pc.or_(pc.less(ms, 1), pc.greater(ms, MS_MAX))
+    if pc.any(wrong).as_py():
+        row = cast(int, pc.index(wrong, True).as_py())
+        raise InvalidRows(
+            f"column 'timestamp' is {array.cast(pa.string())[row].as_py()} in row {row}: the times of a log go from "
+            "the first millisecond after 1970 to the year 3084; write null for the time of writing",
+            column="timestamp",
+            row=row,
+        )
+    return [None if each is None else compose(each) for each in ms.to_pylist()]
 
 
 def _tags(array: Array) -> list[Tags]:
-    """Headers as tags; of two with one key the last counts."""
+    """Headers as tags. Raises `InvalidRows`, which names the row."""
     rows = cast("list[Any]", array.to_pylist())
-    return [_tags_of(row) if row else _NO_TAGS for row in rows]
+    return [_tags_of(headers, row) if headers else _NO_TAGS for row, headers in enumerate(rows)]
 
 
-def _tags_of(headers: list[Any]) -> Tags:
+def _tags_of(headers: list[Any], row: int) -> Tags:
     """Of an array of structs, or of the pairs of a map."""
     pairs = [
         (cast("dict[str, Any]", each)["key"], cast("dict[str, Any]", each)["value"]) if isinstance(each, dict) else each
         for each in headers
     ]
-    if any(key is None for key, _ in pairs):
-        raise InvalidRows("a header has no key", column="headers")
-    return dict(pairs)
+    tags = dict(pairs)
+    if None in tags:
+        raise InvalidRows(f"column 'headers' has a header without a key in row {row}", column="headers", row=row)
+    if len(tags) < len(pairs):
+        raise InvalidRows(
+            f"column 'headers' has two headers of one name in row {row} ({', '.join(key for key, _ in pairs)[:200]}): "
+            "a record's tags have one value each",
+            column="headers",
+            row=row,
+        )
+    return tags

@@ -27,6 +27,7 @@ _NAMES: Final = (
     "deadline",
     "txnAppId",
     "txnVersion",
+    "allowOldBatches",
 )
 _OF_COLLECTIONS: Final = ("operation", "primaryKey")
 _SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark hands its own options over, too
@@ -39,7 +40,7 @@ class SinkOptions:
 
     `operation` is empty where a column `_op` may say it. With a `primary_key` the collection is created where it is
     missing. `app` stands for the query in what identifies a write, and
-    `version` for the batch."""
+    `version` for the batch. With `allow_old` batches up to the last one that is done count as written, unseen."""
 
     wal: str = field(repr=False)  # may say how to log in
     collection: str = ""
@@ -50,6 +51,7 @@ class SinkOptions:
     deadline_s: float = DEADLINE_S
     app: str = ""
     version: int | None = None
+    allow_old: bool = False
 
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -81,6 +83,7 @@ class SinkOptions:
             _seconds("deadline", options.get("deadline")),
             app,
             version,
+            _flag("allowOldBatches", options.get("allowOldBatches", "false")),
         )
 
 
@@ -109,6 +112,12 @@ def _version(text: str | None) -> int | None:
             f"option txnVersion is {text!r}; it must be a whole number from 0 to {VERSION_MAX}", key="txnVersion"
         )
     return int(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"option {name} is {text!r}; write true or false", key=name)
+    return text.lower() == "true"
 
 
 def _seconds(name: str, text: str | None) -> float:

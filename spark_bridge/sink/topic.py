@@ -20,7 +20,7 @@ import msgpack
 from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
 from ...runtime.record import Record, RecordType, decode, encode
 from ...runtime.wal import Append, From, FromId, Wal
-from .ledger import Attempt, Decision, Ledger, upto
+from .ledger import DIGEST_MASK, Attempt, Batch, Decision, Ledger, upto
 from .messages import Message
 from .patience import persistently
 
@@ -57,6 +57,7 @@ class Stager:
     _chunks: int = 0
     _first: bytes = b""
     _last: bytes = b""
+    _digest: int = 0
 
     @property
     def row_limit(self) -> int:
@@ -65,18 +66,22 @@ class Stager:
 
     async def add(self, messages: Iterable[Message]) -> None:
         """Stage messages, in their order; what is held back is at most one entry."""
-        for channel, timestamp, payload in messages:
+        for channel, timestamp, payload, digest in messages:
             size = len(payload) + ROW_BYTES + (0 if channel in self._places else len(channel) + ROW_BYTES)
             if self._held and self._size + size > min(self.row_limit, STAGED_BYTES):
                 await self._flush()
             self._held.append((self._places.setdefault(channel, len(self._places)), timestamp, payload))
             self._size += size
+            self._digest += digest
 
     async def finish(self) -> Attempt | None:
         """Stage what is held back. What was staged in all, None for nothing."""
         if self._held:
             await self._flush()
-        return Attempt(self.partition, self.token, self._chunks, self._first, self._last) if self._chunks else None
+        if not self._chunks:
+            return None
+        digest = self._digest & DIGEST_MASK
+        return Attempt(self.partition, self.token, self._chunks, self._first, self._last, digest)
 
     async def _flush(self) -> None:
         body = cast(bytes, msgpack.packb((list(self._places), self._held)))
@@ -90,6 +95,10 @@ class Stager:
         self._places, self._held, self._size = {}, [], 0
 
 
+def _digest(attempts: Iterable[Attempt]) -> int:
+    return sum(each.digest for each in attempts) & DIGEST_MASK
+
+
 Places = Mapping[tuple[str, str], int]  # (channel, producer) -> the highest number there
 
 
@@ -98,49 +107,62 @@ class Publisher:
 
     One at a time for a ledger, as Spark's checkpoints demand of drivers."""
 
-    def __init__(self, wal: Wal, ledger: Ledger, staged: str, writer: str, deadline_s: float) -> None:
+    def __init__(
+        self, wal: Wal, ledger: Ledger, staged: str, writer: str, deadline_s: float, *, allow_old: bool = False
+    ) -> None:
+        """With `allow_old` a batch that is not above the last one that is done counts as done, whatever is in it."""
         self._wal = wal
         self._ledger = ledger
         self._staged = staged
         self._writer = writer
         self._deadline_s = deadline_s
+        self._allow_old = allow_old
         self._copied = 0
+        self._followed: int | None = (
+            None  # the digest of what was decided before, while this commit brings it to its end
+        )
 
-    async def commit(self, batch: int, attempts: Sequence[Attempt], targets: Iterable[str]) -> None:
-        """Make `attempts` the content of `batch`, unless an earlier commit did with others. Returns when all rows are
-        in the topics, each once, however often this is called. Raises `DeadlineExceeded` when the log does not take
+    async def commit(self, batch: int, attempts: Sequence[Attempt], targets: Iterable[str], run: str = "") -> None:
+        """Make `attempts` the content of `batch` of the checkpoint `run`, unless an earlier commit did with others.
+        Returns when all rows are in the topics, each once, however often this is called. Raises `InvalidRequest` for a
+        number that is done, unless it is the last one with the same rows, `DeadlineExceeded` when the log does not take
         them in time, `OutcomeUnknown` when retention removed what would tell whether they are there, and what the log
         raises."""
         wanted = sorted(set(targets))
         await persistently(
-            lambda: self._go_on(batch, attempts, wanted), f"batch {batch}", self._deadline_s, lambda: self._copied
+            lambda: self._go_on(batch, attempts, wanted, run), f"batch {batch}", self._deadline_s, lambda: self._copied
         )
 
-    async def _go_on(self, batch: int, attempts: Sequence[Attempt], targets: Sequence[str]) -> None:
+    async def _go_on(self, batch: int, attempts: Sequence[Attempt], targets: Sequence[str], run: str) -> None:
         """From wherever an earlier call or driver has got to."""
         state = await self._ledger.state()
-        if batch <= state.done:
+        if batch <= state.done.number:
+            if not self._allow_old:
+                digest = _digest(attempts) if self._followed is None else self._followed
+                Batch(batch, run, digest).check_repeats(state.done)
             return
         decision, there = state.decision, cast(Places, {})
         if decision is not None:
-            self._check(decision, batch)
+            self._check(decision, batch, run)
+            self._followed = _digest(decision.attempts)
             there = await self._already(decision)
         elif attempts:
-            decision = Decision(batch, attempts, {each: await self._wal.latest_id(each) for each in targets})
+            decision = Decision(batch, attempts, {each: await self._wal.latest_id(each) for each in targets}, run)
             await self._ledger.decide(decision)
             if (await self._ledger.state()).decision != decision:
                 raise Unavailable(f"another driver has decided batch {batch} at the same time; retry")
         else:
             return
         await self._copy(decision, there)
-        await self._ledger.finish(batch)
+        await self._ledger.finish(Batch(batch, decision.run, _digest(decision.attempts)))
         await self._tidy()
 
-    def _check(self, decision: Decision, batch: int) -> None:
-        if decision.batch != batch:
+    def _check(self, decision: Decision, batch: int, run: str) -> None:
+        if decision.batch != batch or (decision.run != run and not self._allow_old):
+            other = "" if decision.run == run else " of another checkpoint"
             raise CorruptLog(
-                f"batch {decision.batch} was begun and is not done, and this is batch {batch}: run that one first, "
-                "with the checkpoint or txnVersion that it had, or use another txnAppId",
+                f"batch {decision.batch} was begun and is not done, and this is batch {batch}{other}: run that one "
+                "first, with the checkpoint or txnVersion that it had, or use another txnAppId",
                 path=self._staged,
             )
 

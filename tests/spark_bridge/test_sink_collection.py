@@ -177,8 +177,42 @@ async def test_a_chunk_that_is_long_forgotten_is_known_to_have_happened(
             sender = spark.sender(0, 0)
             for number, each in enumerate(parts):
                 await sender.send(number, each)
+            sender.finish()
         stats = await spark.client.stats("numbers", consistency="strong")
         assert stats.versions["upsert"] == 60
+
+
+async def test_what_is_forgotten_is_compared_by_what_comes_behind_it_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers, "REMEMBERED_PER_PRODUCER", 5)
+    async with cluster(MemoryWal(), tmp_path) as spark:
+        parts = [chunk(rows_of(0, number, 3)) for number in range(20)]
+        sender = spark.sender(3, 0)
+        for number, each in enumerate(parts):
+            await sender.send(number, each)
+        other = spark.sender(3, 0)
+        await other.send(0, chunk(rows_of(0, 77, 3)))  # nothing tells yet that these are others
+        for number in range(1, 15):
+            await other.send(number, parts[number])
+        with pytest.raises(InvalidRequest, match="chunk 15 of partition 0 had 3 rows, now it has 3, or other values"):
+            await other.send(15, parts[15])
+        shorter = spark.sender(3, 0)
+        await shorter.send(0, parts[0])
+        with pytest.raises(InvalidRequest, match="batch 3 was begun so long ago that nothing tells any more"):
+            shorter.finish()
+        with pytest.raises(InvalidRequest, match="batch 2 is not written: batch 3 is done, and this one is older"):
+            await spark.sender(2, 0).send(0, parts[0])
+
+
+async def test_another_operation_and_other_values_under_a_number_are_an_error(tmp_path: Path) -> None:
+    async with cluster(MemoryWal(), tmp_path) as spark:
+        rows = rows_of(0, 0, 5)
+        await spark.sender(0, 0).send(0, chunk(rows))
+        for other in ({"_op": "delete"}, {"value": -1}, {"value": None}):
+            with pytest.raises(InvalidRequest, match="or other values"):
+                await spark.sender(0, 0).send(0, chunk([*rows[:4], rows[4] | other]))
+        await spark.sender(0, 0).send(0, chunk(rows[::-1]))
 
 
 async def test_rows_that_the_proxy_refuses_are_named_by_their_key(tmp_path: Path) -> None:

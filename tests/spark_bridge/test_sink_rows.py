@@ -17,14 +17,14 @@ pytest.importorskip("pyspark")
 import xxhash
 from pyspark.sql import types
 
-from tidewal.runtime.clock import HybridClock, compose
+from tidewal.runtime.clock import HybridClock, compose, physical_ms
 from tidewal.runtime.errors import ConfigError, InvalidRows, InvalidSchema, MessageTooLarge
 from tidewal.runtime.hashing import shard_of
 from tidewal.runtime.record import Record, decode
 from tidewal.runtime.schema import OPS, CollectionSchema, Field
 from tidewal.spark_bridge.columns import spark_schema
 from tidewal.spark_bridge.sink.chunks import Chunk, chunks, digest, row_bytes
-from tidewal.spark_bridge.sink.messages import MessageMaker, plan_messages
+from tidewal.spark_bridge.sink.messages import MS_MAX, MessageMaker, plan_messages
 from tidewal.spark_bridge.sink.options import SinkOptions
 from tidewal.spark_bridge.sink.rows import log_rows, plan_rows, schema_for
 
@@ -316,14 +316,39 @@ def test_what_is_held_is_bounded(rng: random.Random) -> None:
 
 def test_digests_tell_other_rows(rng: random.Random) -> None:
     rows = pa.RecordBatch.from_pylist(random_pairs(rng, 1000, 100_000), schema=PAIRS.row_arrow())
-    plain = digest(rows, PAIRS)
+    plain = digest(rows)
     shuffled = rows.take(pa.array(np.random.default_rng(rng.randrange(2**32)).permutation(1000)))
-    assert digest(shuffled, PAIRS) == plain > 0
-    assert digest(rows.slice(1), PAIRS) != plain
+    assert digest(shuffled) == plain > 0
+    assert digest(rows.slice(1)) != plain
     doubled = pa.Table.from_batches([rows.slice(0, 999), rows.slice(0, 1)]).combine_chunks().to_batches()[0]
-    assert digest(doubled, PAIRS) != plain
-    numbers = batch_of(MIXED, [{"id": 0, "place": [1.0, 2.0], "_op": "upsert"}])
-    assert digest(numbers, MIXED) > 0
+    assert digest(doubled) != plain
+    at = rng.randrange(1000)
+    assert (digest(rows.slice(0, at)) + digest(rows.slice(at))) % 2**63 in (plain, plain + 1)  # an empty part counts 1
+
+
+def test_digests_tell_other_values_and_operations_of_the_same_keys(rng: random.Random) -> None:
+    """Each value of a row is changed alone, whichever type it has, also to a null and to the other zero."""
+    names = [field.name for field in FLIGHTS.fields if field.name != FLIGHTS.primary_key] + ["_op"]
+    for _ in range(50):
+        row, other = ({**dict.fromkeys(names), **random_row(rng)} for _ in range(2))
+        plain = digest(batch_of(FLIGHTS, [row]))
+        for name in names:
+            changed = digest(batch_of(FLIGHTS, [row | {name: other[name]}]))
+            assert (changed == plain) == (other[name] == row[name])
+    zeros = [pa.array([value], pa.float64()) for value in (0.0, -0.0, None)]
+    assert len({digest(pa.RecordBatch.from_arrays([zero], ["x"])) for zero in zeros}) == 3
+
+
+def test_digests_are_of_the_rows_alone_wherever_they_lie_in_memory(rng: random.Random) -> None:
+    values = np.array([rng.random() for _ in range(33)], np.float32)
+    whole = pa.FixedSizeListArray.from_arrays(pa.array(values).slice(3), 3)
+    batch = pa.RecordBatch.from_arrays(
+        [whole, pa.array([None, *range(9)]), pa.array([*list("abcdefghi"), None])], list("xyz")
+    )
+    for at in range(10):
+        part = batch.slice(at, 10 - at)
+        copied = pa.RecordBatch.from_pylist(part.to_pylist(), schema=batch.schema)
+        assert digest(part) == digest(copied)
 
 
 def test_sizes_of_rows_are_no_less_than_what_they_take(rng: random.Random) -> None:
@@ -339,7 +364,7 @@ def made(ddl: str, topics: tuple[str, ...], limit: int = 1000, **columns: Any) -
     rows = pa.RecordBatch.from_pydict(columns)
     limits = dict.fromkeys(plan.targets(rows), limit)
     maker = MessageMaker(plan, "p", HybridClock(), limits)
-    return [(channel, ts, decode(payload)) for channel, ts, payload in maker.messages(rows)]
+    return [(channel, ts, decode(payload)) for channel, ts, payload, _ in maker.messages(rows)]
 
 
 def test_a_row_becomes_a_message() -> None:
@@ -392,8 +417,49 @@ def test_messages_that_do_not_fit_are_named() -> None:
         made("value string", ("t",), value=["v", None])
     with pytest.raises(InvalidRows, match="'topic' is null in 1 rows"):
         made("value string, topic string", (), value=["v", "w"], topic=["t", None])
-    nameless = [[{"key": None, "value": b"1"}]]
-    with pytest.raises(InvalidRows, match="a header has no key"):
-        made("value string, headers headers", ("t",), value=["v"], headers=nameless)
+    nameless = [None, [{"key": None, "value": b"1"}]]
+    with pytest.raises(InvalidRows, match="'headers' has a header without a key in row 1"):
+        made("value string, headers headers", ("t",), value=["v", "w"], headers=nameless)
+    twice = [[{"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}, {"key": "a", "value": b"3"}]]
+    with pytest.raises(InvalidRows, match=r"'headers' has two headers of one name in row 0 \(a, b, a\)"):
+        made("value string, headers headers", ("t",), value=["v"], headers=twice)
+    with pytest.raises(InvalidRows, match="'key' is empty in row 1: a record has a key or none, write null"):
+        made("key string, value string", ("t",), key=[None, ""], value=["v", "w"])
     with pytest.raises(MessageTooLarge, match=r"key b'k' takes \d+ bytes; t takes 200"):
         made("key string, value string", ("t",), limit=200, key=["k"], value=["v" * 200])
+
+
+@pytest.mark.parametrize(
+    "us", [-1, -(10**15), 0, 999, (MS_MAX + 1) * 1000, 253402214400_000_000], ids=str
+)  # 1969, 1938, 1970 itself, and behind the year 3084; the last is the year 9999
+def test_times_that_a_log_does_not_know_are_refused_by_column_and_row(us: int) -> None:
+    times = pa.array([None, 1_000_000, us], pa.timestamp("us", tz="UTC"))
+    with pytest.raises(InvalidRows, match=r"column 'timestamp' is .* in row 2: the times of a log") as raised:
+        made("value string, timestamp timestamp", ("t",), value=["a", "b", "c"], timestamp=times)
+    assert raised.value.fields == {"column": "timestamp", "row": 2}
+
+
+def test_times_of_a_log_are_kept_to_the_millisecond(rng: random.Random) -> None:
+    given = [1, MS_MAX, *(rng.randrange(1, MS_MAX + 1) for _ in range(100))]
+    times = pa.array([ms * 1000 + rng.randrange(1000) for ms in given], pa.timestamp("us", tz="UTC"))
+    found = made("value string, timestamp timestamp", ("t",), value=["v"] * len(given), timestamp=times)
+    assert [physical_ms(ts) for _, ts, _ in found] == given
+
+
+def test_digests_of_messages_tell_what_the_rows_say_and_nothing_of_their_order() -> None:
+    ddl = "key string, value string, headers headers, timestamp timestamp"
+    second = NOON
+    row = {"key": "k", "value": "v", "headers": [{"key": "a", "value": b"1"}], "timestamp": second}
+    others = {"key": None, "value": "w", "headers": None, "timestamp": second + datetime.timedelta(seconds=1)}
+
+    def told(*rows: dict[str, Any]) -> int:
+        headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        kinds = {"headers": headers, "timestamp": pa.timestamp("us", tz="UTC")}
+        columns = {name: pa.array([each[name] for each in rows], kinds.get(name, pa.string())) for name in row}
+        batch = pa.RecordBatch.from_pydict(columns)
+        maker = MessageMaker(plan_messages(struct(ddl), ("t", "u")), "p", HybridClock(), {"t": 9000, "u": 9000})
+        return sum(message.digest for message in maker.messages(batch))
+
+    assert len({told(row), *(told(row | {name: other}) for name, other in others.items())}) == 5
+    keyless = [row | {"key": None, "value": value} for value in "xyz"]
+    assert told(*keyless) == told(*reversed(keyless))

@@ -206,6 +206,13 @@ def test_batches_into_a_collection(spark: Any, node: Node) -> None:
         frame.repartition(3).write.format("tidewal").mode("append").options(
             wal=node.url, collection="flights", txnAppId="loader", txnVersion="4"
         ).save()
+    once = frame.write.format("tidewal").mode("append").options(wal=node.url, collection="flights", txnAppId="loader")
+    with pytest.raises(PySparkException, match="batch 3 is not written: batch 4 is done, and this one is older"):
+        once.option("txnVersion", "3").save()
+    once.option("txnVersion", "4").option("operation", "delete")
+    with pytest.raises(PySparkException, match="batch 4 is not written: this batch is done, and had other rows"):
+        once.save()
+    once.option("allowOldBatches", "true").save()
     assert node.versions("flights") == {"insert": 0, "upsert": 1000, "delete": 0}
     writer.option("operation", "delete").save()
     assert node.rows("flights") == {}
@@ -273,10 +280,18 @@ def test_topics(spark: Any, log: str, loop: Loop, tmp_path: Path, request: pytes
         assert all(keys)
         assert not keys[0] & keys[1]
 
-        for _ in range(2):
-            topic_frame(spark, 50, "once ").write.format("tidewal").mode("append").options(
-                wal=url, topic="a,b", txnAppId="app", txnVersion="1"
-            ).save()
+        for count in (50, 50, 49):
+            once = (
+                topic_frame(spark, count, "once ")
+                .write.format("tidewal")
+                .mode("append")
+                .options(wal=url, topic="a,b", txnAppId="app", txnVersion="1")
+            )
+            if count == 50:
+                once.save()
+            else:
+                with pytest.raises(PySparkException, match="this batch is done, and had other rows"):
+                    once.save()
         expected.update(f"once {number}" for number in range(50))
         assert values() == expected
 
@@ -291,6 +306,12 @@ def test_topics(spark: Any, log: str, loop: Loop, tmp_path: Path, request: pytes
             forget_last_commit(tmp_path / "checkpoint")
             run_stream(lines, tmp_path / "checkpoint", wal=url, topic="a,b")
             assert values() == expected
+        forget_last_commit(tmp_path / "checkpoint")
+        (tmp_path / "checkpoint/offsets/2").unlink()  # as in a copy of the checkpoint from before the last batch
+        (folder / "3.txt").write_text("new\n")
+        with pytest.raises(StreamingQueryException, match="batch 2 is not written: this batch is done, and had other"):
+            run_stream(lines, tmp_path / "checkpoint", wal=url, topic="a,b")
+        assert values() == expected
     finally:
         loop.run(wal.close())
 

@@ -13,14 +13,15 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+import xxhash
 
-from tidewal.runtime.errors import CorruptLog, DeadlineExceeded, OutcomeUnknown, Unavailable
+from tidewal.runtime.errors import CorruptLog, DeadlineExceeded, InvalidRequest, OutcomeUnknown, Unavailable
 from tidewal.runtime.record import Record, RecordType, decode, encode
 from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 from tidewal.runtime.wal import ChannelPolicy, From, Wal
-from tidewal.spark_bridge.sink.ledger import POLICY, Attempt, Decision, Ledger, ledger_name, upto
+from tidewal.spark_bridge.sink.ledger import NOTHING, POLICY, Attempt, Batch, Decision, Ledger, ledger_name, upto
 from tidewal.spark_bridge.sink.messages import Message
 from tidewal.spark_bridge.sink.topic import Publisher, Stager, producer_of, staged_name
 
@@ -71,19 +72,26 @@ async def stage(wal: Wal, batch: int, partition: int, rows: Rows, limit: int = 2
     stager = Stager(wal, STAGED_CHANNEL, partition, limit, DEADLINE_S)
     producer = producer_of(WRITER, batch, partition)
     records = (
-        Message(topic, number + 1, encode(Record(RecordType.ROWS, producer=producer, pseq=number, body=value)))
+        Message(
+            topic,
+            number + 1,
+            encode(Record(RecordType.ROWS, producer=producer, pseq=number, body=value)),
+            xxhash.xxh3_64_intdigest(value, ord(topic)),
+        )
         for number, (topic, value) in enumerate(rows)
     )
     await stager.add(records)
     return await stager.finish()
 
 
-async def commit(wal: Wal, batch: int, attempts: Sequence[Attempt | None]) -> None:
+async def commit(
+    wal: Wal, batch: int, attempts: Sequence[Attempt | None], run: str = "", *, allow_old: bool = False
+) -> None:
     """The driver, a fresh process."""
     ledger = Ledger(wal, LEDGER)
     await ledger.create()
-    publisher = Publisher(wal, ledger, STAGED_CHANNEL, WRITER, DEADLINE_S)
-    await publisher.commit(batch, [each for each in attempts if each is not None], TOPICS)
+    publisher = Publisher(wal, ledger, STAGED_CHANNEL, WRITER, DEADLINE_S, allow_old=allow_old)
+    await publisher.commit(batch, [each for each in attempts if each is not None], TOPICS, run)
 
 
 async def content(wal: Wal, topic: str) -> list[Record]:
@@ -206,15 +214,57 @@ def test_what_was_decided_counts_though_the_batch_is_computed_anew() -> None:
         await create(wal)
         first = [await stage(wal, 0, 0, [("a", b"first"), ("b", b"first")])]
         for life in range(1, 20):  # dies at every step, at last it survives
-            if await survived(commit(Mortal(wal, random.Random(life), life), 0, first)):
+            if await survived(commit(Mortal(wal, random.Random(life), life), 0, first, allow_old=True)):
                 break
             first = [await stage(wal, 0, 0, [("a", b"second")])] if life > 6 else first
         else:
             raise AssertionError("it never ends")
         found = await values(wal)
         assert found in (Counter({("a", b"first"): 1, ("b", b"first"): 1}), Counter({("a", b"second"): 1}))
-        await commit(wal, 0, [await stage(wal, 0, 0, [("c", b"third")])])
+        third = [await stage(wal, 0, 0, [("c", b"third")])]
+        with pytest.raises(InvalidRequest, match="batch 0 is not written: this batch is done, and had other rows"):
+            await commit(wal, 0, third)
+        await commit(wal, 0, third, allow_old=True)
         assert await values(wal) == found
+
+    run_virtual(main())
+
+
+def test_a_number_that_is_done_does_not_make_other_rows_count_as_written() -> None:
+    """A checkpoint is restored from a copy, or made anew under the same application."""
+
+    async def main() -> None:
+        wal = MemoryWal()
+        await create(wal)
+
+        async def write(number: int, value: bytes, run: str, **options: bool) -> None:
+            await commit(wal, number, [await stage(wal, number, 0, [("a", value)])], run, **options)
+
+        for number in range(4):
+            await write(number, b"old %d" % number, "first")
+        await write(3, b"old 3", "first")  # Spark died before its own commit
+        with pytest.raises(InvalidRequest, match="batch 2 is not written: batch 3 is done, and this one is older"):
+            await write(2, b"new", "first")
+        with pytest.raises(InvalidRequest, match="batch 3 is not written: this batch is done, and had other rows"):
+            await write(3, b"new", "first")
+        for number in (0, 3):
+            with pytest.raises(InvalidRequest, match="was written under another checkpoint"):
+                await write(number, b"old %d" % number, "second")
+        for number in range(4):
+            await write(number, b"passed over", "second", allow_old=True)
+        await write(4, b"new", "second")
+        assert await values(wal) == Counter([("a", b"old %d" % number) for number in range(4)] + [("a", b"new")])
+
+    run_virtual(main())
+
+
+def test_a_batch_that_another_checkpoint_has_begun_is_not_taken_for_ones_own() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        await create(wal)
+        await die_while_copying(wal, 0)
+        with pytest.raises(CorruptLog, match="batch 0 was begun and is not done, and this is batch 0 of another check"):
+            await commit(wal, 0, [await stage(wal, 0, 0, [("a", b"new")])], "second")
 
     run_virtual(main())
 
@@ -262,9 +312,9 @@ def test_of_two_decisions_on_one_batch_the_first_counts() -> None:
         first, second = (Decision(3, [Attempt(0, token, 1, b"1", b"1")], {"a": None}) for token in ("x", "y"))
         await ledger.decide(first)
         await ledger.decide(second)
-        assert await ledger.state() == (-1, first)
-        await ledger.finish(3)
-        assert await ledger.state() == (3, None)
+        assert await ledger.state() == (NOTHING, first)
+        await ledger.finish(Batch(3, "run", 7))
+        assert await ledger.state() == (Batch(3, "run", 7), None)
 
     run_virtual(main())
 
