@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Coroutine
 from typing import Protocol
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ from typing_extensions import TypedDict
 from ..runtime.arrow import decode_rows
 from ..runtime.catalog import DROPPING, READY, Collection
 from ..runtime.dead_letters import DeadLetters
-from ..runtime.errors import BadRecord, InvalidRequest
+from ..runtime.errors import BadRecord, CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema, TidewalError
 from ..runtime.factory import Factory
 from ..runtime.heartbeats import announcements
 from ..runtime.names import physical
@@ -22,6 +24,12 @@ from ..runtime.wal import Entry, From, FromTime
 from .node import Node
 from .requests import Answer, Method, WireCollection
 from .role import Role
+
+UNREADABLE_FIRST_S = 1.0  # until a collection whose tables cannot be read is looked at again
+UNREADABLE_MAX_S = 60.0
+TABLE_ERRORS = (CorruptLog, FormatTooNew, InvalidSchema)  # what is wrong with the tables of one collection
+
+_log = logging.getLogger("tidewal.collections")
 
 
 class Pipeline(Protocol):
@@ -49,6 +57,7 @@ class Follower(Role):
         super().__init__(node)
         self._pipelines: dict[int, Pipeline] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._unreadable: dict[int, TidewalError] = {}  # collections whose tables are, and why
         self.dead_letters = DeadLetters(node.wal, node.clock, node.names.dead_letters, on_counted=self._bad)
 
     def pipeline(self, collection: Collection) -> Pipeline:
@@ -82,16 +91,45 @@ class Follower(Role):
                 self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
 
     async def find_pipeline(self, name: str) -> Pipeline:
-        """The pipeline of a collection. Raises `CollectionNotFound`."""
+        """The pipeline of a collection. Raises `CollectionNotFound`, and what is wrong with its tables."""
         collection = self.catalog.catalog.collections.get(name)
         if collection is None or collection.id not in self._pipelines:
             collection = (await self.catalog.catch_up()).collection(name)
             self._start_pipelines()
+        if collection.id in self._unreadable:
+            raise self._unreadable[collection.id]
         return self._pipelines[collection.id]
 
     async def _run(self, id: int) -> None:
-        """Run a pipeline as a task of its own, so that a release can end it without ending the actor."""
-        task = self._tasks[id] = asyncio.create_task(self._pipelines[id].run())
+        """Run a pipeline until it ends. Tables that cannot be read are the matter of their collection alone: it says
+        so to every question, and begins anew now and then, for somebody may have mended them."""
+        collection = self._pipelines[id].collection
+        pause_s = UNREADABLE_FIRST_S
+        while id in self._pipelines:
+            self._tell_unreadable(collection, None)
+            try:
+                await self._as_task(id, self._pipelines[id].run())
+                return
+            except TABLE_ERRORS as error:
+                _log.error("%s of %s stops, trying again in %g s: %s", self.role, collection.name, pause_s, error)
+                self._tell_unreadable(collection, error)
+            await self._as_task(id, asyncio.sleep(pause_s))
+            pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
+            if id in self._pipelines:  # not released
+                self._pipelines[id] = self.pipeline(collection)
+
+    def _tell_unreadable(self, collection: Collection, error: TidewalError | None) -> None:
+        labels = {"collection_name": collection.name, "role_name": self.role}
+        self.node.metrics.gauge("wal_collection_unreadable", **labels).set(error is not None)
+        self._unreadable.pop(collection.id, None)
+        self.node.unreadable.pop((self.role, collection.name), None)
+        if error is not None:
+            self._unreadable[collection.id] = error
+            self.node.unreadable[self.role, collection.name] = error.message
+
+    async def _as_task(self, id: int, work: Coroutine[object, object, None]) -> None:
+        """Run what a pipeline does as a task of its own, so that a release can end it without ending the actor."""
+        task = self._tasks[id] = asyncio.create_task(work)
         try:
             await asyncio.wait([task])
             if not task.cancelled():
@@ -107,11 +145,12 @@ class Follower(Role):
             return None  # an old request: the name may be another collection's by now
         if collection.state != DROPPING:
             raise InvalidRequest(f"collection {collection.name} is not being dropped")
+        self._pipelines.pop(collection.id, None)
         task = self._tasks.pop(collection.id, None)
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._pipelines.pop(collection.id, None)
+        self._tell_unreadable(collection, None)
         await self.forget(collection)
         self.node.metrics.forget("collection_name", collection.name)
         for vchannel in collection.vchannels:

@@ -30,7 +30,8 @@ class Node:
     """One process' surroundings. `tables` is the directory of the Delta tables, one folder a collection.
 
     `life` is what a node of all roles calls itself in the catalog, never used before: when another one leads, it is
-    over. Roles without a MixCoord beside them have none and serve whoever leads.
+    over. Roles without a MixCoord beside them have none and serve whoever leads. `unreadable` says what is wrong with
+    the tables of a collection, by role and name, while they cannot be read.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Node:
     metrics: Metrics = field(default_factory=Metrics)
     blocking: RunBlocking = anyio.to_thread.run_sync
     life: str = ""
+    unreadable: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
     @property
     def names(self) -> Names:

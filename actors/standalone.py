@@ -145,7 +145,8 @@ class Standalone:
         return escalation.error
 
     def health(self) -> Health:
-        """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps telling time."""
+        """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps telling time.
+        Collections whose tables are `unreadable` are named; the node goes on with the others, so it is well."""
         statuses = self.system.status()
         told_s = self.node.metrics.value("wal_last_confirmed_time_tick")
         silent_s = max(0.0, self.node.clock.clock.wall_ms() / 1000 - told_s) if told_s else 0.0
@@ -153,7 +154,9 @@ class Standalone:
         running = all(status.state is ActorState.RUNNING for status in statuses)
         ok = running and not self.system.failed and not stuck and silent_s < SILENT_S
         roles = {status.name: status.state.value for status in statuses}
-        return Health(ok, {"roles": roles, "stuck": stuck, "watermark_age_s": round(silent_s, 3)})
+        unreadable = {f"{role} {name}": why for (role, name), why in self.node.unreadable.items()}
+        details = {"roles": roles, "stuck": stuck, "watermark_age_s": round(silent_s, 3), "unreadable": unreadable}
+        return Health(ok, details)
 
 
 @asynccontextmanager

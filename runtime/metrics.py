@@ -116,6 +116,13 @@ _WAL = (
         "wal_scan_incomplete_batch_total", "Batches dropped because a part of them was missing", CHANNEL, "role_name"
     ),
     _gauge("wal_scanner_pending_queue_bytes", "bytes", "Read and not yet consumed", "collection_name", "role_name"),
+    _gauge(
+        "wal_collection_unreadable",
+        "info",
+        "1 while the tables of a collection cannot be read, and its questions fail",
+        "collection_name",
+        "role_name",
+    ),
     _counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
     _counter("wal_dead_letter_message_total", "Bad records kept aside, by reason", CHANNEL, "reason"),
 )
@@ -177,6 +184,7 @@ _DATANODE = (
     _counter("datanode_msg_rows_total", "Rows consumed"),
     _gauge("datanode_fg_buffer_size", "bytes", "Buffered for the next flush", "collection_name"),
     _counter("datanode_flush_req_total", "Flushes, by outcome", "collection_name", "status"),
+    _counter("datanode_maintenance_failed_total", "Compactions and tidyings that failed", "collection_name"),
     _counter("datanode_flushed_data_size_total", "Bytes flushed to the table", "collection_name", unit="bytes"),
     _counter("datanode_flushed_data_rows_total", "Rows flushed to the table", "collection_name"),
     _seconds("datanode_flush_duration_seconds", "One flush: write, commit and announce", "collection_name"),

@@ -56,7 +56,8 @@ def _translated(error: Exception, path: Path) -> TidewalError:
     if isinstance(error, SchemaMismatchError):
         return InvalidSchema(f"Delta cannot hold these columns: {error}", path=str(path))
     missing = number == errno.ENOENT or isinstance(error, FileNotFoundError | TableNotFoundError)
-    if missing or isinstance(error, DeltaError | pa.ArrowException):
+    # an OSError without a number is not the operating system's: Arrow's readers raise it for damaged pages
+    if missing or number is None:
         return CorruptLog(f"the table {path} cannot be read: {error}", path=str(path))
     return Unavailable(f"{path}: {error}", path=str(path))
 

@@ -32,6 +32,7 @@ class FlushMeasures:
         self._rows = metrics.counter("datanode_msg_rows_total")
         self._flushes = metrics.counter("datanode_flush_req_total", collection_name=name, status="success")
         self._failures = metrics.counter("datanode_flush_req_total", collection_name=name, status="failed")
+        self._maintenance_failures = metrics.counter("datanode_maintenance_failed_total", collection_name=name)
         self._flushed_rows = metrics.counter("datanode_flushed_data_rows_total", collection_name=name)
         self._flushed_bytes = metrics.counter("datanode_flushed_data_size_total", collection_name=name)
         self._seconds = metrics.histogram("datanode_flush_duration_seconds", collection_name=name)
@@ -69,6 +70,10 @@ class FlushMeasures:
         self._flushed_rows.inc(result.rows)
         self._flushed_bytes.inc(result.size_bytes)
         self._seconds.observe(seconds)
+
+    def not_maintained(self) -> None:
+        """The tables could not be compacted or tidied."""
+        self._maintenance_failures.inc()
 
     def failed(self) -> None:
         """The table could not be written now."""

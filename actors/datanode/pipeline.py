@@ -157,13 +157,22 @@ class FlushPipeline:
         await self._tell(end, result)
         for position in positions.values():
             await self._node.wal.hold(position.channel, self._holder, position.message_id)
-        interval_s = self._node.settings.data_node.compaction_interval_s
-        if interval_s and self._loop.time() - self._compacted >= interval_s:
-            await self.compact()
-        self._flushes += 1
-        if self._flushes % FLUSHES_PER_TIDYING == 0:
-            await self._node.blocking(self._tidy)
         self._measures.flushed(result, perf_counter() - started)
+        await self._maintain()
+
+    async def _maintain(self) -> None:
+        """Compact and tidy where that is due. Rows are stored by now, so what fails of it waits for its next time."""
+        interval_s = self._node.settings.data_node.compaction_interval_s
+        self._flushes += 1
+        try:
+            if interval_s and self._loop.time() - self._compacted >= interval_s:
+                self._compacted = self._loop.time()
+                await self.compact()
+            if self._flushes % FLUSHES_PER_TIDYING == 0:
+                await self._node.blocking(self._tidy)
+        except TidewalError as error:
+            _log.warning("cannot maintain the tables of %s now: %s", self.collection.name, error)
+            self._measures.not_maintained()
 
     def _tidy(self) -> None:
         """Join small files, and remove those that no reader needs any more."""

@@ -137,7 +137,10 @@ def compare(left: Expression, operator: str, right: Expression) -> Expression:
 def contained(operand: Expression, items: Sequence[Expression], negated: bool) -> Expression:
     """Whether the value is among the items; unknown for an unknown value."""
     target = _common_type(operand, *items) if items else pa.null()
-    values = pa.array([_constant(item, target) for item in items], target) if items else None
+    constants = [_constant(item, target) for item in items]
+    if 0.0 in constants and pa.types.is_floating(target):  # Arrow looks them up by their bits
+        constants += [0.0, -0.0]
+    values = pa.array(constants, target) if items else None
 
     def evaluate(rows: Rows) -> Column:
         found = operand.evaluate(rows)

@@ -21,7 +21,7 @@ from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.tables import log_table
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
-from ..following import Follower, open_stream, pchannels_of, rows_of
+from ..following import TABLE_ERRORS, Follower, open_stream, pchannels_of, rows_of
 from ..measures import lag_ms
 from .measures import RowMeasures
 from .segments import RowStore
@@ -75,6 +75,9 @@ class RowPipeline:
                 self._measures.consumed(pack)
         except MemoryLimitExceeded as error:
             self._fail(error)
+        except TABLE_ERRORS as error:
+            self._fail(error)
+            raise
         finally:
             self._measures.publish()
             await self._stream.close()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...runtime.errors import InvalidRequest
+from ...runtime.errors import InvalidFilter, InvalidRequest
 from ...runtime.schema import CollectionSchema
 from .filter import Filter
 
@@ -48,7 +48,7 @@ class View:
     def selected(self, where: Filter | None) -> Iterator[tuple[pa.RecordBatch, Mask]]:
         """Each chunk with the mask of its current rows for which the filter holds."""
         for rows, alive in self.chunks:
-            yield rows, alive if where is None else alive & where.mask(rows)
+            yield rows, alive if where is None else _holding(where, rows, alive)
 
     def count(self, where: Filter | None = None) -> int:
         """How many rows the filter holds for."""
@@ -84,6 +84,18 @@ class View:
                 found += len(positions)
         table = pa.Table.from_batches(parts, self.schema.arrow_of(fetched))
         return ordered(table, keys, limit).select(names)
+
+
+def _holding(where: Filter, rows: pa.RecordBatch, alive: Mask) -> Mask:
+    """The living rows that the filter holds for. It is computed over dead rows too, which is cheaper than leaving them
+    out; so an overflow counts only where living rows have it, too."""
+    try:
+        return alive & where.mask(rows)
+    except InvalidFilter:
+        living = np.flatnonzero(alive)
+        mask = np.zeros_like(alive)
+        mask[living] = where.mask(rows.take(indices_of(living)))
+        return mask
 
 
 def checked_columns(schema: CollectionSchema, columns: Sequence[str] | None) -> list[str]:

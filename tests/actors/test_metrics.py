@@ -43,6 +43,8 @@ ONLY_ON_FAULT = {  # each has a test below
     "rocksmq_journal_recycled_bytes_total",
     "rocksmq_journal_failed",
     "overloaded_total",
+    "wal_collection_unreadable",  # these two in test_unreadable.py
+    "datanode_maintenance_failed_total",
     "actor_restart_total",
     "actor_blocked_total",
     "wal_backend_stall_total",  # these four in tests/runtime/test_stalls.py

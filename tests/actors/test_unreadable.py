@@ -1,0 +1,92 @@
+"""What is wrong with the tables of one collection is the matter of that collection, and not of the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidewal.actors.datanode import pipeline
+from tidewal.runtime.errors import CorruptLog, DiskFull
+
+pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
+
+
+async def test_a_missing_file_of_one_collection_leaves_the_others_alone_and_may_come_back(home) -> None:
+    async with home.people_client() as client:
+        await client.create_collection(home.POINTS)
+        for rows in (home.people(1, 2), home.people(3)):
+            await client.insert("people", rows)
+            await client.flush("people")
+        await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
+        await client.flush("points")
+    lost = min((home.tables / "people" / "log").glob("*.parquet"))
+    kept = lost.rename(home.directory / lost.name)
+    async with home.node() as node, node.client() as client:
+        assert await client.count("points", consistency="strong") == 1
+        for consistency in ("strong", "bounded", "eventually"):
+            assert isinstance(await home.error_of(client.count("people", consistency=consistency)), CorruptLog)
+        assert list(node.health().details["unreadable"]) == ["querynode people"]
+        assert node.health().ok
+        labels = {"collection_name": "people", "role_name": "querynode"}
+        assert node.node.metrics.value("wal_collection_unreadable", **labels) == 1
+        await client.insert("people", home.people(4))
+        await client.flush("people")
+        assert await client.count("points", consistency="strong") == 1
+        assert not any(status.restarts for status in node.system.status())
+        kept.rename(lost)
+        while node.health().details["unreadable"]:
+            await home.elapse(0.2)
+        assert await client.count("people", consistency="strong") == 4
+        assert node.node.metrics.value("wal_collection_unreadable", **labels) == 0
+
+
+async def test_an_unreadable_collection_can_be_dropped_and_made_again(home) -> None:
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+    for file in (home.tables / "people" / "log").glob("*.parquet"):
+        file.unlink()
+    async with home.client() as client:
+        assert isinstance(await home.error_of(client.count("people", consistency="strong")), CorruptLog)
+        await client.drop_collection("people")
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(2))
+        assert (await client.query("people", consistency="strong")).table.column("id").to_pylist() == [2]
+
+
+async def test_an_error_of_compaction_waits_for_the_next_and_loses_nothing(home, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise DiskFull("no space for the table")
+
+    async with home.node(settings={"dataNode": {"compactionIntervalS": 1}}) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        with monkeypatch.context() as patched:
+            patched.setattr(pipeline, "compact", full)
+            patched.setattr(pipeline, "FLUSHES_PER_TIDYING", 1)
+            for number in range(3):
+                await client.insert("people", home.people(number))
+                await home.elapse(1)
+                await client.flush("people")
+            failed = node.node.metrics.value("datanode_maintenance_failed_total", collection_name="people")
+            assert failed >= 2  # the last may still be to come
+            assert isinstance(await home.error_of(client.compact("people")), DiskFull)
+        assert not any(status.restarts for status in node.system.status())
+        assert (await client.compact("people"))["rows"] == 3
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_collection_whose_table_is_mended_is_loaded_once_more(home, times, monkeypatch) -> None:
+    failures = iter([CorruptLog("a page")] * times)
+    load = pipeline.FlushPipeline.run
+
+    async def run(self):
+        for error in failures:
+            raise error
+        await load(self)
+
+    monkeypatch.setattr(pipeline.FlushPipeline, "run", run)
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        assert not node.health().details["unreadable"]
+        assert next(failures, None) is None
