@@ -54,6 +54,7 @@ ONLY_ON_FAULT = {  # each has a test below
 }
 NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node with nothing to do
     "wal_scanner_pending_queue_bytes",
+    "wal_clock_ahead_seconds",
     "proxy_tt_lag_ms",
     "proxy_inflight_bytes",
     "proxy_unflushed_bytes",
