@@ -86,6 +86,7 @@ class Appender:
                 lambda: self._management.ensure(channel),
                 ACKS_ALL if all_copies else ACKS_LEADER,
                 channel.name,
+                lambda: channel.topic_id,
             )
             lane = self._lanes[channel] = Lane(channel, sender, self._backlog, self._cluster.options.batch_bytes)
         return lane

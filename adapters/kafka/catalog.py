@@ -9,8 +9,10 @@ written, so the place of the creation record is the channel's number for ever, i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,16 +20,18 @@ from uuid import uuid4
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import Unavailable
+from ...runtime.errors import ChannelNotFound, CorruptLog, Unavailable
 from ...runtime.remote import decode_policy, encode_policy
 from ...runtime.wal import ChannelPolicy, Delivery
+from . import faults
 from .cluster import LATEST, PAUSE_S, Cluster
 from .fetching import fetch, records
 from .positions import Row, prefix
+from .requests import NO_ID
 from .sender import Sender
-from .topics import catalog_configs, catalog_topic, channel_topic
+from .topics import catalog_configs, catalog_topic, channel_topic, channel_topics
 
-CREATED, HELD, CLAIMED = "channel", "hold", "queue"
+CREATED, MADE, HELD, CLAIMED = "channel", "topic", "hold", "queue"
 
 _log = logging.getLogger(__name__)
 
@@ -35,13 +39,13 @@ _log = logging.getLogger(__name__)
 class Listener(Protocol):
     """Who wants to know that a channel is gone; called on the I/O loop."""
 
-    def dropped(self) -> None: ...
+    def dropped(self, error: ChannelNotFound) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Channel:
     """What the catalog tells of one channel. `holds` are offsets by holder; `claims` say for each group that asked for
-    a queue where the catalog has that."""
+    a queue where the catalog has that. `made` are ids of topics by key of the record: the first is the channel's."""
 
     name: str
     incarnation: int
@@ -52,6 +56,14 @@ class Channel:
     dropped: bool = False
     listeners: set[Listener] = field(default_factory=set[Listener])
     claims: dict[str, int] = field(default_factory=dict[str, int])
+    made: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    topic_id: bytes | None = None  # which topic it is, once that is made
+    seen_at: float = -math.inf  # when its topic was that one, on the I/O loop's clock
+
+    def gone(self, error: ChannelNotFound) -> None:
+        """Tell whoever listens."""
+        for listener in list(self.listeners):
+            listener.dropped(error)
 
     @property
     def queue_of(self) -> str | None:
@@ -67,13 +79,16 @@ class Catalog:
         self._cluster = cluster
         self._topic = catalog_topic(cluster.options.prefix)
         self._reading, writing = connections
-        self._sender = Sender(cluster, self._topic, writing, self._make_topic)
+        self._topic_id: bytes | None = None
+        self._lost: CorruptLog | None = None
+        self._sender = Sender(cluster, self._topic, writing, self._check_topic, topic_id=lambda: self._topic_id)
         self._on_removed = on_removed
         self._lock = asyncio.Lock()
         self._created: dict[str, dict[str, Channel]] = {}  # by name, then by key of the record
         self._channels: dict[str, Channel] = {}
         self._holds: dict[int, dict[str, int]] = {}  # by incarnation, then by holder
         self._claims: dict[int, dict[str, int]] = {}  # by incarnation, then by group
+        self._by_incarnation: dict[int, Channel] = {}
         self.applied_to = 0  # so much of it is known here
         self.changed: Callable[[], None] = lambda: None  # called when something was learnt
         self._moved = asyncio.Event()
@@ -90,9 +105,8 @@ class Catalog:
         return [self._channels[name] for name in self.names()]
 
     async def open(self) -> None:
-        """Make the topic where there is none."""
-        if self._cluster.leader(self._topic) is None:
-            await self._make_topic()
+        """Make the topic where there is none. Raises `CorruptLog` where there are topics of channels all the same."""
+        self._topic_id = await self._cluster.retrying("find the catalog", self._find_topic)
 
     async def sync(self) -> None:
         """Return when everything is known that was written before the call. Raises `Unavailable`."""
@@ -116,8 +130,16 @@ class Catalog:
             *self._created.get(channel.name, {}),
             *(_hold(channel, holder) for holder in channel.holds),
             *(_claim(channel, group) for group in channel.claims),
+            *channel.made,
         ]
         await self._write([(key, None) for key in keys])
+
+    async def write_made(self, channel: Channel, topic_id: bytes) -> None:
+        """Note which topic was made for a channel, unless somebody else has noted one first."""
+        key = f"{MADE}/{channel.incarnation}/{uuid4().hex}"
+        await self._write([(key, {"id": topic_id.hex()})])
+        if key != next(iter(channel.made), None):
+            await self._write([(key, None)])
 
     async def write_hold(self, channel: Channel, holder: str, offset: int | None) -> None:
         """Note that `holder` needs what is at `offset` and behind it; None: nothing any more."""
@@ -145,7 +167,8 @@ class Catalog:
         silent = False
         while True:
             try:
-                fetched = await fetch(self._cluster, self._topic, self.applied_to, self._reading)
+                known_as = self._topic_id or NO_ID
+                fetched = await fetch(self._cluster, self._topic, self.applied_to, self._reading, topic_id=known_as)
                 for record in records(fetched.batches, self.applied_to):
                     self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
                     self.applied_to = record.offset + 1
@@ -156,22 +179,31 @@ class Catalog:
                     _log.warning("the catalog %s cannot be read: %r", self._topic, error)
                 await asyncio.sleep(PAUSE_S)
                 await self._cluster.refresh()
+                if await self._is_lost(error):
+                    return
                 continue
             if silent:
                 silent = False
                 _log.warning("the catalog %s is read again", self._topic)
-            moved, self._moved = self._moved, asyncio.Event()
-            moved.set()
+            self._wake()
             if fetched.batches:
                 self.changed()
 
+    def _wake(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
     async def _end(self) -> int:
+        if self._lost is not None:
+            raise self._lost
         return await self._cluster.offset(self._topic, LATEST) or 0
 
     async def _until(self, offset: int) -> None:
         try:
             async with asyncio.timeout(self._cluster.options.delivery_timeout_s):
                 while self.applied_to < offset:
+                    if self._lost is not None:
+                        raise self._lost
                     await self._moved.wait()
         except TimeoutError:
             raise Unavailable(f"the catalog {self._topic} cannot be read") from None
@@ -186,14 +218,42 @@ class Catalog:
                 offset = await self._sender.send(self._sender.batch(rows))
             await self._until(offset + len(rows))
 
-    async def _make_topic(self) -> None:
-        configs = catalog_configs(self._cluster.options)
-        await self._cluster.retrying("make the catalog", lambda: self._cluster.create_topic(self._topic, configs))
-        await self._cluster.retrying("find the catalog", self._led)
+    # ---- its own topic -----------------------------------------------------------------------------------------------
 
-    async def _led(self) -> None:
+    async def _find_topic(self) -> bytes:
+        found = await self._cluster.topic_id(self._topic)
+        if found is None:
+            await self._cluster.refresh()
+            if orphans := channel_topics(self._cluster.options.prefix, self._cluster.topics()):
+                raise self._gone(f"while there are topics of channels, {orphans[0]} among them")
+            await self._cluster.create_topic(self._topic, catalog_configs(self._cluster.options))
+            found = await self._cluster.topic_id(self._topic)
         if self._cluster.leader(self._topic) is None:
+            await self._cluster.refresh()
+        if found is None or self._cluster.leader(self._topic) is None:
             raise kafka_errors.StaleMetadata(f"nobody leads {self._topic}")
+        return found
+
+    async def _check_topic(self) -> None:
+        """Raise `CorruptLog` once the topic is not the one that was opened."""
+        if await self._cluster.topic_id(self._topic) != self._topic_id:
+            self._lost = self._gone("while the log was open")
+            self._wake()
+            raise self._lost
+
+    async def _is_lost(self, error: Exception) -> bool:
+        """After reading has failed: whether there is nothing to read any more."""
+        if faults.topic_unknown(error) or self._cluster.leader(self._topic) is None:
+            with contextlib.suppress(CorruptLog, TimeoutError, *faults.Foreign):
+                await self._check_topic()
+        return self._lost is not None
+
+    def _gone(self, when: str) -> CorruptLog:
+        return CorruptLog(
+            f"the catalog {self._topic} was deleted from outside, {when}: what channels the log had is not known any"
+            " more. Delete its topics too to begin anew, or use another prefix",
+            path=self._topic,
+        )
 
     # ---- what a record changes ---------------------------------------------------------------------------------------
 
@@ -203,6 +263,9 @@ class Catalog:
             picture: dict[str, Any] | None = None if value is None else json.loads(value)
             if kind == CREATED:
                 self._apply_channel(offset, rest.rpartition("/")[0], key, picture)
+            elif kind == MADE:
+                incarnation, _, _ = rest.partition("/")
+                self._apply_made(int(incarnation), key, None if picture is None else bytes.fromhex(picture["id"]))
             elif kind == HELD:
                 incarnation, _, holder = rest.partition("/")
                 self._apply_hold(int(incarnation), holder, picture)
@@ -217,11 +280,12 @@ class Catalog:
         if picture is not None:
             policy = decode_policy(picture["policy"])
             topic = channel_topic(self._cluster.options.prefix, name, offset)
-            known = self._holds.get(offset, {}), self._claims.get(offset, {})
             created[key] = channel = Channel(name, offset, policy, topic, prefix(offset))
-            channel.holds, channel.claims = known
-        else:
-            created.pop(key, None)
+            channel.holds = self._holds.setdefault(offset, {})
+            channel.claims = self._claims.setdefault(offset, {})
+            self._by_incarnation[offset] = channel
+        elif (gone := created.pop(key, None)) is not None:
+            del self._by_incarnation[gone.incarnation]
         before = self._channels.get(name)
         first = min(created.values(), key=lambda channel: channel.incarnation, default=None)
         if first is not None:
@@ -231,8 +295,7 @@ class Catalog:
             self._channels.pop(name, None)
         if before is not None and before is not first:
             before.dropped = True
-            for listener in list(before.listeners):
-                listener.dropped()
+            before.gone(was_dropped(before))
             self._on_removed()
 
     def _apply_hold(self, incarnation: int, holder: str, picture: dict[str, Any] | None) -> None:
@@ -241,9 +304,16 @@ class Catalog:
             holds.pop(holder, None)
         else:
             holds[holder] = int(picture["offset"])
-        for channel in self._channels.values():
-            if channel.incarnation == incarnation:
-                channel.holds = holds
+
+    def _apply_made(self, incarnation: int, key: str, topic_id: bytes | None) -> None:
+        channel = self._by_incarnation.get(incarnation)
+        if channel is None:  # it was dropped
+            return
+        if topic_id is None:
+            channel.made.pop(key, None)
+        else:
+            channel.made[key] = topic_id
+        channel.topic_id = next(iter(channel.made.values()), None)
 
     def _apply_claim(self, incarnation: int, group: str, offset: int | None) -> None:
         claims = self._claims.setdefault(incarnation, {})
@@ -251,9 +321,11 @@ class Catalog:
             claims.pop(group, None)
         else:
             claims.setdefault(group, offset)
-        for channel in self._channels.values():
-            if channel.incarnation == incarnation:
-                channel.claims = claims
+
+
+def was_dropped(channel: Channel) -> ChannelNotFound:
+    """The error of what is asked of a channel that the catalog does not have any more."""
+    return ChannelNotFound(f"channel {channel.name} was dropped", channel=channel.name)
 
 
 def _claim(channel: Channel, group: str) -> str:

@@ -30,6 +30,7 @@ from ...runtime.errors import ConfigError, TidewalError
 from ...runtime.stalls import StallWatch
 from . import faults
 from .options import Options
+from .requests import NO_ID, DescribeTopic
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ TOPIC_RESOURCE = 2
 _ALREADY_EXISTS = kafka_errors.TopicAlreadyExistsError.errno
 _NOT_AUTHORIZED = kafka_errors.TopicAuthorizationFailedError.errno
 _UNKNOWN_TOPIC = kafka_errors.UnknownTopicOrPartitionError.errno
+_NO_LEADER = kafka_errors.LeaderNotAvailableError.errno
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +108,10 @@ class Cluster:
         """The node that leads it; None when the topic or its leader is not known."""
         node: int | None = self._client.cluster.leader_for_partition(TopicPartition(topic, PARTITION))
         return None if node in (None, -1) else node
+
+    def topics(self) -> set[str]:
+        """All topics that are known."""
+        return self._client.cluster.topics()
 
     def nodes(self) -> list[int]:
         """All brokers that are known."""
@@ -180,6 +186,30 @@ class Cluster:
         response = await self._ask_controller(DeleteTopicsRequest([topic], self._time_limit_ms))
         _check(response.topic_error_codes[0][1], _UNKNOWN_TOPIC)
 
+    async def topic_id(self, topic: str) -> bytes | None:
+        """Which topic of that name there is, `NO_ID` where the brokers number none; None when the controller says that
+        there is none. Raises the library's errors, `StaleMetadata` where only a broker does not know it yet."""
+        try:
+            response = await self.ask(None, DescribeTopic(topic))
+        except NotImplementedError:  # the library's word for brokers that are too old for the request
+            await self.refresh()
+            return NO_ID if self.leader(topic) is not None else await self._none_if_absent(topic)
+        code, _, id, *_ = response.topics[0]
+        if code == _UNKNOWN_TOPIC:
+            return await self._none_if_absent(topic)
+        _check(code, _NO_LEADER)
+        found: bytes = id
+        return found
+
+    async def _none_if_absent(self, topic: str) -> None:
+        """Brokers may be late to know a topic; the controller, which is asked whether it could be made, is not."""
+        unsaid = -1
+        asked: Any = (topic, 1, unsaid, [], [])
+        response = await self._ask_controller(CreateTopicsRequest([asked], self._time_limit_ms, True))
+        if response.topic_errors[0][1] == _ALREADY_EXISTS:
+            raise kafka_errors.StaleMetadata(f"a broker does not know {topic} yet")
+        _check(response.topic_errors[0][1])
+
     async def configure_topic(self, topic: str, configs: dict[str, str]) -> None:
         """Give it these settings, and the brokers' own for all others. Raises the library's errors."""
         response = await self.ask(None, AlterConfigsRequest([(TOPIC_RESOURCE, topic, list(configs.items()))]))
@@ -217,4 +247,4 @@ def _partition_code(response: Any) -> int:
 def _check(code: int, *fine: int) -> None:
     """Raise the library's error for a code that is neither 0 nor `fine`."""
     if code and code not in fine:
-        raise kafka_errors.for_code(code)
+        raise faults.for_code(code)

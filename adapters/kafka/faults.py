@@ -20,6 +20,14 @@ from ...runtime.errors import ConfigError, InvalidRequest, TidewalError, Unavail
 Foreign = (kafka_errors.KafkaError, OSError, asyncio.TimeoutError)
 
 
+class UnknownTopicId(kafka_errors.BrokerResponseError):
+    """The topic that was named by its id is not there (any more), or is not known to this broker yet. The library has
+    no error for it."""
+
+    errno = 100
+    message = "UNKNOWN_TOPIC_ID"
+
+
 class Outcome(Enum):
     """What has become of a request that failed."""
 
@@ -160,6 +168,16 @@ def outcome(error: BaseException, operation: Operation) -> Outcome:
     if type(error) in _NEVER_SENT:
         return Outcome.NEVER_SENT
     return Outcome.REFUSED if type(error) in _REFUSED[operation] else Outcome.UNKNOWN
+
+
+def for_code(code: int) -> type[kafka_errors.BrokerResponseError]:
+    """The error that an answer's code stands for."""
+    return UnknownTopicId if code == UnknownTopicId.errno else kafka_errors.for_code(code)
+
+
+def topic_unknown(error: BaseException) -> bool:
+    """Whether the topic may be gone."""
+    return isinstance(error, (UnknownTopicId, kafka_errors.UnknownTopicOrPartitionError))
 
 
 def answered(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from . import faults, lookup
 from .catalog import Channel
 from .cluster import PAUSE_S, Cluster
 from .fetching import Fetched, fetch
+from .requests import NO_ID
 
 _log = logging.getLogger(__name__)
 
@@ -92,11 +93,11 @@ class Feed:
             self._error = self._error or error
             self._wake()
 
-    def dropped(self) -> None:
+    def dropped(self, error: ChannelNotFound) -> None:
         """The channel is gone, and what was fetched of it with it."""
         with self._lock:
             self._batches.clear()
-        self.fail(ChannelNotFound(f"channel {self.channel.name} was dropped", channel=self.channel.name))
+        self.fail(error)
 
     async def run(
         self, cluster: Cluster, connection: int, ready: Callable[[], Awaitable[None]], started: Callable[[], None]
@@ -108,7 +109,7 @@ class Feed:
                 offset = await self._begin(cluster, connection, ready)
             finally:
                 started()
-            await self._fetch(cluster, connection, offset)
+            await self._fetch(cluster, connection, offset, ready)
         except TidewalError as error:
             self.fail(error)
         except Exception as error:  # not foreseen: told to who reads, who would wait for ever
@@ -128,9 +129,11 @@ class Feed:
         finally:
             cluster.stalls.end(waiting)
 
-    async def _fetch(self, cluster: Cluster, connection: int, offset: int) -> None:
+    async def _fetch(
+        self, cluster: Cluster, connection: int, offset: int, ready: Callable[[], Awaitable[None]]
+    ) -> None:
         while not self.ended:
-            fetched = await self._fetch_next(cluster, connection, offset)
+            fetched = await self._fetch_next(cluster, connection, offset, ready)
             if fetched is None:
                 return
             offset = fetched.next_offset  # also past what was aborted
@@ -139,13 +142,18 @@ class Feed:
                 if not room:
                     await self._room.wait()
 
-    async def _fetch_next(self, cluster: Cluster, connection: int, offset: int) -> Fetched | None:
+    async def _fetch_next(
+        self, cluster: Cluster, connection: int, offset: int, ready: Callable[[], Awaitable[None]]
+    ) -> Fetched | None:
         """What the brokers answer, after as many attempts as it takes; None when closed meanwhile."""
         waiting = cluster.stalls.begin("read", self.channel.name)
+        channel, doubtful = self.channel, False  # whether the topic may be gone
         try:
             while not self.ended:
                 try:
-                    return await fetch(cluster, self.channel.topic, offset, connection)
+                    if doubtful:
+                        await ready()
+                    return await fetch(cluster, channel.topic, offset, connection, topic_id=channel.topic_id or NO_ID)
                 except kafka_errors.OffsetOutOfRangeError:
                     offset = await cluster.retrying(
                         f"find the first entry of {self.channel.name}",
@@ -157,6 +165,7 @@ class Feed:
                     cluster.stalls.retry(waiting, error)
                     await asyncio.sleep(PAUSE_S)
                     await cluster.refresh()
+                    doubtful = faults.topic_unknown(error) or cluster.leader(channel.topic) is None
         finally:
             cluster.stalls.end(waiting)
         return None

@@ -19,9 +19,10 @@ from ...runtime.wal import Entry
 from . import faults
 from .cluster import PARTITION, Cluster
 from .positions import from_native
+from .requests import NO_ID, FetchById
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-PREFERRED_REPLICA_SINCE = 11  # the version of answers that have one field more
+PREFERRED_REPLICA_SINCE, TAGS_SINCE = 11, 12  # the versions of answers that have one field more each
 ONE_BATCH = 1  # bytes: the first batch comes whole, however large
 BEHIND_OPEN_S = 0.02  # between questions for what lies behind an open transaction
 WAIT_S = 2.0  # how long the broker waits for something to answer with
@@ -47,10 +48,13 @@ async def fetch(
     connection: int,
     wait_s: float = WAIT_S,
     isolation: int = READ_COMMITTED,
+    topic_id: bytes = NO_ID,
 ) -> Fetched:
-    """What there is from an offset on; after `wait_s` nothing. Raises the library's errors."""
+    """What there is from an offset on; after `wait_s` nothing. With a `topic_id` only of that topic, whatever else has
+    its name. Raises the library's errors."""
     wait_s = min(wait_s, cluster.options.request_timeout_s / 2)
-    answer = await _ask(cluster, topic, offset, connection, isolation, wait_s, cluster.options.fetch_bytes)
+    limit_bytes = cluster.options.fetch_bytes
+    answer = await _ask(cluster, topic, offset, connection, isolation, wait_s, limit_bytes, topic_id)
     if (
         offset > answer.stable and wait_s and isolation == READ_COMMITTED
     ):  # nothing can come, and the broker says so at once
@@ -87,21 +91,33 @@ async def last_before(cluster: Cluster, topic: str, end: int, connection: int) -
 
 class _Answer(NamedTuple):
     batches: Iterator[Any]
-    aborted: Sequence[tuple[int, int]]  # producers of aborted transactions, and where these begin
+    aborted: Sequence[tuple[int, ...]]  # producers of aborted transactions, and where these begin
     size: int
     end: int
     stable: int  # before it no transaction is open
 
 
 async def _ask(
-    cluster: Cluster, topic: str, offset: int, connection: int, isolation: int, wait_s: float, limit_bytes: int
+    cluster: Cluster,
+    topic: str,
+    offset: int,
+    connection: int,
+    isolation: int,
+    wait_s: float,
+    limit_bytes: int,
+    topic_id: bytes = NO_ID,
 ) -> _Answer:
-    partitions = [(topic, [(PARTITION, offset, limit_bytes)])]
-    request = FetchRequest(int(wait_s * 1000), 1, limit_bytes, isolation, partitions)
+    wait_ms = int(wait_s * 1000)
+    if topic_id == NO_ID:
+        request: Any = FetchRequest(wait_ms, 1, limit_bytes, isolation, [(topic, [(PARTITION, offset, limit_bytes)])])
+    else:
+        request = FetchById(wait_ms, limit_bytes, isolation, topic, topic_id, offset)
     response = await cluster.ask_leader(topic, request, connection)
-    ((_, ((_, code, end, stable, *details),)),) = response.topics
+    _, code, end, stable, *details = response.topics[0][1][0]
     if code:
-        raise kafka_errors.for_code(code)
+        raise faults.for_code(code)
+    if response.API_VERSION >= TAGS_SINCE:
+        details.pop()
     data: bytes = details[-1] or b""
     aborted = details[-3 if response.API_VERSION >= PREFERRED_REPLICA_SINCE else -2]
     return _Answer(_batches(data), aborted or (), len(data), end, stable)
@@ -113,7 +129,7 @@ def _batches(data: bytes) -> Iterator[Any]:
         yield records.next_batch()
 
 
-def _committed(batches: Sequence[Any], aborted: Sequence[tuple[int, int]]) -> Iterator[Any]:
+def _committed(batches: Sequence[Any], aborted: Sequence[tuple[int, ...]]) -> Iterator[Any]:
     """The batches without those of aborted transactions."""
     begins = sorted(aborted, key=lambda each: each[1], reverse=True)
     aborting: set[int] = set()

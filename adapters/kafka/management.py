@@ -12,17 +12,19 @@ from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest
 from ...runtime.groups.positions import just_before
 from ...runtime.wal import ChannelInfo, ChannelPolicy
 from . import faults
-from .catalog import Catalog, Channel
+from .catalog import Catalog, Channel, was_dropped
 from .cluster import CONTROL, Cluster
 from .fetching import last_before
 from .lookup import at_time
 from .options import OVERHEAD_BYTES
 from .positions import ID_BYTES, offset_of
+from .requests import NO_ID
 from .retention import Retention
 from .topics import LARGEST, configs
 
 T = TypeVar("T")
 
+SEEN_S = 1.0  # how long what was seen of a topic is believed; appends and readers name it by its id
 ADMINISTRATION = faults.Operation.ADMINISTRATION
 
 
@@ -58,9 +60,12 @@ class Management:
         found = self._catalog.find(name)
         if found is not None:
             await self._catalog.write_dropped(found)
-            await self._cluster.retrying(
-                f"drop channel {name}", lambda: self._cluster.delete_topic(found.topic), ADMINISTRATION
-            )
+            await self._cluster.retrying(f"drop channel {name}", lambda: self._delete_topic(found), ADMINISTRATION)
+
+    async def _delete_topic(self, channel: Channel) -> None:
+        """A topic that something else has made under the name is left alone."""
+        if await self._cluster.topic_id(channel.topic) in (channel.topic_id, NO_ID):
+            await self._cluster.delete_topic(channel.topic)
 
     async def describe(self, name: str) -> ChannelInfo:
         channel = await self.find(name)
@@ -127,17 +132,41 @@ class Management:
         return found
 
     async def ensure(self, channel: Channel) -> None:
-        """Make the topic of a channel where whoever made the channel did not come so far. Raises `ChannelNotFound` when
-        the channel is gone, and the library's errors."""
+        """Return when the topic of a channel is there: the very topic that the catalog names, as of a moment ago. Make
+        it where whoever made the channel did not come so far, but never twice. Raises `ChannelNotFound` when the
+        channel is gone or its topic is, and the library's errors."""
+        now = asyncio.get_running_loop().time()
+        if now - channel.seen_at > SEEN_S:
+            await self._identify(channel)
+            channel.seen_at = now
         if self._cluster.leader(channel.topic) is None:
             await self._cluster.refresh()
         if self._cluster.leader(channel.topic) is None:
-            await self._catalog.sync()
-            if channel.dropped:
-                raise ChannelNotFound(f"channel {channel.name} was dropped", channel=channel.name)
-            await self._cluster.create_topic(channel.topic, configs(channel.policy, self._cluster.options))
-        if self._cluster.leader(channel.topic) is None:
             raise kafka_errors.StaleMetadata(f"nobody leads {channel.topic} yet")
+
+    async def _identify(self, channel: Channel) -> None:
+        found = await self._cluster.topic_id(channel.topic)
+        if found is not None and found == channel.topic_id:
+            return
+        await self._catalog.sync()
+        if channel.dropped:
+            raise was_dropped(channel)
+        if channel.topic_id is None:
+            if found is None:
+                await self._cluster.create_topic(channel.topic, configs(channel.policy, self._cluster.options))
+                found = await self._cluster.topic_id(channel.topic)
+            if found is None:
+                raise kafka_errors.StaleMetadata(f"{channel.topic} is being made")
+            await self._catalog.write_made(channel, found)
+        if found != channel.topic_id:
+            error = ChannelNotFound(
+                f"the topic {channel.topic} of channel {channel.name} was deleted from outside, and its entries with"
+                " it: drop the channel and create it again",
+                channel=channel.name,
+                topic=channel.topic,
+            )
+            channel.gone(error)
+            raise error
 
     async def _of(
         self, channel: Channel, attempt: Callable[[], Awaitable[T]], changes: faults.Operation | None = None

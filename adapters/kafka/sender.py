@@ -18,6 +18,7 @@ from .batch import Batch
 from .cluster import PARTITION, PAUSE_S, Cluster
 from .options import CODECS
 from .positions import Row
+from .requests import NO_ID, ProduceById
 
 APPEND = faults.Operation.APPEND
 ACKS_ALL, ACKS_LEADER = -1, 1
@@ -39,14 +40,15 @@ class Sender:
         cluster: Cluster,
         topic: str,
         connection: int,
-        missing: Callable[[], Awaitable[None]],
+        ready: Callable[[], Awaitable[None]],
         acks: int = ACKS_ALL,
         channel: str = "",
+        topic_id: Callable[[], bytes | None] = lambda: NO_ID,
     ) -> None:
-        """`missing` is called where nobody leads the topic: it makes it, or raises that it is gone for good. Stalls
-        are reported under the name of the channel, or the topic's."""
+        """`ready` is called where the `topic_id` is not known yet, and where the topic may be gone: it makes the topic,
+        or raises that it is gone for good. Stalls are reported under the name of the channel, or the topic's."""
         self._cluster, self._topic, self._connection = cluster, topic, connection
-        self._missing, self._acks = missing, acks
+        self._ready, self._acks, self._topic_id = ready, acks, topic_id
         self._channel = channel or topic
         self._producer: tuple[int, int] | None = None  # id and epoch
         self._sequence = self._next_sequence = 0  # of what is sent, and of what comes behind it
@@ -62,7 +64,7 @@ class Sender:
             batch.build(self._producer, self._next_sequence)
 
     async def send(self, batch: Batch) -> int:
-        """Append it and return the offset of its first record. Raises `Unavailable` and what `missing` and
+        """Append it and return the offset of its first record. Raises `Unavailable` and what `ready` and
         `faults.mapped` have, with `outcome_unknown` where the batch may be in the log all the same."""
         waiting = self._cluster.stalls.begin("append", self._channel)
         try:
@@ -80,6 +82,8 @@ class Sender:
                 before = unknown
                 try:
                     if built is None:
+                        if self._topic_id() is None:
+                            await self._ready()
                         built = batch.build(await self._identity(), self._sequence)
                         self._next_sequence = (self._sequence + batch.count) % SEQUENCES
                     unknown = True  # until there is an answer
@@ -95,7 +99,8 @@ class Sender:
                     if faults.final(error) or loop.time() > deadline or forgotten or (lost and unknown):
                         raise faults.mapped(error, f"append to {self._topic}", outcome_unknown=unknown) from error
                     self._cluster.stalls.retry(waiting, error)
-                await self._pause(deadline)
+                    gone = faults.topic_unknown(error)
+                await self._pause(deadline, gone=gone)
         except TidewalError as error:
             if not unknown:
                 raise
@@ -110,31 +115,37 @@ class Sender:
         if self._producer is None:
             response = await self._cluster.ask(None, InitProducerIdRequest(NOT_TRANSACTIONAL, LONGEST_MS))
             if response.error_code:
-                raise kafka_errors.for_code(response.error_code)
+                raise faults.for_code(response.error_code)
             self._producer, self._sequence = (response.producer_id, response.producer_epoch), 0
         return self._producer
 
     async def _attempt(self, batch: bytes) -> int:
         timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
-        request = ProduceRequest(NOT_TRANSACTIONAL, self._acks, timeout_ms, [(self._topic, [(PARTITION, batch)])])
+        topic_id = self._topic_id() or NO_ID
+        if topic_id == NO_ID:
+            topics = [(self._topic, [(PARTITION, batch)])]
+            request: Any = ProduceRequest(NOT_TRANSACTIONAL, self._acks, timeout_ms, topics)
+        else:
+            request = ProduceById(self._acks, timeout_ms, self._topic, topic_id, batch)
         response = await self._cluster.ask_leader(self._topic, request, self._connection)
         return written_at(response)
 
-    async def _pause(self, deadline: float) -> None:
-        """Wait a moment and find out who leads the topic now; what fails meanwhile the next attempt will meet too."""
+    async def _pause(self, deadline: float, *, gone: bool) -> None:
+        """Wait a moment and find out who leads the topic now, and whether it is `gone`; what fails meanwhile the next
+        attempt will meet too."""
         with contextlib.suppress(TimeoutError, Unavailable, *faults.Foreign):
             async with asyncio.timeout_at(deadline + PAUSE_S):
                 await asyncio.sleep(PAUSE_S)
                 await self._cluster.refresh()
-                if self._cluster.leader(self._topic) is None:
-                    await self._missing()
+                if gone or self._cluster.leader(self._topic) is None:
+                    await self._ready()
 
 
 def written_at(response: Any) -> int:
     """The offset of the first record, as the answer to an append has it. Raises the library's errors."""
     code, offset = response.topics[0][1][0][1:3]
     if code:
-        raise kafka_errors.for_code(code)
+        raise faults.for_code(code)
     if offset < 0:
         raise kafka_errors.DuplicateSequenceNumber
     return offset

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...runtime.wal import ChannelPolicy
 from .options import OVERHEAD_BYTES, Options
 
@@ -23,6 +25,11 @@ def catalog_topic(prefix: str) -> str:
 def channel_topic(prefix: str, channel: str, incarnation: int) -> str:
     """A topic of its own for each incarnation: Kafka removes topics late, and none may be taken for another."""
     return f"{prefix}.{channel[:NAME_CHARACTERS]}.{incarnation}"
+
+
+def channel_topics(prefix: str, topics: Iterable[str]) -> list[str]:
+    """Which of these are topics of channels of a log."""
+    return sorted(topic for topic in topics if topic.startswith(f"{prefix}.") and topic.rpartition(".")[2].isdecimal())
 
 
 def catalog_configs(options: Options) -> dict[str, str]:

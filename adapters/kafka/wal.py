@@ -28,7 +28,7 @@ from ...runtime.wal import (
     Start,
 )
 from .appending import Appender
-from .catalog import Catalog, Channel
+from .catalog import Catalog, Channel, was_dropped
 from .cluster import CONTROL, Cluster
 from .feed import Feed
 from .groups.service import Groups
@@ -205,7 +205,7 @@ class KafkaWal:
         listeners.add(feed)
         try:
             if feed.channel.dropped:
-                feed.dropped()
+                feed.dropped(was_dropped(feed.channel))
             await feed.run(self._reads, connection, lambda: self._management.ensure(feed.channel), started)
         finally:
             listeners.discard(feed)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
-from ....runtime.errors import Fenced, TidewalError, Unavailable
+from ....runtime.errors import ChannelNotFound, Fenced, TidewalError, Unavailable
 from ....runtime.groups.link import Share, Shares
 from ....runtime.groups.progress import Progress
 from ....runtime.wal import From
@@ -46,7 +46,7 @@ class Hold:
         """Whether a commit may move the position yet."""
         return self.commits_in_flight > 0 or (self.before is not None and self.before.commits_in_flight > 0)
 
-    def dropped(self) -> None:
+    def dropped(self, error: ChannelNotFound) -> None:
         """The channel is gone."""
         self._dropped(self)
 

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from tidewal.adapters.kafka import sender as sender_module
+from tidewal.adapters.kafka.requests import ProduceById
 from tidewal.runtime.errors import ChannelNotFound
 from tidewal.runtime.wal import ChannelPolicy, Durability, From
 
@@ -22,12 +23,11 @@ ALL_COPIES, LEADER = -1, 1
 async def test_appends_wait_for_all_copies_unless_the_channel_says_otherwise(kafka, opening, monkeypatch):
     asked = {}
 
-    class Recorded(sender_module.ProduceRequest):
-        def __init__(self, transactional_id, required_acks, timeout, topics):
-            super().__init__(transactional_id, required_acks, timeout, topics)
-            asked[topics[0][0]] = required_acks
+    def recorded(required_acks, timeout_ms, topic, *rest):
+        asked[topic] = required_acks
+        return ProduceById(required_acks, timeout_ms, topic, *rest)
 
-    monkeypatch.setattr(sender_module, "ProduceRequest", Recorded)
+    monkeypatch.setattr(sender_module, "ProduceById", recorded)
     wal = await opening(kafka)
     wanted = {
         "default": (PLAIN, ALL_COPIES),

@@ -1,0 +1,291 @@
+"""Three requests in versions that `aiokafka` does not have: those that name a topic by its id (KIP-516).
+
+A topic that is deleted and made again has its name, but not its id. So what is sent by id never reaches another topic
+than the one that was meant, at no cost: the brokers answer UNKNOWN_TOPIC_ID. Brokers that do not know a version yet get
+the request by name, as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka.protocol.abstract import AbstractType
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.fetch import FetchRequest, FetchRequest_v11
+from aiokafka.protocol.produce import ProduceRequest, ProduceRequest_v8
+from aiokafka.protocol.types import (
+    Boolean,
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
+)
+
+ID_BYTES = 16
+NO_ID = bytes(ID_BYTES)  # of a topic whose brokers give none
+NOT_SET = -1
+_TAGS: dict[int, bytes] = {}
+_NAME = CompactString("utf-8")
+_NO_NAME: Any = None
+
+
+class Uuid(AbstractType[bytes]):
+    """As it is sent."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def decode(cls, data: Any) -> bytes:
+        found: bytes = data.read(ID_BYTES)
+        return found
+
+
+class MetadataResponse_v12(Response):
+    API_KEY = 3  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
+    API_VERSION = 12  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(("node_id", Int32), ("host", _NAME), ("port", Int32), ("rack", _NAME), ("tags", TaggedFields)),
+        ),
+        ("cluster_id", _NAME),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("topic", _NAME),
+                ("topic_id", Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class MetadataRequest_v12(RequestStruct):
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 12
+    RESPONSE_TYPE = MetadataResponse_v12
+    SCHEMA = Schema(
+        ("topics", CompactArray(("topic_id", Uuid), ("topic", _NAME), ("tags", TaggedFields))),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class DescribeTopic(Request[MetadataRequest_v12]):
+    """What there is under a name; without making it."""
+
+    API_KEY = 3
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def build(self, request_struct_class: type[MetadataRequest_v12]) -> MetadataRequest_v12:
+        return request_struct_class([(NO_ID, self._topic, _TAGS)], False, False, _TAGS)
+
+
+class ProduceResponse_v13(Response):
+    API_KEY = 0  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
+    API_VERSION = 13  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    SCHEMA = Schema(
+        (
+            "topics",
+            CompactArray(
+                ("topic_id", Uuid),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("error_code", Int16),
+                        ("offset", Int64),
+                        ("timestamp", Int64),
+                        ("log_start_offset", Int64),
+                        (
+                            "record_errors",
+                            CompactArray(("batch_index", Int32), ("message", _NAME), ("tags", TaggedFields)),
+                        ),
+                        ("error_message", _NAME),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("throttle_time_ms", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class ProduceRequest_v13(RequestStruct):
+    FLEXIBLE_VERSION = True
+    API_KEY = 0
+    API_VERSION = 13
+    RESPONSE_TYPE = ProduceResponse_v13
+    SCHEMA = Schema(
+        ("transactional_id", _NAME),
+        ("required_acks", Int16),
+        ("timeout", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("topic_id", Uuid),
+                (
+                    "partitions",
+                    CompactArray(("partition", Int32), ("messages", CompactBytes), ("tags", TaggedFields)),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class ProduceById(Request[ProduceRequest_v8 | ProduceRequest_v13]):
+    """A batch for a topic, outside of transactions."""
+
+    API_KEY = 0
+
+    def __init__(self, required_acks: int, timeout_ms: int, topic: str, topic_id: bytes, batch: bytes) -> None:
+        self._required_acks, self._timeout_ms = required_acks, timeout_ms
+        self._topic, self._topic_id, self._batch = topic, topic_id, batch
+
+    def build(
+        self, request_struct_class: type[ProduceRequest_v8 | ProduceRequest_v13]
+    ) -> ProduceRequest_v8 | ProduceRequest_v13:
+        if issubclass(request_struct_class, ProduceRequest_v8):
+            topics = [(self._topic, [(0, self._batch)])]
+            built: Any = ProduceRequest(_NO_NAME, self._required_acks, self._timeout_ms, topics)
+            return built.build(request_struct_class)
+        by_id = [(self._topic_id, [(0, self._batch, _TAGS)], _TAGS)]
+        return request_struct_class(_NO_NAME, self._required_acks, self._timeout_ms, by_id, _TAGS)
+
+
+class FetchResponse_v13(Response):
+    API_KEY = 1  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
+    API_VERSION = 13  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        ("error_code", Int16),
+        ("session_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("topic_id", Uuid),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("error_code", Int16),
+                        ("highwater_offset", Int64),
+                        ("last_stable_offset", Int64),
+                        ("log_start_offset", Int64),
+                        (
+                            "aborted_transactions",
+                            CompactArray(("producer_id", Int64), ("first_offset", Int64), ("tags", TaggedFields)),
+                        ),
+                        ("preferred_read_replica", Int32),
+                        ("message_set", CompactBytes),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class FetchRequest_v13(RequestStruct):
+    FLEXIBLE_VERSION = True
+    API_KEY = 1
+    API_VERSION = 13
+    RESPONSE_TYPE = FetchResponse_v13
+    SCHEMA = Schema(
+        ("replica_id", Int32),
+        ("max_wait_time", Int32),
+        ("min_bytes", Int32),
+        ("max_bytes", Int32),
+        ("isolation_level", Int8),
+        ("session_id", Int32),
+        ("session_epoch", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("topic_id", Uuid),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("partition", Int32),
+                        ("current_leader_epoch", Int32),
+                        ("fetch_offset", Int64),
+                        ("last_fetched_epoch", Int32),
+                        ("log_start_offset", Int64),
+                        ("max_bytes", Int32),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        (
+            "forgotten_topics_data",
+            CompactArray(("topic_id", Uuid), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
+        ),
+        ("rack_id", _NAME),
+        ("tags", TaggedFields),
+    )
+
+
+class FetchById(Request[FetchRequest_v11 | FetchRequest_v13]):
+    """What a topic has from an offset on."""
+
+    API_KEY = 1
+
+    def __init__(
+        self, wait_ms: int, limit_bytes: int, isolation: int, topic: str, topic_id: bytes, offset: int
+    ) -> None:
+        self._wait_ms, self._limit_bytes, self._isolation = wait_ms, limit_bytes, isolation
+        self._topic, self._topic_id, self._offset = topic, topic_id, offset
+
+    def build(
+        self, request_struct_class: type[FetchRequest_v11 | FetchRequest_v13]
+    ) -> FetchRequest_v11 | FetchRequest_v13:
+        limit = self._limit_bytes
+        if issubclass(request_struct_class, FetchRequest_v11):
+            partitions = [(self._topic, [(0, self._offset, limit)])]
+            built: Any = FetchRequest(self._wait_ms, 1, limit, self._isolation, partitions)
+            return built.build(request_struct_class)
+        none: Sequence[Any] = []
+        at = (0, NOT_SET, self._offset, NOT_SET, NOT_SET, limit, _TAGS)
+        by_id = [(self._topic_id, [at], _TAGS)]
+        return request_struct_class(
+            NOT_SET, self._wait_ms, 1, limit, self._isolation, 0, NOT_SET, by_id, none, "", _TAGS
+        )

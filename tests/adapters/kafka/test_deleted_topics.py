@@ -1,0 +1,108 @@
+"""Topics that are deleted from outside, and made again: a channel is its very topic, and nothing else has its name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.protocol.fetch import FetchRequest_v11
+from aiokafka.protocol.produce import ProduceRequest_v8
+
+from tidewal.adapters.kafka.management import SEEN_S
+from tidewal.adapters.kafka.requests import FetchById, ProduceById
+from tidewal.runtime.errors import ChannelNotFound, CorruptLog
+from tidewal.runtime.wal import ChannelPolicy, From, FromId
+
+PLAIN = ChannelPolicy()
+WITHIN_S = 30.0
+
+
+async def delete(kafka, topic: str, *, make_again: bool = False) -> None:
+    """As an administrator would."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic])
+        while make_again:
+            response = await admin.create_topics([NewTopic(topic, 1, 1)])
+            make_again = bool(response.topic_errors[0][1])
+    finally:
+        await admin.close()
+
+
+async def entries_of(kafka, topic: str) -> int:
+    partition = TopicPartition(topic, 0)
+    async with AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap) as consumer:
+        return (await consumer.end_offsets([partition]))[partition]
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("make_again", [False, True], ids=["deleted", "made again"])
+async def test_a_channel_whose_topic_was_deleted_says_so_everywhere_and_gives_no_id_twice(
+    kafka, opening, helpers, make_again
+):
+    wal, other = await opening(kafka), await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    ids = [await wal.append("a", b"old %d" % number) for number in range(5)]
+    read = []
+    reading = asyncio.create_task(helpers.drain(wal.read("a", From.EARLIEST), read))
+    member = await wal.join("g", ["a"])
+    member_reads = asyncio.create_task(helpers.drain(member, []))
+    await helpers.until(lambda: len(read) == 5)
+    topic = wal._catalog.find("a").topic
+    await delete(kafka, topic, make_again=make_again)
+    calls = (
+        lambda: wal.append("a", b"new"),
+        lambda: reading,
+        lambda: member_reads,
+        lambda: other.append("a", b"new"),
+        lambda: anext(other.read("a", FromId(ids[-1]))),
+        lambda: wal.create_channel("a", PLAIN),
+    )
+    for call in calls:
+        with pytest.raises(ChannelNotFound, match="deleted from outside"):
+            await asyncio.wait_for(call(), WITHIN_S)
+    channel = wal._catalog.find("a")
+    await helpers.until(lambda: asyncio.get_running_loop().time() - channel.seen_at > SEEN_S)
+    for call in (lambda: wal.latest_id("a"), lambda: wal.describe("a"), lambda: wal.truncate("a", ids[0])):
+        with pytest.raises(ChannelNotFound, match="deleted from outside"):
+            await asyncio.wait_for(call(), WITHIN_S)
+    assert [entry.id for entry in read] == ids
+    await wal.drop_channel("a")
+    if make_again:  # it is not ours
+        assert await entries_of(kafka, topic) == 0
+    await wal.create_channel("a", PLAIN)
+    assert await wal.append("a", b"anew") > ids[-1]
+
+
+@pytest.mark.broker
+async def test_without_its_catalog_a_log_is_not_begun_anew(kafka, opening):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"kept")
+    await delete(kafka, f"{wal._options.prefix}.catalog")
+    with pytest.raises(CorruptLog):
+        await asyncio.wait_for(wal.create_channel("b", PLAIN), WITHIN_S)
+    with pytest.raises(CorruptLog):
+        await asyncio.wait_for(wal.channels(), WITHIN_S)
+    with pytest.raises(CorruptLog, match="topics of channels"):
+        await asyncio.wait_for(opening(kafka), WITHIN_S)
+
+
+@pytest.mark.broker
+async def test_two_who_make_a_topic_at_once_agree_which_it_is(kafka, opening):
+    wals = [await opening(kafka) for _ in range(3)]
+    for name in ("a", "b", "c"):
+        await asyncio.gather(*(wal.create_channel(name, PLAIN) for wal in wals))
+        assert len({await wal.append(name, b"x") for wal in wals}) == 3
+        assert len({wal._catalog.find(name).topic_id for wal in wals}) == 1
+
+
+def test_brokers_that_know_no_ids_are_asked_by_name():
+    produced = ProduceById(-1, 1000, "topic", bytes(16), b"batch")
+    assert produced.prepare({0: (3, 12)}) == ProduceRequest_v8(None, -1, 1000, [("topic", [(0, b"batch")])])
+    fetched = FetchById(100, 200, 1, "topic", bytes(16), 7).prepare({1: (4, 12)})
+    assert isinstance(fetched, FetchRequest_v11)
+    assert fetched.topics == [("topic", [(0, -1, 7, -1, 200)])]
