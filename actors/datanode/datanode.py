@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from functools import partial
+from pathlib import Path
 
 from ...runtime.catalog import Collection
 from ...runtime.names import physical
 from ...runtime.rpc import Request
 from ..following import Follower
 from ..requests import Answer, Method, OfCollection
+from .delta_errors import storage_errors
 from .pipeline import FlushPipeline
 
 
@@ -25,13 +27,20 @@ class DataNode(Follower):
         return FlushPipeline(self, collection)
 
     async def forget(self, collection: Collection) -> None:
-        """Remove the tables, and let go of the log."""
+        """Let go of the log, and remove the tables. Raises `DirectoryUnwritable` and the like where they cannot be
+        removed: the collection is not gone then, for the next of its name would find its rows."""
         for vchannel in collection.vchannels:
             await self.node.wal.hold(physical(vchannel), f"datanode-{collection.id}", None)
-        await self.node.blocking(partial(shutil.rmtree, self.node.tables / collection.name, ignore_errors=True))
+        await self.node.blocking(partial(_remove, self.node.tables / collection.name))
 
     async def _compact(self, request: Request) -> Answer:
         flusher = await self.find_pipeline(request.params["collection"])
         assert isinstance(flusher, FlushPipeline)
         result = await flusher.compact()
         return {"time": result.t, "rows": result.rows, "merged": result.merged}
+
+
+def _remove(folder: Path) -> None:
+    with storage_errors(folder):
+        if folder.exists():
+            shutil.rmtree(folder)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ...runtime.arrow import decode_rows
 from ...runtime.catalog import Collection
-from ...runtime.errors import BadRecord, DiskFull, TidewalError
+from ...runtime.errors import BadRecord, DiskFull, TidewalError, Unavailable
 from ...runtime.messages import MsgPack, Position
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, encode
@@ -101,6 +101,8 @@ class FlushPipeline:
                 await self._flush_if_due(pack)
         finally:
             self._ending.set()
+            async with self._compacting:  # one that was asked for works on the tables, which may be removed next
+                pass
             if self._flushing is not None:
                 await asyncio.gather(self._flushing, return_exceptions=True)
             self._measures.publish()
@@ -242,6 +244,8 @@ class FlushPipeline:
         """Bring the table of current rows forward to what is stored."""
         await self._opened.wait()
         async with self._compacting:
+            if self._ending.is_set():
+                raise Unavailable(f"the tables of {self.collection.name} are being let go; retry")
             result = await self._node.blocking(self._compact_blocking)
             self._compacted = self._loop.time()
         return result

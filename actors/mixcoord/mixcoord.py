@@ -20,6 +20,7 @@ from ...runtime.errors import (
     HandlerFailed,
     InvalidRequest,
     Overloaded,
+    TidewalError,
     Unavailable,
 )
 from ...runtime.names import physical
@@ -189,7 +190,9 @@ class MixCoord(Role):
                         await self._finish_create(collection)
                     elif collection.state == DROPPING:
                         await self._finish_drop(collection)
-                except _AWAY as error:  # whoever uses the name next, or registers next, goes on from here
+                except Fenced:
+                    raise
+                except TidewalError as error:  # who uses the name next, or registers next, goes on from here
                     _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
 
     async def _assign(self, pchannels: Iterable[str], *, again: bool = False) -> None:

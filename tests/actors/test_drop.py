@@ -1,0 +1,70 @@
+"""A collection is gone when its tables are, and not before: the next of its name never sees its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+
+import pytest
+
+from tests.actors.test_takeover import role_of
+from tidewal.actors.datanode import datanode, pipeline
+from tidewal.actors.datanode.current_table import CompactResult
+from tidewal.runtime.errors import DirectoryUnwritable
+
+
+async def test_tables_that_cannot_be_removed_keep_the_name_taken_and_say_why(home, monkeypatch) -> None:
+    def refuse(folder, **_) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1, 2))
+        await client.flush("people")
+        await client.compact("people")
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "rmtree", refuse)
+            for call in (client.drop_collection("people"), client.create_collection(home.PEOPLE)):
+                error = await home.error_of(call)
+                assert isinstance(error, DirectoryUnwritable)
+                assert str(home.tables / "people") in error.message
+            assert await client.list_collections() == []
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", refuse)
+        async with home.node() as node, node.client() as client:  # which goes on with the drop, and does without
+            await client.create_collection(home.POINTS)
+            assert isinstance(await home.error_of(client.create_collection(home.PEOPLE)), DirectoryUnwritable)
+            assert not any(status.restarts for status in node.system.status())
+    async with home.people_client() as client:
+        await client.insert("people", home.people(3))
+        await client.flush("people")
+        assert (await client.compact("people"))["rows"] == 1
+        assert await client.count("people", consistency="strong") == 1
+
+
+@pytest.mark.asyncio(loop_factories=["rocksmq"])
+async def test_a_compaction_that_was_asked_for_ends_before_the_tables_are_removed(home, monkeypatch) -> None:
+    order: list[str] = []
+    remove = datanode._remove
+    async with home.node() as node, node.client() as client:
+        collection = await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        running = role_of(node, "datanode")._pipelines[collection.id]
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def compact(*_: object) -> CompactResult:
+            loop.call_soon_threadsafe(begun.set)
+            while not running._ending.is_set():
+                time.sleep(0.001)
+            order.append("compacted")
+            return CompactResult(0, 0, 0)
+
+        monkeypatch.setattr(pipeline, "compact", compact)
+        monkeypatch.setattr(datanode, "_remove", lambda folder: (order.append("removed"), remove(folder)))
+        asked = asyncio.create_task(client.compact("people"))
+        await begun.wait()
+        await client.drop_collection("people")
+        await asked
+    assert order == ["compacted", "removed"]
