@@ -158,7 +158,10 @@ class Commits:
 
     def _roll(self, size: int, commit: Pending) -> Segment:
         """Begin the next segment with a snapshot, durable before anything else is written there."""
-        before, wall_ms = self._segment, self._clock.wall_ms()
+        before, wall_ms = (
+            self._segment,
+            max(self._clock.wall_ms(), self.table.wall_ms),
+        )  # the log's time never goes back
         if before is not None:
             self.tally.index(before)
         snapshot = self.table.snapshot(wall_ms)
@@ -168,8 +171,10 @@ class Commits:
         self._write_frame(spare, ([CONTROL], [0], [wall_ms], [snapshot]), len(snapshot))
         self._disk.sync(spare.file)
         self._advance(spare, frame_bytes(1, len(snapshot)))
+        self.table.wall_ms = wall_ms
         if before is not None:
-            summary = SegmentSummary(wall_ms, self._sequence - 2, before.end, self.tally.extents.channels)
+            channels, sealed_at = self.tally.extents.channels, self._clock.monotonic()
+            summary = SegmentSummary(wall_ms, self._sequence - 2, before.end, channels, sealed_at)
             self._index.seal(before.epoch, summary)
             self.sealed[before.epoch] = summary  # from now on retention may take it
         self.tally.begin_segment()

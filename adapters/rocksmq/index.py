@@ -51,12 +51,13 @@ class Place(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
     """What a full segment holds. `sealed_ms` is not before its last append; `channels` maps a channel's number to its
-    last id and bytes here."""
+    last id and bytes here. `sealed_at`, which is not stored: the same by the monotonic clock, if in this life."""
 
     sealed_ms: int
     last_sequence: int
     end: int
     channels: dict[int, tuple[int, int]]
+    sealed_at: float | None = None
 
 
 class Index:

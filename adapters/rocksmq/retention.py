@@ -3,13 +3,15 @@
 A segment goes when every entry of every channel in it is expired by time or size, truncated, acknowledged (where the
 channel's policy says so), or of a dropped channel, and no holder needs any of them. Segments go oldest first, so the
 journal stays one run without gaps. Time and size rule over groups that do not acknowledge: those are cut off.
+
+No step of the wall clock makes entries old: see `Ages`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...runtime.clock import Clock
 from .index import Index, SegmentSummary
@@ -19,7 +21,49 @@ from .measures import Measures
 from .registry import Registry
 from .segments import Segments
 
+STEP_LASTS_S = 3600.0  # a wall clock that is ahead for so long is right
+
 _log = logging.getLogger(__name__)
+
+
+class Ages:
+    """How long segments have been full, at least.
+
+    Of those that were filled in this life the monotonic clock says so. For the others the wall clock has to say how
+    long the log was closed. It may be wrong, for a second or since the machine was started, so the log has a time of
+    its own: from where the journal ends it goes on with the monotonic clock. A wall clock that is ahead of it is
+    believed when that has lasted for `STEP_LASTS_S`.
+    """
+
+    def __init__(self, clock: Clock, log_ms: int) -> None:
+        """`log_ms` is the last time in the journal."""
+        self._clock = clock
+        self._opened_at = clock.monotonic()
+        self._log_ms = min(log_ms, clock.wall_ms())  # the log's own time when it was opened
+        self._ahead_ms, self._ahead_since = 0.0, 0.0
+        self.observe()
+
+    def observe(self) -> None:
+        """Look at the wall clock."""
+        now = self._clock.monotonic()
+        ahead_ms = self._clock.wall_ms() - self._log_time(now)
+        if ahead_ms <= 0 or self._ahead_ms <= 0:
+            self._ahead_ms, self._ahead_since = ahead_ms, now
+            return
+        self._ahead_ms = min(ahead_ms, self._ahead_ms)
+        if now - self._ahead_since >= STEP_LASTS_S:
+            self._log_ms += int(self._ahead_ms)
+            self._ahead_ms = 0.0
+
+    def of(self, summary: SegmentSummary) -> float:
+        """The age of a full segment, ms."""
+        now = self._clock.monotonic()
+        if summary.sealed_at is not None:
+            return (now - summary.sealed_at) * 1000
+        return max(self._log_time(now) - summary.sealed_ms, (now - self._opened_at) * 1000)
+
+    def _log_time(self, now: float) -> float:
+        return self._log_ms + (now - self._opened_at) * 1000
 
 
 class Retention:
@@ -36,7 +80,7 @@ class Retention:
         measures: Measures,
     ) -> None:
         self._journal, self._segments, self._index, self._registry = journal, segments, index, registry
-        self._clock, self._measures = clock, measures
+        self._ages, self._measures = Ages(clock, journal.table.wall_ms), measures
         self._lock = threading.Lock()
 
     def apply(self) -> int:
@@ -44,7 +88,8 @@ class Retention:
         with self._lock:
             sealed = sorted(self._journal.sealed.copy().items())
             channels = self._registry.by_number.copy()
-            epochs = expendable(sealed, self._journal.extents.copy(), channels, self._clock.wall_ms())
+            self._ages.observe()
+            epochs = expendable(sealed, self._journal.extents.copy(), channels, self._ages.of)
             for epoch in epochs:
                 self._remove(epoch)
             return len(epochs)
@@ -76,21 +121,22 @@ def expendable(
     sealed: Sequence[tuple[int, SegmentSummary]],
     current: Mapping[int, tuple[int, int]],
     channels: Mapping[int, Channel],
-    now_ms: int,
+    age_ms: Callable[[SegmentSummary], float],
 ) -> list[int]:
     """The epochs that may go, oldest first. `current` are the extents of the segment in use."""
     gone: list[int] = []
     for place, (epoch, summary) in enumerate(sealed):
+        age = age_ms(summary)
         later = [current, *(younger.channels for _, younger in sealed[place + 1 :])]
         for number, (last_id, _) in summary.channels.items():
             channel = channels.get(number)
-            if channel is not None and not _may_go(channel, last_id, now_ms - summary.sealed_ms, later):
+            if channel is not None and not _may_go(channel, last_id, age, later):
                 return gone
         gone.append(epoch)
     return gone
 
 
-def _may_go(channel: Channel, last_id: int, age_ms: int, later: Sequence[Mapping[int, tuple[int, int]]]) -> bool:
+def _may_go(channel: Channel, last_id: int, age_ms: float, later: Sequence[Mapping[int, tuple[int, int]]]) -> bool:
     """Whether nobody needs the channel's entries up to `last_id`, the newest of which has at least that age. What
     costs most is looked at last: this runs twice a second, however idle the log is."""
     if last_id >= channel.kept_from:

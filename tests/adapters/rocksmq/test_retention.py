@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidewal.adapters.rocksmq.channels import ChannelState, encode_id
 from tidewal.adapters.rocksmq.index import SegmentSummary
 from tidewal.adapters.rocksmq.live import channel_of
-from tidewal.adapters.rocksmq.retention import expendable
+from tidewal.adapters.rocksmq.retention import STEP_LASTS_S, expendable
 from tidewal.runtime.errors import PositionLost
 from tidewal.runtime.groups.progress import Progress
 from tidewal.runtime.metrics import Metrics
@@ -112,7 +112,68 @@ async def test_a_hold_survives_a_restart(open_rocksmq, clock, helpers):
     store.retain_now()
     assert [e.id for e in await helpers.take(store, "a", FromId(ids[100], inclusive=True), 100)] == ids[100:]
     await store.hold("a", "datanode", None)
+    clock.advance(1.0)  # at least so long it is that they were filled, however long the log was closed
     assert removed(store) >= 1
+
+
+DAY_MS = int(DAY_S * 1000)
+
+
+async def test_a_wall_clock_that_is_wrong_for_a_moment_makes_nothing_old(open_rocksmq, clock, rng):
+    """Whatever it shows, also while segments are filled and when the log is opened."""
+    ids = []
+    for _ in range(4):
+        wrong_ms = rng.choice([-1, 1]) * rng.randrange(15, 10_000) * DAY_MS
+        opened_wrong = rng.random() < 0.5
+        clock.jump_wall(wrong_ms if opened_wrong else 0)
+        store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
+        await store.create_channel("a", ChannelPolicy(retention_s=14 * DAY_S))
+        clock.jump_wall(0 if opened_wrong else wrong_ms)
+        if rng.random() < 0.5:
+            ids += await fill(store, "a", 150)
+        for _ in range(10):
+            clock.advance(60)
+            assert removed(store) == 0
+        clock.jump_wall(-wrong_ms)
+        ids += await fill(store, "a", 150)
+        for _ in range(3):
+            clock.advance(STEP_LASTS_S)
+            assert removed(store) == 0
+        await store.close()
+        clock.advance(STEP_LASTS_S)
+    assert (await (await open_rocksmq(clock=clock, segment_bytes=SMALL)).describe("a")).first_id == ids[0]
+
+
+async def test_time_that_passed_while_the_log_was_closed_counts_once_it_has_lasted(open_rocksmq, clock):
+    store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
+    await store.create_channel("a", ChannelPolicy(retention_s=DAY_S))
+    old = await fill(store, "a", 200)
+    await store.close()
+    clock.advance(2 * DAY_S)
+    store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
+    young = await fill(store, "a", 200)
+    clock.advance(STEP_LASTS_S - 1)
+    assert removed(store) == 0
+    clock.advance(1)
+    assert removed(store) >= 2
+    first = (await store.describe("a")).first_id
+    assert old[100] < first <= young[0]  # none of those that are an hour old
+
+
+async def test_a_wall_clock_that_was_set_back_for_good_keeps_nothing_for_ever(open_rocksmq, clock):
+    store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
+    await store.create_channel("a", ChannelPolicy(retention_s=DAY_S))
+    await fill(store, "a", 200)
+    clock.jump_wall(-1000 * DAY_MS)
+    clock.advance(DAY_S)
+    assert removed(store) >= 2
+    await fill(store, "a", 200)
+    await store.close()
+    gone = store._segments.first_epoch
+    store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
+    clock.advance(DAY_S)
+    store.retain_now()
+    assert store._segments.first_epoch > gone
 
 
 async def test_a_reader_that_retention_overtakes_is_told(open_rocksmq, clock, helpers):
@@ -366,7 +427,7 @@ def test_a_segment_goes_when_every_entry_in_it_may(journal):
     sealed = []
     for place, entries in enumerate(filled[:-1]):
         sealed.append((place, SegmentSummary(1000 * (place + 1), 0, 0, extents(entries))))
-    gone = expendable(sealed, extents(filled[-1]), channels, now_ms)
+    gone = expendable(sealed, extents(filled[-1]), channels, lambda summary: now_ms - summary.sealed_ms)
     expected = []
     for place, entries in enumerate(filled[:-1]):
         later = [entry for segment in filled[place + 1 :] for entry in segment]
