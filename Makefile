@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidewal-setup
 UV := $(BIN)/python -m uv
 
-.PHONY: help setup demo test torture check format bench docs dashboards lock
+.PHONY: help setup demo test kills torture check format bench docs dashboards lock
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -38,8 +38,13 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
 	@$(BIN)/tidewal demo $(ARGS)
 
-test: setup ## Run all tests in two processes, those with Spark and brokers included; options go into ARGS
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
+test: setup ## Run all tests but the kill series, those with Spark and brokers included; options go into ARGS
+	@$(PYTEST) -m "not kills" $(ARGS)
+
+kills: setup ## Run the kill series: processes are killed again and again, with and without brokers and Spark
+	@$(PYTEST) -m kills $(ARGS)
 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
 	@$(BIN)/python -m tests.torture $(ARGS)

@@ -28,7 +28,12 @@ from kill_kit import CLUSTER, Child, Driver, Node, assert_each_row_is_there_once
 KILLS = os.environ.get("TIDEWAL_CRASH_KILLS")
 QUERIES = ["sums", "rows", "messages"]
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600 + 60 * int(KILLS or 5))]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.kills,
+    pytest.mark.timeout(600 + 60 * int(KILLS or 5)),
+]
 
 
 def some_moments(rng: random.Random, kinds: list[str], kills: int) -> list[str]:

@@ -224,6 +224,7 @@ def test_ctrl_c_ends_spark_too(start: Callable[..., subprocess.Popen[str]], tmp_
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.kills
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
 def test_three_kills(seed: int, tmp_path: Path):
