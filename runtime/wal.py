@@ -57,8 +57,9 @@ class ChannelPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """What `describe` tells of a channel. Ids are None while it is empty. `backend_message_bytes` is the largest
-    payload that the backend takes there, where it has a limit of its own."""
+    """What `describe` tells of a channel. `first_id` is the id of the first entry that it has now, None where it has
+    none; `latest_id` is as `Wal.latest_id` tells it. `backend_message_bytes` is the largest payload that the backend
+    takes there, where it has a limit of its own."""
 
     name: str
     policy: ChannelPolicy

@@ -95,6 +95,8 @@ class Finder:
             self._claim(group, channel, survey.queue_of)
         first, last = survey.first, self._source.last(channel)
         begin = before_ledger(survey.end.ledger) if first is None else just_before(encode(first))
+        if last.entry >= 0:  # everything may be truncated
+            begin = min(begin, encode(last))
         return Found(survey.made, survey.end.ledger, begin, begin if last.entry < 0 else encode(last), queue)
 
     def _claim(self, group: str, channel: str, owner: str) -> None:

@@ -17,11 +17,12 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Protocol, cast
 
-from ...runtime.errors import ChannelNotFound, Closed, PositionLost, TidewalError, Unavailable
+from ...runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable
 from ...runtime.stalls import StallWatch, Waiting
 from ...runtime.wakeup import Hub
 from ...runtime.wal import Entry
-from .client import NativeMessage, NativeReader, NativeTimeout, ends_batch, ignore, timestamp_of
+from . import seeking
+from .client import NativeMessage, NativeTimeout, ends_batch, ignore, timestamp_of
 from .failures import call_failure
 from .ids import BEFORE_ALL, Place, encode, pack
 from .topics import Survey
@@ -40,15 +41,11 @@ LONGEST_SILENCE_LOOKS = 30  # each time that there is none it waits twice as lon
 make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple.__new__, Entry))
 
 
-class Source(Protocol):
+class Source(seeking.Source, Protocol):
     """What a feed needs of the log; its methods block."""
 
     @property
     def stalls(self) -> StallWatch: ...
-
-    def open_reader(self, channel: str, start: Place) -> NativeReader: ...
-
-    def survey(self, channel: str) -> Survey: ...
 
 
 class Feed:
@@ -181,7 +178,7 @@ class Feed:
             return
         survey = self._survey()
         if place.entry != 0 or survey.has_between(after, place, time.time_ns() // 1_000_000):
-            raise lost(self._channel, encode(after.stored), survey)
+            raise seeking.lost(self._source, self._channel, encode(after.stored), survey)
 
     def _survey(self) -> Survey:
         while True:
@@ -256,15 +253,6 @@ class Feed:
             log.warning("%s", error)
         if self._closed:
             self._native.close_async(ignore)
-
-
-def lost(channel: str, requested: bytes, survey: Survey) -> PositionLost:
-    first = survey.first
-    return PositionLost(
-        f"retention has removed what comes next in {channel}, or that never was",
-        requested=requested,
-        first_available=None if first is None else encode(first),
-    )
 
 
 class Reader:

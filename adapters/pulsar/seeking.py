@@ -7,12 +7,11 @@ import time
 from collections.abc import Generator
 from typing import Protocol
 
-from ...runtime.errors import TidewalError
+from ...runtime.errors import PositionLost, TidewalError
 from ...runtime.wal import From, FromId, FromTime, Start
 from .client import NativeReader, NativeTimeout, ignore, place_of, timestamp_of
 from .failures import call_failure
-from .ids import Place, decode, ledger_behind
-from .reading import lost
+from .ids import Place, decode, encode, ledger_behind
 from .topics import Survey
 
 ONE_MESSAGE = 1  # prefetched where one is looked at
@@ -61,20 +60,40 @@ def after_last(source: Source, channel: str, survey: Survey) -> Place:
     return survey.end if last.entry < 0 else last
 
 
+def first_message(source: Source, channel: str, survey: Survey) -> Place | None:
+    """The first message that the channel has now; None where it has none."""
+    first = survey.first
+    if first is None or source.last(channel) < first:
+        return None
+    if first == survey.stored_from:
+        return first
+    found = read_one(source, channel, first.just_before)  # truncated between two messages
+    return None if found is None else found[0]
+
+
+def lost(source: Source, channel: str, requested: bytes, survey: Survey) -> PositionLost:
+    first = first_message(source, channel, survey)
+    return PositionLost(
+        f"retention has removed what comes next in {channel}, or that never was",
+        requested=requested,
+        first_available=None if first is None else encode(first),
+    )
+
+
 def _behind_id(source: Source, channel: str, survey: Survey, id: bytes, inclusive: bool) -> Place:
     wanted = decode(id)
     ledger = None if wanted is None else ledger_behind(wanted)
     if ledger is not None:
         return _before_ledger(source, channel, survey, id, ledger)
     if wanted is None or wanted.entry >= dict(survey.ledgers).get(wanted.ledger, 0):
-        raise lost(channel, id, survey)
+        raise lost(source, channel, id, survey)
     if wanted[:2] == survey.last[:2] and wanted > source.last(channel):
-        raise lost(channel, id, survey)
+        raise lost(source, channel, id, survey)
     first = survey.first
     if first is not None and wanted < first:
-        following = None if inclusive else read_one(source, channel, wanted)
-        if following is None or following[0] < first:
-            raise lost(channel, id, survey)
+        following = read_one(source, channel, wanted)
+        if inclusive or (following is not None and following[0] < first):
+            raise lost(source, channel, id, survey)
     return wanted.just_before if inclusive else wanted
 
 
@@ -85,12 +104,12 @@ def _before_ledger(source: Source, channel: str, survey: Survey, id: bytes, ledg
         ours = survey.first_ledger is not None and ledger >= survey.first_ledger
         if ours and survey.is_whole(time.time_ns() // 1_000_000):
             return before_first(survey)
-        raise lost(channel, id, survey)
+        raise lost(source, channel, id, survey)
     if first is None or (not entries[ledger] and first.ledger < ledger):
         return Place(ledger, -1)  # not behind the last, which may have come since the survey
     begin = Place(ledger, 0)
     if first > begin and entries[ledger]:
-        raise lost(channel, id, survey)
+        raise lost(source, channel, id, survey)
     return max(first, begin).just_before
 
 
@@ -106,9 +125,11 @@ def find_time(source: Source, channel: str, survey: Survey, timestamp: int) -> P
     entries = [
         (ledger, max(0, first.entry if ledger == first.ledger else 0), count)
         for ledger, count in survey.ledgers
-        if ledger >= first.ledger and count
+        if ledger > first.ledger or (ledger == first.ledger and count > first.entry)
     ]
     low, high = 0, sum(count - begin for _, begin, count in entries) - 1
+    if high < 0:
+        return None
     while low < high:  # the last entry up to which all are below, or the first of all
         middle = (low + high + 1) // 2
         window = max(middle - WINDOW_ENTRIES + 1, 0)

@@ -176,7 +176,7 @@ class Pulsar(WithGroups):
 
     def _describe(self, channel: str) -> ChannelInfo:
         survey = self.survey(channel)
-        first, last = survey.first, self.last(channel)
+        first, last = seeking.first_message(self, channel, survey), self.last(channel)
         assert survey.policy is not None
         return ChannelInfo(
             channel,

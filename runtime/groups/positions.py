@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from ..errors import PositionLost
-from ..wal import From, FromId, FromTime, Start, Wal
+from collections.abc import AsyncGenerator, Sequence
+from typing import cast
+
+from ..errors import Closed, PositionLost
+from ..wal import ChannelInfo, Entry, From, FromId, FromTime, Start, Wal
 
 
 async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
     """The position from which reading goes on at `start`; b"" for the first entry that there is, or will be. For
-    backends whose ids are dense numbers of one length. Raises `ChannelNotFound`, and `PositionLost` where an id was
-    removed or never given out."""
+    backends whose ids are numbers of one length. Raises `ChannelNotFound`, and `PositionLost` where an id was removed
+    or never given out."""
     info = await wal.describe(channel)
     latest = info.latest_id or b""
     match start:
@@ -22,14 +25,29 @@ async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
             return latest if id is None else just_before(id)
         case FromId(id, inclusive):
             position = just_before(id) if inclusive else id
-            least = latest if info.first_id is None else just_before(info.first_id)
-            if position < least or id > latest:
+            behind_all = id > latest
+            before_first = position < (latest if info.first_id is None else just_before(info.first_id))
+            if behind_all or (before_first and await _something_is_missing(wal, info, start)):
                 raise PositionLost(
                     f"position {id.hex()} is not in channel {channel}",
                     requested=id,
                     first_available=info.first_id,
                 )
             return position
+
+
+async def _something_is_missing(wal: Wal, info: ChannelInfo, start: FromId) -> bool:
+    """Whether an entry between the place and the first that there is was removed. Ids need not be dense, so the log is
+    asked what comes next. Raises `PositionLost` where it knows that."""
+    if info.first_id is None:
+        return True
+    reader = cast("AsyncGenerator[Sequence[Entry]]", wal.read(info.name, start))
+    try:
+        return (await anext(reader))[0].id < info.first_id
+    except StopAsyncIteration:
+        raise Closed("the log is closed") from None
+    finally:
+        await reader.aclose()
 
 
 def just_before(id: bytes) -> bytes:

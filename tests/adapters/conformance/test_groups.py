@@ -407,6 +407,30 @@ async def test_what_a_seek_passes_over_in_a_queue_is_done_and_goes(wal, helpers)
     assert [entry.id for entry in await helpers.take(wal, "jobs", From.EARLIEST, 1)] == new
 
 
+async def test_a_queue_tells_its_first_entry_and_goes_on_when_all_of_it_was_done(wal, helpers):
+    await create(wal, "jobs", policy=QUEUE)
+    ids = [*await fill(wal, "jobs", 5), *await fill(wal, "jobs", 5, 5)]  # two batches, on brokers
+    member = await wal.join("workers", ["jobs"])
+    await member.seek("jobs", FromId(ids[6]))
+    assert (await wal.describe("jobs")).first_id == ids[7]
+    for removed in (FromId(ids[0]), FromId(ids[6], inclusive=True)):
+        with pytest.raises(PositionLost) as caught:
+            await member.seek("jobs", removed)
+        assert caught.value.first_available == ids[7]
+    await member.seek("jobs", FromId(ids[6]))
+    assert [entry.id for entry in await helpers.take(wal, "jobs", FromId(ids[6]), 3)] == ids[7:]
+    assert await collect(member, 3) == {"jobs": ids[7:]}
+    last = ids[9]
+    for earliest in (True, False, True):
+        info = await wal.describe("jobs")
+        assert (info.first_id, info.latest_id) == (None, last)
+        await member.seek("jobs", From.EARLIEST if earliest else FromId(last))
+        new = await fill(wal, "jobs", 2)
+        assert await collect(member, 2) == {"jobs": new}
+        last = new[1]
+    await member.aclose()
+
+
 async def cut_off(backend, helpers):
     """A WAL where retention has removed what the group "dead" has yet to read of channel a, and what is left."""
     wal = await backend.wal()
