@@ -32,7 +32,7 @@ class Delivery(Enum):
     that does not acknowledge pins nothing for ever."""
 
     KEEP = "keep"  # publish and subscribe: nothing, any number of groups and readers
-    UNTIL_ACKED = "until_acked"  # publish and subscribe: what every group has acknowledged may be removed
+    UNTIL_ACKED = "until_acked"  # publish and subscribe: what every group has acknowledged may be removed, where it can
     QUEUE = "queue"  # point to point: one group, and what it has acknowledged is removed at once
 
 
