@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 
 from ..runtime.arrow import decode_rows
 from ..runtime.catalog import DROPPING, READY, Collection
-from ..runtime.dead_letters import DeadLetters
 from ..runtime.errors import BadRecord, CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema, TidewalError
 from ..runtime.factory import Factory
 from ..runtime.heartbeats import announcements
@@ -58,7 +57,6 @@ class Follower(Role):
         self._pipelines: dict[int, Pipeline] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._unreadable: dict[int, TidewalError] = {}  # collections whose tables are, and why
-        self.dead_letters = DeadLetters(node.wal, node.clock, node.names.dead_letters, on_counted=self._bad)
 
     def pipeline(self, collection: Collection) -> Pipeline:
         """A new pipeline for `collection`."""
@@ -72,12 +70,8 @@ class Follower(Role):
 
     async def prepare(self) -> None:
         await super().prepare()
-        await self.dead_letters.open()
         self.spawn_task(self._watch(), name="collections")
         self.spawn_task(self._listen(), name="heartbeats")
-
-    def _bad(self, channel: str, reason: str) -> None:
-        self.node.metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason).inc()
 
     async def _watch(self) -> None:
         while True:
@@ -163,6 +157,11 @@ class Follower(Role):
             for entry in entries:
                 try:
                     announced = announcements(decode(entry.payload))
+                    for told in announced:
+                        if not self.catalog.granted(told.channel).covers(told.term, told.time):
+                            raise BadRecord(
+                                f"{told.channel}: no owner of term {told.term} may promise that", reason="grant"
+                            )
                 except BadRecord as error:  # another heartbeat follows
                     self.dead_letters.bad(self.node.names.heartbeats, entry, error)
                     continue
@@ -190,7 +189,7 @@ def open_stream(role: Follower, collection: Collection, after: int) -> TtMsgStre
     """The messages of `collection` with ts > `after`."""
     channels = pchannels_of(collection)
     node = role.node
-    factory = Factory(node.wal, node.clock, node.settings, dead_letters=role.dead_letters)
+    factory = Factory(node.wal, node.clock, node.settings, dead_letters=role.dead_letters, grants=role.catalog)
     stream = factory.tt_stream(role.role, vchannels=collection.vchannels)
     start = FromTime(max(after, collection.created_ts - 1))
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))

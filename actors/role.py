@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from ..runtime.actor import Actor
 from ..runtime.catalog_log import CatalogLog
+from ..runtime.channel_reader import OnBadRecord
+from ..runtime.dead_letters import DeadLetters
 from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
 from ..runtime.rpc import Caller, Request, RequestInbox, RequestPack
 from .node import Node
@@ -31,10 +33,11 @@ class Role(Actor):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.catalog = CatalogLog(node.wal, node.names, node.clock)
+        self.dead_letters = DeadLetters(node.wal, node.clock, node.names.dead_letters, on_counted=self._count_bad)
+        self.catalog = CatalogLog(node.wal, node.names, node.clock, on_bad=self.on_bad_event())
         # each life has a name of its own, so that no answer to an earlier one is taken for its own
         self.caller = Caller(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
-        self._inbox = RequestInbox(node.wal, self.role, node.names)
+        self._inbox = RequestInbox(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
         self._handlers: dict[str, Method] = {}
         self._running = 0
 
@@ -42,12 +45,20 @@ class Role(Actor):
         """The methods of this role, by name."""
         return {}
 
+    def on_bad_event(self) -> OnBadRecord | None:
+        """What to do with an entry of the catalog that cannot be read: one role of a node keeps it aside."""
+        return None
+
+    def _count_bad(self, channel: str, reason: str) -> None:
+        self.node.metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason).inc()
+
     async def prepare(self) -> None:
         """What this role does before its first request; the catalog has been read."""
 
     async def on_start(self) -> None:
         try:
             await self.caller.open()
+            await self.dead_letters.open()
             await self.catalog.open()
             self._handlers = self.handlers()
             await self._inbox.open()

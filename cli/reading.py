@@ -13,7 +13,6 @@ from ..runtime.config import load_settings, wal_options
 from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
 from ..runtime.factory import open_wal
 from ..runtime.names import Names
-from ..runtime.record import decode
 from ..runtime.redaction import shown_url, split_url
 from ..runtime.remote import Address
 from ..runtime.wal import Entry, From, Start, Wal
@@ -84,7 +83,7 @@ async def catalog_of(wal: Wal, names: Names) -> Catalog:
     """The catalog as the log has it now."""
     catalog = Catalog()
     async for entry in stored(wal, names.catalog):
-        catalog.apply(decode(entry.payload, entry.id))
+        catalog.fold(entry)
     return catalog
 
 

@@ -1,7 +1,9 @@
 """The catalog: what exists, and who owns what, folded from the records of the `collection_schema` channel.
 
 Whoever reads that channel to its end knows the same state. A record is a msgpack map with a version `v`, a `kind` and
-the fields below; the record header's term is the leader's, and what a deposed leader still writes does not count.
+the fields below; the record header's term is the leader's, and what a deposed leader still writes does not count. The
+header's cseq numbers the events of a term: one that lands behind a later one, after an outcome that was unknown, does
+not count either. What cannot be read is passed over, alike by all; an event of an unknown kind stops every reader.
 
     leader    node, previous            a claim: it wins only if `previous` is the id of the last winning claim
     create    collection                a collection begins to exist (its channels may not know yet)
@@ -17,20 +19,23 @@ the fields below; the record header's term is the leader's, and what a deposed l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgpack
 
-from .errors import BadRecord, CollectionNotFound, InvalidSchema
-from .record import DECODE_ERRORS, Record, RecordType
+from .channel_reader import Granted
+from .errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema
+from .record import DECODE_ERRORS, Record, RecordType, decode
 from .schema import CollectionSchema
+from .wal import Entry
 
 VERSION = 1
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
 
 Event = Mapping[str, Any]
+Typed = TypeVar("Typed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,15 @@ class Collection:
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Collection:
         """The collection that `to_wire` pictured."""
-        schema = CollectionSchema.from_wire(wire["schema"])
-        return cls(wire["id"], schema, tuple(wire["vchannels"]), wire["created_ts"], wire["state"])
+        if wire["state"] not in (CREATING, READY, DROPPING):
+            raise ValueError(f"a collection that is {wire['state']!r}")
+        return cls(
+            _typed(wire["id"], int),
+            CollectionSchema.from_wire(wire["schema"]),
+            tuple(_typed(name, str) for name in wire["vchannels"]),
+            _typed(wire["created_ts"], int),
+            wire["state"],
+        )
 
 
 @dataclass(slots=True)
@@ -86,31 +98,50 @@ class Catalog:
 
     def __init__(self) -> None:
         self.term = 0
+        self.cseq = 0  # of the term's last event
         self.leader = ""
         self.leader_id = b""
         self.next_id = 1
         self.collections: dict[str, Collection] = {}
         self.channels: dict[str, ChannelState] = {}
 
+    def fold(self, entry: Entry, on_bad: Callable[[BadRecord], None] | None = None) -> Record | None:
+        """Fold in an entry of the channel: its record if it counts. What cannot be read is given to `on_bad` and passed
+        over. Raises `FormatTooNew`, as `apply` does."""
+        try:
+            record = decode(entry.payload, entry.id)
+            if record.type is not RecordType.CATALOG:
+                raise BadRecord(f"a record of type {record.type.name} in the catalog", reason="type")
+            return record if self.apply(record) else None
+        except BadRecord as error:
+            if on_bad is not None:
+                on_bad(error)
+            return None
+
     def apply(self, record: Record) -> bool:
-        """Fold one record in; False when it does not count. Raises `BadRecord` for one that cannot be read."""
+        """Fold one record in; False when it does not count. Raises `BadRecord` for one that cannot be read, and
+        `FormatTooNew` for an event that counts and that only a newer Tidewal knows; nothing has changed then."""
         if record.type is not RecordType.CATALOG:
             return False
         event = decode_event(record)
         kind = event["kind"]
         if kind == "leader":
             return self._claim(record, event)
-        if kind == "snapshot" and self.term == 0:
-            self.term = record.term  # the log before it is gone, the claim included
-        if record.term != self.term:
+        begins = kind == "snapshot" and self.term == 0  # the log before it is gone, the claim included
+        if not begins and (record.term != self.term or record.cseq <= self.cseq):
             return False
         handler = getattr(self, f"_on_{kind}", None)
-        if handler is None:
-            raise BadRecord(f"unknown catalog record {kind!r}: a newer Tidewal wrote it", reason="kind")
+        if handler is None or event["v"] != VERSION:
+            raise FormatTooNew(
+                f"the catalog has an event {kind!r} of version {event['v']}, which this Tidewal does not know: upgrade",
+                found=event["v"],
+                supported=VERSION,
+            )
         try:
             handler(event)
         except (*DECODE_ERRORS, LookupError, AttributeError, InvalidSchema) as error:
             raise BadRecord(f"malformed catalog record {kind!r}: {error!r}", reason="body") from error
+        self.term, self.cseq = record.term, record.cseq
         return True
 
     def collection(self, name: str) -> Collection:
@@ -127,6 +158,15 @@ class Catalog:
     def fences(self, pchannels: list[str]) -> dict[str, dict[int, bytes]]:
         """The known fences of `pchannels`, for readers."""
         return {name: dict(self.channels[name].fences) for name in pchannels if name in self.channels}
+
+    def granted(self, pchannel: str) -> Granted:
+        """What the owners of `pchannel` were granted so far."""
+        state = self.channels.get(pchannel)
+        return (
+            Granted(0, 0)
+            if state is None
+            else Granted(state.term, max(state.limit, state.previous_limit), state.fences)
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """The event that tells all of this state."""
@@ -146,9 +186,10 @@ class Catalog:
     # ---- one method per kind ----------------------------------------------------------------------------------------
 
     def _claim(self, record: Record, event: Event) -> bool:
-        if event.get("previous") != self.leader_id or record.term <= self.term:
+        node = event.get("node")
+        if event.get("previous") != self.leader_id or record.term != self.term + 1 or not isinstance(node, str):
             return False
-        self.leader, self.leader_id, self.term = event["node"], record.id, record.term
+        self.leader, self.leader_id, self.term, self.cseq = node, record.id, record.term, record.cseq
         return True
 
     def _on_create(self, event: Event) -> None:
@@ -173,32 +214,54 @@ class Catalog:
             self.collections[found.name] = replace(found, state=state)
 
     def _on_grant(self, event: Event) -> None:
-        for name, term in event["channels"].items():
+        node, limit = _typed(event["node"], str), _typed(event["limit"], int)
+        for name, term in _mapping(event["channels"], int).items():
             channel = self.channels.setdefault(name, ChannelState())
             channel.previous_limit = max(channel.previous_limit, channel.limit)
-            channel.owner, channel.term, channel.limit = event["node"], term, event["limit"]
+            channel.owner, channel.term, channel.limit = node, term, limit
 
     def _on_fenced(self, event: Event) -> None:
-        for name, id in event["channels"].items():
-            channel = self.channels[name]
+        fences = _mapping(event["channels"], bytes)
+        for channel, id in [(self.channels[name], id) for name, id in fences.items()]:
             channel.fences[channel.term] = id
 
     def _on_lease(self, event: Event) -> None:
+        node, limit = _typed(event["node"], str), _typed(event["limit"], int)
+        checkpoints = _mapping(event["checkpoints"], bytes)
         for name, channel in self.channels.items():
-            if channel.owner == event["node"]:
-                channel.limit = event["limit"]
-                channel.checkpoint = event["checkpoints"].get(name) or channel.checkpoint
+            if channel.owner == node:
+                channel.limit = limit
+                channel.checkpoint = checkpoints.get(name) or channel.checkpoint
                 if event.get("released"):
                     channel.owner = ""
 
     def _on_snapshot(self, event: Event) -> None:
         state = event["state"]
-        self.leader, self.leader_id, self.next_id = state["leader"], state["leader_id"], state["next_id"]
-        self.collections = {wire["schema"]["name"]: Collection.from_wire(wire) for wire in state["collections"]}
-        self.channels = {
-            name: ChannelState(owner, term, limit, previous, checkpoint, dict(fences))
+        leader, leader_id, next_id = (
+            _typed(state["leader"], str),
+            _typed(state["leader_id"], bytes),
+            _typed(state["next_id"], int),
+        )
+        collections = [Collection.from_wire(wire) for wire in state["collections"]]
+        channels = {
+            name: ChannelState(
+                owner, _typed(term, int), _typed(limit, int), _typed(previous, int), checkpoint, dict(fences)
+            )
             for name, (owner, term, limit, previous, checkpoint, fences) in state["channels"].items()
         }
+        self.leader, self.leader_id, self.next_id, self.channels = leader, leader_id, next_id, channels
+        self.collections = {collection.name: collection for collection in collections}
+
+
+def _typed(value: object, kind: type[Typed]) -> Typed:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return cast(Typed, value)
+
+
+def _mapping(value: object, kind: type[Typed]) -> dict[str, Typed]:
+    entries = cast("dict[object, object]", _typed(value, dict))
+    return {_typed(name, str): _typed(each, kind) for name, each in entries.items()}
 
 
 def encode_event(term: int, event: Event) -> Record:
@@ -207,11 +270,12 @@ def encode_event(term: int, event: Event) -> Record:
 
 
 def decode_event(record: Record) -> Event:
-    """The event in a catalog record. Raises `BadRecord`."""
+    """The event in a catalog record, of whatever version. Raises `BadRecord`."""
     try:
-        event = cast("dict[str, Any]", msgpack.unpackb(record.body, strict_map_key=False))
-        if event["v"] != VERSION or not event["kind"]:
-            raise ValueError(f"version {event['v']}, this Tidewal reads {VERSION}")
+        event = cast("dict[str, Any]", _typed(cast(object, msgpack.unpackb(record.body, strict_map_key=False)), dict))
+        _typed(event["v"], int)
+        if not _typed(event["kind"], str):
+            raise ValueError("an event without a kind")
     except (*DECODE_ERRORS, LookupError) as error:
         raise BadRecord(f"unreadable catalog record: {error}", reason="body") from error
     return event

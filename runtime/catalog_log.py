@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Callable
 
 from .catalog import Catalog, Event, encode_event
+from .channel_reader import Granted, OnBadRecord
 from .clock import HybridClock
-from .errors import Closed, DeadlineExceeded, Fenced, TidewalError
+from .errors import BadRecord, Closed, DeadlineExceeded, Fenced, TidewalError
 from .names import Names
-from .record import decode, stamp
-from .wal import ChannelPolicy, ControlAppend, From, Wal
+from .record import stamp
+from .wal import ChannelPolicy, ControlAppend, Entry, From, Wal
 
 CATALOG_POLICY = ChannelPolicy(retention_s=None)
 SNAPSHOT_EVENTS = 1_000
 CLAIMS_MAX = 10
+CLAIM_PAUSE_S = 0.1  # behind a claim that the log refused; twice as long behind each further one
+CLAIM_PAUSE_S_MAX = 1.0
 
 OnChange = Callable[[Event], None]
 
@@ -23,11 +26,14 @@ class CatalogLog:
     """Follows the catalog; `catalog` is its state as far as it was read.
 
     `claim` makes this node the leader, after which `append` writes events. Only what the log order accepts counts, so
-    two nodes that both believe themselves leader cannot both be heard.
+    two nodes that both believe themselves leader cannot both be heard. What cannot be read is counted (`skipped`),
+    given to `on_bad` and passed over; the clock follows what counts, and no time that lies days ahead.
     """
 
-    def __init__(self, wal: Wal, names: Names, clock: HybridClock) -> None:
+    def __init__(self, wal: Wal, names: Names, clock: HybridClock, *, on_bad: OnBadRecord | None = None) -> None:
         self.catalog = Catalog()
+        self.skipped = 0
+        self._on_bad = on_bad
         self._wal = wal
         self._channel = names.catalog
         self._clock = clock
@@ -52,9 +58,7 @@ class CatalogLog:
             async for entries in self._wal.read(self._channel, From.EARLIEST):
                 async with self._changed:
                     for entry in entries:
-                        record = decode(entry.payload, entry.id)
-                        self._clock.observe(record.ts)
-                        counted = self.catalog.apply(record)
+                        counted = self._fold(entry)
                         self._applied = entry.id
                         if self._writing.locked():
                             self._counted[entry.id] = counted
@@ -65,6 +69,21 @@ class CatalogLog:
             self._failure = error
         async with self._changed:
             self._changed.notify_all()
+
+    def _fold(self, entry: Entry) -> bool:
+        record = self.catalog.fold(entry, lambda error: self._bad(entry, error))
+        if record is not None and self._clock.believes(record.ts):
+            self._clock.observe(record.ts)
+        return record is not None
+
+    def _bad(self, entry: Entry, error: BadRecord) -> None:
+        self.skipped += 1
+        if self._on_bad is not None:
+            self._on_bad(self._channel, entry, error)
+
+    def granted(self, pchannel: str) -> Granted:
+        """What the owners of `pchannel` were granted, as far as the catalog was read."""
+        return self.catalog.granted(pchannel)
 
     async def catch_up(self) -> Catalog:
         """The catalog with everything that was in the log when this was called."""
@@ -98,20 +117,29 @@ class CatalogLog:
     # ---- the leader's part ------------------------------------------------------------------------------------------
 
     async def claim(self, node: str) -> None:
-        """Become the leader: name the last winning claim; log order decides between those who name the same one."""
+        """Become the leader: name the last winning claim; log order decides between those who name the same one.
+        Raises `Fenced` when others won `CLAIMS_MAX` times; where the log refused the last claim, that error."""
+        error: TidewalError = Fenced("no election was held")
+        pause_s = CLAIM_PAUSE_S
         for _ in range(CLAIMS_MAX):
-            catalog = await self.catch_up()
-            async with self._writing:
-                self._term, self._cseq = catalog.term + 1, 0
-                try:
-                    _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
-                except TidewalError as error:
-                    if not error.retryable:
-                        raise
-                    continue  # whether it won or not, the next claim is made behind it
-            if won:
-                return
-        raise Fenced(f"{node} lost {CLAIMS_MAX} elections in a row")
+            try:
+                if await self._try_to_claim(node):
+                    return
+                error = Fenced(f"{node} lost an election to {self.catalog.leader}, the last of {CLAIMS_MAX}")
+            except TidewalError as refused:  # whether it won or not, the next claim is made behind it
+                if not refused.retryable:
+                    raise
+                error = refused
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, CLAIM_PAUSE_S_MAX)
+        raise error
+
+    async def _try_to_claim(self, node: str) -> bool:
+        catalog = await self.catch_up()
+        async with self._writing:
+            self._term, self._cseq = catalog.term + 1, 0
+            _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
+        return won
 
     async def append(self, event: Event) -> None:
         """Write an event; when this returns it is durable and in `catalog`. Raises `Fenced` when another node leads.
@@ -132,6 +160,8 @@ class CatalogLog:
 
     async def _write(self, event: Event) -> tuple[bytes, bool]:
         """Append an event and read it back: its id, and whether it counts."""
+        if self.catalog.term == self._term:  # whatever was written under this term counts no more
+            self._cseq = max(self._cseq, self.catalog.cseq)
         self._cseq += 1
         ts = self._clock.now()
         payload = stamp(encode_event(self._term, event), ts, self._term, self._cseq)

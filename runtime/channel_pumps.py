@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar, cast
 
-from .channel_reader import ChannelReader, OnBadRecord, ReadCounts
+from .channel_reader import ChannelReader, Grants, OnBadRecord, ReadCounts
 from .errors import Closed, InvalidRequest, PositionMismatch
 from .messages import Position
 from .record import Record
@@ -79,8 +79,11 @@ Channel = TypeVar("Channel", bound=BufferedChannel)
 class ChannelPumps(ABC, Generic[Channel]):
     """Reads channels into buffers of `buffer_bytes` together. A channel whose buffer is full is not read further."""
 
-    def __init__(self, wal: Wal, group: str, buffer_bytes: int, on_bad: OnBadRecord | None) -> None:
+    def __init__(
+        self, wal: Wal, group: str, buffer_bytes: int, on_bad: OnBadRecord | None, grants: Grants | None = None
+    ) -> None:
         self.group = group
+        self._grants = grants
         self._wal = wal
         self._buffer_bytes = buffer_bytes
         self._on_bad = on_bad
@@ -107,7 +110,7 @@ class ChannelPumps(ABC, Generic[Channel]):
         if not channels:
             raise InvalidRequest("name at least one channel to read")
         for name in dict.fromkeys(channels):
-            reader = ChannelReader(name, fences=(fences or {}).get(name), on_bad=self._on_bad)
+            reader = ChannelReader(name, fences=(fences or {}).get(name), on_bad=self._on_bad, grants=self._grants)
             self._channels[name] = self._new_channel(reader, start)
 
     def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
@@ -132,7 +135,8 @@ class ChannelPumps(ABC, Generic[Channel]):
     def _channel_at(self, position: Position, include_current: bool) -> Channel:
         before_entry = include_current or position.cseq < 0  # without an owner's numbers: it is not done with
         cseq = max(0, position.cseq - include_current)
-        reader = ChannelReader(position.channel, after=(position.term, cseq), on_bad=self._on_bad)
+        after = (position.term, cseq)
+        reader = ChannelReader(position.channel, after=after, on_bad=self._on_bad, grants=self._grants)
         if position.message_id:
             # With an owner's numbers the reader itself knows what it has seen, and a position may lie before its entry.
             start: Start = FromId(position.message_id, inclusive=before_entry or position.term > 0)
@@ -194,7 +198,7 @@ class ChannelPumps(ABC, Generic[Channel]):
             start = await self._placed(channel)
             async with reading(self._wal, channel.name, start) as batches:
                 async for entries in batches:
-                    for record in channel.reader.accept(entries):
+                    for record in await channel.reader.accept_granted(entries):
                         self._keep(channel, record)
                     if not channel.buffer:
                         channel.position = channel.reader.position

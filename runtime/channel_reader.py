@@ -1,19 +1,50 @@
 """What every reader of a pchannel does with its entries before anyone else sees them: decode, drop what a fence
 hides, drop what was seen, and put the parts of a batch together. Bad records go to the dead-letter handler.
+
+With a catalog at hand a reader believes nothing that no owner was granted: a record of a term that was never granted,
+of none, from before its term's fence, or with a time beyond every limit is a bad record. Without one, what has the
+highest term counts, and who can write to the log is trusted not to make terms up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from .clock import MAX_TIMESTAMP
 from .errors import BadRecord, TidewalError
 from .record import Record, decode
 from .wal import Entry
 
-BAD_RECORDS_MAX = 100  # in a row without a good one: then it is the code that is wrong, and the reader stops
+BAD_RECORDS_MAX = 100  # intact ones without a good one between: then it is the code that is wrong, and the reader stops
+
+_DAMAGED = ("length", "frame", "checksum", "grant")  # whatever the code: no record, or none of an owner
 
 OnBadRecord = Callable[[str, Entry, BadRecord], None]
+
+
+class Granted(NamedTuple):
+    """What the owners of a channel were granted so far: the highest term, the timestamp above which none has stamped or
+    promised anything, and for each term that has one the id of its fence."""
+
+    term: int
+    limit: int = MAX_TIMESTAMP
+    fences: Mapping[int, bytes] = {}
+
+    def covers(self, term: int, ts: int) -> bool:
+        """Whether an owner of that term can have stamped or promised `ts`."""
+        return 1 <= term <= self.term and ts <= self.limit
+
+
+class Grants(Protocol):
+    """Where a reader learns of grants: the catalog, which knows of each before anything is written under it."""
+
+    def granted(self, pchannel: str) -> Granted: ...
+
+    async def catch_up(self) -> object:
+        """Learn of all that is granted by now."""
+        ...
 
 
 @dataclass(slots=True)
@@ -34,7 +65,8 @@ class ChannelReader:
     entry that is done with, behind which reading can go on later.
 
     `fences` maps each term to the id of its fence, from the catalog: a reader that starts behind a fence takes its
-    lowest term from there (guarantee 3). Records of no owner (term 0: control and event channels) pass unchecked.
+    lowest term from there (guarantee 3). Records of no owner (term 0: control and event channels) pass unchecked, but
+    where `grants` says what owners were granted.
     """
 
     def __init__(
@@ -44,7 +76,10 @@ class ChannelReader:
         fences: Mapping[int, bytes] | None = None,
         after: tuple[int, int] = (0, 0),
         on_bad: OnBadRecord | None = None,
+        grants: Grants | None = None,
+        granted: Granted | None = None,
     ) -> None:
+        """`grants` are looked up as they are needed, by `accept_granted`; `granted` are known and do not change."""
         self.channel = channel
         self.term, self.cseq = after
         self.position = (b"", *after)
@@ -52,18 +87,44 @@ class ChannelReader:
         self._fences = fences or {}
         self._placed = after != (0, 0)
         self._on_bad = on_bad
+        self._grants = grants
+        self._granted = granted if grants is None else grants.granted(channel)
         self._bad_in_a_row = 0
         self._parts: list[Record] = []
 
+    async def accept_granted(self, entries: Sequence[Entry]) -> list[Record]:
+        """As `accept`, and before a record is taken for bad because nobody was granted its term or time, the grants are
+        read to their present end, once: the grant stood there before the record was written."""
+        accepted: list[Record] = []
+        rest = self._accept(entries, accepted, doubting=self._grants is not None)
+        if rest and self._grants is not None:
+            await self._grants.catch_up()
+            self._granted = self._grants.granted(self.channel)
+            self._accept(rest, accepted, doubting=False)
+        return accepted
+
     def accept(self, entries: Sequence[Entry]) -> list[Record]:
         """The records of `entries` that count, in order. An incomplete batch is held until its last part is here.
-        Raises plain `TidewalError` after `BAD_RECORDS_MAX` bad ones in a row."""
+        Raises plain `TidewalError` after `BAD_RECORDS_MAX` that are intact and cannot be read, without a good one
+        between them."""
+        accepted: list[Record] = []
+        self._accept(entries, accepted, doubting=False)
+        return accepted
+
+    def _accept(self, entries: Sequence[Entry], accepted: list[Record], *, doubting: bool) -> Sequence[Entry]:
+        """Add the records that count to `accepted`. Returns the entries from the first one on that no known grant
+        covers, where `doubting`; else that one is bad."""
         if entries and not self._placed:
             self._place(entries[0].id)
-        accepted: list[Record] = []
-        for entry in entries:
+        for at, entry in enumerate(entries):
             try:
                 record = decode(entry.payload, entry.id)
+                if self._granted is not None:
+                    why = self._ungranted(record, self._granted)
+                    if why and doubting:
+                        return entries[at:]
+                    if why:
+                        raise BadRecord(why, reason="grant")
             except BadRecord as error:
                 self._bad(entry, error)
             else:
@@ -74,7 +135,19 @@ class ChannelReader:
                     self._assemble(record, accepted)
             if not self._parts:
                 self.position = (entry.id, self.term, self.cseq)
-        return accepted
+        return ()
+
+    @staticmethod
+    def _ungranted(record: Record, granted: Granted) -> str:
+        """Why no owner can have written the record; nothing where one can."""
+        if not granted.covers(record.term, record.ts):
+            return (
+                f"a record of term {record.term} at {record.ts}: no owner was granted more than term {granted.term} "
+                f"and times up to {granted.limit}"
+            )
+        if record.id < granted.fences.get(record.term, b""):
+            return f"a record of term {record.term} from before the fence of that term"
+        return ""
 
     def _place(self, first_id: bytes) -> None:
         self.term = max((term for term, fence in self._fences.items() if fence <= first_id), default=0)
@@ -109,12 +182,12 @@ class ChannelReader:
 
     def _bad(self, entry: Entry, error: BadRecord) -> None:
         self.counts.bad += 1
-        self._bad_in_a_row += 1
+        self._bad_in_a_row += error.fields.get("reason") not in _DAMAGED
         if self._on_bad is not None:
             self._on_bad(self.channel, entry, error)
         if self._bad_in_a_row >= BAD_RECORDS_MAX:
             raise TidewalError(
-                f"{self._bad_in_a_row} records in a row of {self.channel} cannot be read ({error.message}); stopping, "
+                f"{self._bad_in_a_row} intact records of {self.channel} cannot be read ({error.message}); stopping, "
                 "for this looks like a fault of the reader, not of the records",
                 channel=self.channel,
             )

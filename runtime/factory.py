@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
+from .channel_reader import Grants
 from .clock import HybridClock
 from .dead_letters import DeadLetters
 from .errors import ConfigError
@@ -56,13 +57,16 @@ class Factory:
         settings: Settings | None = None,
         *,
         dead_letters: DeadLetters | None = None,
+        grants: Grants | None = None,
     ) -> None:
-        """`mq.mqBufSize` of `settings` bounds each stream's buffer, at `PACK_BYTES` a pack."""
+        """`mq.mqBufSize` of `settings` bounds each stream's buffer, at `PACK_BYTES` a pack. `grants` are those of a
+        node's catalog, for its time-ticked streams."""
         self._wal = wal
         self._clock = clock
         self._buffer_bytes = (settings or Settings()).mq.mq_buf_size * PACK_BYTES
         self._on_bad = dead_letters.bad if dead_letters is not None else None
         self._on_late = dead_letters.late if dead_letters is not None else None
+        self._grants = grants
 
     def stream(self, group: str = "") -> MsgStream:
         """A plain stream."""
@@ -80,4 +84,5 @@ class Factory:
             ordered=ordered,
             on_bad=self._on_bad,
             on_late=self._on_late,
+            grants=self._grants,
         )

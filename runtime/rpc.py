@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import msgpack
 
+from .channel_reader import OnBadRecord
 from .errors import (
     BadRecord,
     ChannelNotFound,
@@ -35,7 +36,7 @@ from .errors import (
 from .names import Names
 from .pieces import Pieces, pieces_of
 from .record import DECODE_ERRORS, Record, RecordType, decode, encode
-from .wal import Append, ChannelPolicy, From, FromId, Payload, Start, Wal
+from .wal import Append, ChannelPolicy, Entry, From, FromId, Payload, Start, Wal
 
 DEADLINE_S = 10.0
 FIRST_RETRY_S = 0.25
@@ -92,8 +93,10 @@ class RequestPack:
 class RequestInbox:
     """An async iterator over what is asked of `role`, in packs."""
 
-    def __init__(self, wal: Wal, role: str, names: Names) -> None:
+    def __init__(self, wal: Wal, role: str, names: Names, *, on_bad: OnBadRecord | None = None) -> None:
+        """`on_bad` gets what is no request: nobody can be answered."""
         self._wal = wal
+        self._on_bad = on_bad
         self._channel = names.requests(role)
         self._names = names
         self._start: Start = From.LATEST
@@ -112,18 +115,22 @@ class RequestInbox:
 
     async def __aiter__(self) -> AsyncIterator[RequestPack]:
         async for entries in self._wal.read(self._channel, self._start):
-            requests = [request for entry in entries if (request := self._take(entry.payload)) is not None]
+            requests = [request for entry in entries if (request := self._take(entry)) is not None]
             if requests:
                 yield RequestPack(requests)
 
-    def _take(self, payload: Payload) -> Request | None:
+    def _take(self, entry: Entry) -> Request | None:
         """A request not seen before. One that was answered gets its answer again, one in work is left to be."""
         try:
-            record = self._pieces.take(decode(payload))
+            record = self._pieces.take(decode(entry.payload))
             if record is None:
                 return None
+            if record.type is not RecordType.REQUEST:
+                raise BadRecord(f"a record of type {record.type.name} among requests", reason="type")
             params = _unpack(record.key)
-        except BadRecord:  # nobody to tell: the caller's deadline does
+        except BadRecord as error:  # the caller's deadline tells the caller
+            if self._on_bad is not None:
+                self._on_bad(self._channel, entry, error)
             return None
         known = (record.producer, record.pseq)
         if known in self._working:
@@ -142,12 +149,12 @@ class RequestInbox:
     def answer(self, request: Request, values: Params, body: Payload) -> None:
         """Send an answer, and remember it if it is small."""
         known = (request.client, request.number)
-        record = Record(RecordType.REPLY, pseq=request.number, key=_pack(values), body=body)
+        record = Record(RecordType.REPLY, producer=request.client, pseq=request.number, key=_pack(values), body=body)
         self._working.discard(known)
         try:
             payloads = pieces_of(record, self._limit, MESSAGE_BYTES_MAX)
         except TidewalError as error:
-            payloads = [_refusal(request.number, error)]
+            payloads = [_refusal(request.client, request.number, error)]
         if len(payloads) == 1 and len(payloads[0]) <= REMEMBERED_REPLY_BYTES:
             self._remember(known, payloads[0])
         self._send(*known, payloads)
@@ -161,20 +168,21 @@ class RequestInbox:
     def _send(self, client: str, number: int, payloads: Sequence[bytes]) -> None:
         channel = self._names.replies(client)
         try:
-            self._wal.submit([Append(channel, payload) for payload in payloads], partial(self._sent, channel, number))
+            self._wal.submit([Append(channel, payload) for payload in payloads], partial(self._sent, client, number))
         except TidewalError as error:
-            self._sent(channel, number, error)
+            self._sent(client, number, error)
 
-    def _sent(self, channel: str, number: int, result: list[bytes] | TidewalError) -> None:
+    def _sent(self, client: str, number: int, result: list[bytes] | TidewalError) -> None:
         """Where the log does not take an answer, say at least that, and that the request was served all the same; on
         whatever thread the log tells it."""
         if isinstance(result, TidewalError) and not isinstance(result, (ChannelNotFound, Closed)):
             with contextlib.suppress(TidewalError):  # then the caller's deadline says so
-                self._wal.submit([Append(channel, _refusal(number, of_unknown_outcome(result)))], _ignore)
+                refusal = _refusal(client, number, of_unknown_outcome(result))
+                self._wal.submit([Append(self._names.replies(client), refusal)], _ignore)
 
 
-def _refusal(number: int, error: TidewalError) -> bytes:
-    return encode(Record(RecordType.REPLY, pseq=number, key=_pack({"ok": False, **to_wire(error)})))
+def _refusal(client: str, number: int, error: TidewalError) -> bytes:
+    return encode(Record(RecordType.REPLY, producer=client, pseq=number, key=_pack({"ok": False, **to_wire(error)})))
 
 
 class Caller:
@@ -271,6 +279,9 @@ class Caller:
                 return
             values = _unpack(record.key)
         except BadRecord:  # as good as lost: the request is repeated
+            return
+        ours = record.type is RecordType.REPLY and record.producer == self.name
+        if not ours or not isinstance(values.get("ok"), bool):
             return
         future = self._waiting.get(record.pseq)
         if future is None or future.done():

@@ -41,17 +41,22 @@ class Mq(Section):
     mq_buf_size: PositiveInt = Field(default=16, description="packs of 4 MiB that a stream buffers")
 
 
-class RocksMq(Section):
-    """The embedded log."""
+class Retaining(Section):
+    """How long a log keeps what is written into the data channels that a node makes on it."""
 
-    path: str = Field(
-        default="tidewal-data/rocksmq", description="directory of the log; empty disables it (differs from Milvus)"
-    )
     retention_time_in_minutes: int = Field(
         default=20160, description="two weeks; negative keeps all (differs from Milvus)"
     )
     retention_size_in_mb: int = Field(
         default=8192, alias="retentionSizeInMB", description="size kept of each channel, MiB; negative keeps all"
+    )
+
+
+class RocksMq(Retaining):
+    """The embedded log."""
+
+    path: str = Field(
+        default="tidewal-data/rocksmq", description="directory of the log; empty disables it (differs from Milvus)"
     )
     segment_size_in_mb: PositiveInt = Field(
         default=32, alias="segmentSizeInMB", description="size of a journal segment, MiB"
@@ -74,7 +79,7 @@ class KafkaSsl(Section):
     tls_key_password: SecretStr = Field(default=SecretStr(""), description="opens the key")
 
 
-class Kafka(Section):
+class Kafka(Retaining):
     """Kafka. `consumer.*` and `producer.*` are keys of Kafka's own clients; see `adapters/kafka/client_keys.py`."""
 
     broker_list: str = Field(default="", repr=False, description="host:port, comma separated; empty disables Kafka")
@@ -88,7 +93,7 @@ class Kafka(Section):
     producer: dict[str, str] = Field(default={}, repr=False, description="keys of Kafka's producer, see backends.md")
 
 
-class Pulsar(Section):
+class Pulsar(Retaining):
     """Pulsar."""
 
     address: str = Field(

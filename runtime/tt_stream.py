@@ -6,12 +6,13 @@ records themselves. The stream's time is the least of them; a pack holds exactly
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from .channel_pumps import BUFFER_BYTES, RECORD_OVERHEAD_BYTES, BufferedChannel, ChannelPumps
-from .channel_reader import ChannelReader, OnBadRecord
+from .channel_reader import ChannelReader, Grants, OnBadRecord
 from .errors import MemoryLimitExceeded, OrderViolated
 from .messages import MsgPack, Position
 from .record import Record, RecordType
@@ -30,20 +31,23 @@ class _Channel(BufferedChannel):
     def __init__(self, reader: ChannelReader, start: Start) -> None:
         super().__init__(reader, start)
         self.time = 0
-        self.promises: deque[tuple[tuple[int, int], int]] = deque()
+        self.promises: list[tuple[tuple[int, int], int]] = []  # sorted, for announcements come in any order
 
     def promise(self, upto: tuple[int, int], time: int) -> None:
         """Apply `time` once everything up to `upto` has been read."""
         if upto <= (self.reader.term, self.reader.cseq):
             self.time = max(self.time, time)
             return
-        if self.promises and (self.promises[-1][0] == upto or len(self.promises) == PROMISES_MAX):
-            self.promises.pop()  # the newer one tells more
-        self.promises.append((upto, time))
+        at = bisect_left(self.promises, (upto, 0))
+        if at < len(self.promises) and self.promises[at][0] == upto:
+            time = max(time, self.promises.pop(at)[1])
+        self.promises.insert(at, (upto, time))
+        if len(self.promises) > PROMISES_MAX:
+            del self.promises[at - 1]  # the one before tells less; without one, it is the furthest away
 
     def keep_promises(self) -> None:
         while self.promises and self.promises[0][0] <= (self.reader.term, self.reader.cseq):
-            self.time = max(self.time, self.promises.popleft()[1])
+            self.time = max(self.time, self.promises.pop(0)[1])
 
     def mark(self, record: Record, *, news: bool) -> None:
         """`record` is no message, but its time may be news: then no position passes it until a pack covers that time,
@@ -101,9 +105,11 @@ class TtMsgStream(ChannelPumps[_Channel]):
         ordered: bool = True,
         on_bad: OnBadRecord | None = None,
         on_late: OnLate | None = None,
+        grants: Grants | None = None,
     ) -> None:
-        """Messages of other vchannels than `vchannels` are dropped; None takes all."""
-        super().__init__(wal, group, buffer_bytes, on_bad)
+        """Messages of other vchannels than `vchannels` are dropped; None takes all. With `grants`, a node's catalog,
+        records that no owner was granted are bad records (see `channel_reader`)."""
+        super().__init__(wal, group, buffer_bytes, on_bad, grants)
         self._vchannels = None if vchannels is None else frozenset(vchannels)
         self._ordered = ordered
         self._on_late = on_late

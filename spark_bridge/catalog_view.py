@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..runtime.catalog import Catalog
 from ..runtime.errors import ChannelNotFound, PositionLost
-from ..runtime.record import decode
 from .log import Log
 
 
@@ -36,5 +35,5 @@ class CatalogView:
             return
         for entries in self._log.read(self._channel, self._position, latest):
             for entry in entries:
-                self.known.apply(decode(entry.payload, entry.id))
+                self.known.fold(entry)
                 self._position = entry.id

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from ..runtime.arrow import count_rows
-from ..runtime.channel_reader import ChannelReader
+from ..runtime.channel_reader import ChannelReader, Granted
 from ..runtime.cuts import Cut
 from ..runtime.errors import BadRecord
 from ..runtime.record import Record, RecordType
@@ -85,7 +85,12 @@ class _Ahead:
 def entry_sizes(log: Log, wanted: ChannelRange) -> Iterator[tuple[bytes, Size]]:
     """The id and the size of each entry of `wanted`. The rows of a batch count with its last record."""
     stored = wanted.schema.row_arrow()
-    reader = ChannelReader(wanted.channel, fences=wanted.fences, after=(wanted.begin.term, wanted.begin.cseq))
+    reader = ChannelReader(
+        wanted.channel,
+        fences=wanted.fences,
+        after=(wanted.begin.term, wanted.begin.cseq),
+        granted=Granted(wanted.end.term),
+    )
 
     def rows_of(record: Record) -> int:
         if record.type is not RecordType.ROWS or record.vchannel not in wanted.vchannels:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..runtime.arrow import decode_rows
-from ..runtime.channel_reader import ChannelReader
+from ..runtime.channel_reader import ChannelReader, Granted
 from ..runtime.clock import physical_ms
 from ..runtime.cuts import CutEnd
 from ..runtime.errors import BadRecord, CorruptLog, InvalidRequest, PositionLost
@@ -70,7 +70,11 @@ def read_rows(log: Log, wanted: ChannelRange, columns: Sequence[str] | None = No
     stored = wanted.schema.row_arrow()
     needed = None if columns is None else [name for name in stored.names if name in columns or name == OP_COLUMN]
     reader = ChannelReader(
-        wanted.channel, fences=wanted.fences, after=(wanted.begin.term, wanted.begin.cseq), on_bad=_warn
+        wanted.channel,
+        fences=wanted.fences,
+        after=(wanted.begin.term, wanted.begin.cseq),
+        on_bad=_warn,
+        granted=Granted(wanted.end.term),  # every owner's record before the end is of that term or a lower one
     )
     for entries in entries_of(log, wanted):
         for record in reader.accept(entries):

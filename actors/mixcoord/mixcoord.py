@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ...runtime.catalog import CREATING, DROPPING, READY, ChannelState, Collection
+from ...runtime.channel_reader import OnBadRecord
 from ...runtime.clock import add_ms
 from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
@@ -72,6 +73,9 @@ class MixCoord(Role):
             "cut": Method(self._cut, OfCollection),
         }
 
+    def on_bad_event(self) -> OnBadRecord:
+        return self.dead_letters.bad
+
     async def prepare(self) -> None:
         if self.ref.cell.restarts and self.deposed:
             return  # whoever has taken over since the last life keeps the log
@@ -124,8 +128,9 @@ class MixCoord(Role):
         return collection
 
     def _policy(self) -> ChannelPolicy:
-        minutes = self.node.settings.rocksmq.retention_time_in_minutes
-        size = self.node.settings.rocksmq.retention_size_in_mb
+        settings, brokers = self.node.settings, {"kafka": self.node.settings.kafka, "pulsar": self.node.settings.pulsar}
+        kept = brokers.get(self.node.wal.name, settings.rocksmq)
+        minutes, size = kept.retention_time_in_minutes, kept.retention_size_in_mb
         return ChannelPolicy(
             retention_s=None if minutes < 0 else minutes * 60.0, retention_bytes=None if size < 0 else size * MIB
         )

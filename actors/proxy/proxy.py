@@ -26,7 +26,7 @@ from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, decode
 from ...runtime.rpc import REQUEST_CHANNEL, Request
 from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.wal import ChannelPolicy, From
+from ...runtime.wal import ChannelPolicy, Entry, From
 from ...runtime.writer import Appended, Grant, Writer
 from ...runtime.writer.lease import Lease
 from ...runtime.writer.measures import WriterMeasures
@@ -90,6 +90,7 @@ class Proxy(Role):
             heartbeat_channel=node.names.heartbeats,
             inflight_bytes=node.settings.proxy.max_inflight_bytes,
             observer=_Observer(self),
+            grants=self.catalog,
             lease_holds=None if node.wal.capabilities.one_node else self._lease.holds,
         )
         self._measures = ProxyMeasures(node.metrics, lambda: self._writer.inflight_bytes)
@@ -284,7 +285,7 @@ class Proxy(Role):
                 try:
                     self._unflushed.store(Flushed.from_record(decode(entry.payload)))
                 except BadRecord as error:  # the next flush of that collection tells more
-                    _log.warning("cannot read insert event %s: %s", entry.id.hex(), error)
+                    self.dead_letters.bad(self.node.names.insert_events, entry, error)
 
     def recovered(self, record: Record) -> None:
         """A record found in the log when its channel was taken over."""
@@ -313,6 +314,9 @@ class _Observer(WriterMeasures):
 
     def recovered(self, channel: str, record: Record) -> None:
         self._proxy.recovered(record)
+
+    def bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
+        self._proxy.dead_letters.bad(channel, entry, error)
 
     def stalled(self, error: TidewalError) -> None:
         super().stalled(error)

@@ -3,8 +3,9 @@ lock: be quick, and never call back into the writer."""
 
 from __future__ import annotations
 
-from ..errors import TidewalError
+from ..errors import BadRecord, TidewalError
 from ..record import Record
+from ..wal import Entry
 from .batch import Batch
 from .owned import SyncPoint
 
@@ -14,6 +15,9 @@ class WriterObserver:
 
     def recovered(self, channel: str, record: Record) -> None:
         """A record was read while the channel was taken over."""
+
+    def bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
+        """An entry was passed over while the channel was taken over: it cannot be read, or no owner wrote it."""
 
     def opened(self, channel: str, term: int) -> None:
         """The channel takes appends from now on."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import cast
 
 from ..channel_pumps import reading
-from ..channel_reader import ChannelReader
+from ..channel_reader import ChannelReader, Granted, Grants
 from ..clock import HybridClock, physical_ms
 from ..errors import Closed, DeadlineExceeded, Fenced, InvalidRequest, Overloaded, TidewalError, Unavailable
 from ..record import CONTROL_TYPES, Record, RecordType, stamp
@@ -42,6 +42,9 @@ class Writer:
     it is acknowledged (guarantee 3). When an append's outcome is unknown, or the lease was over when it came, the
     writer is `stalled`: nothing is acknowledged or ticked until all channels are taken again under a new term, which
     decides it.
+
+    `grants` is the catalog that terms come from. With it, what no owner was granted is a bad record. Without it the log
+    alone knows which terms were used, and `take` refuses one that is not above them.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Writer:
         snapshot_records: int = SNAPSHOT_RECORDS,
         observer: WriterObserver | None = None,
         lease_holds: Callable[[], bool] | None = None,
+        grants: Grants | None = None,
     ) -> None:
         self.stalled = False
         self._wal = wal
@@ -61,6 +65,7 @@ class Writer:
         self._inflight_limit = inflight_bytes
         self._observer = observer or WriterObserver()
         self._lease_holds = lease_holds or (lambda: True)
+        self._grants = grants
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()  # a WAL may answer within `submit`
         self._owned: dict[str, Owned] = {}
@@ -83,7 +88,9 @@ class Writer:
     async def take(self, grants: Sequence[Grant]) -> dict[str, bytes]:
         """Write the fences of `grants`, read each channel up to its own fence, and return the fences' ids for the
         catalog. Appends open from a term before are decided by what stands below the fence. Until `open`, nothing is
-        acknowledged. When it raises, the channels are not owned: take them again under a new term."""
+        acknowledged. When it raises, the channels are not owned: take them again under a new term. Raises `Fenced` when
+        a term was used before or a higher one was granted (`channel`, `term`: take it again above that), `Unavailable`
+        when a grant's limit has passed."""
         if not grants:
             return {}
         terms = {grant.channel: grant.term for grant in grants}
@@ -92,6 +99,8 @@ class Writer:
         with self._lock:
             taken = [Owned(grant.channel, grant.term, grant.limit, grant.checkpoint) for grant in grants]
             ts = self._clock.now()
+            if ts > min(grant.limit for grant in grants):
+                raise Unavailable("the limit of the grant's timestamps has passed; ask for another grant")
             fences = [ControlAppend(own.channel, stamp(_FENCE, ts, own.term, own.next()), ts) for own in taken]
             self._owned.update((own.channel, own) for own in taken)
             self._set_limit()
@@ -115,7 +124,7 @@ class Writer:
         # a checkpoint that retention has passed is older than any producer that is still known
         behind = not grant.checkpoint or grant.checkpoint < first
         start = From.EARLIEST if behind else FromId(grant.checkpoint, inclusive=True)
-        reader = ChannelReader(own.channel, fences=grant.fences)
+        reader = self._recovering(grant, fence)
         found: set[RecordKey] = set()
         async with reading(self._wal, own.channel, start) as batches:
             async for entries in batches:
@@ -129,8 +138,28 @@ class Writer:
                         self._remember(own.channel, record)
                     self._observer.recovered(own.channel, record)
                 if entries[-1].id >= fence:
+                    self._check_newest(own, reader.term)
                     return found
         raise Closed(f"the log was closed while {own.channel} was being recovered")
+
+    def _recovering(self, grant: Grant, fence: bytes) -> ChannelReader:
+        granted = None
+        if self._grants is not None:
+            limit = max(grant.limit, grant.previous_limit)
+            granted = Granted(grant.term, limit, {**grant.fences, grant.term: fence})
+        return ChannelReader(grant.channel, fences=grant.fences, on_bad=self._observer.bad, granted=granted)
+
+    def _check_newest(self, own: Owned, below: int) -> None:
+        """Readers drop what comes under a term that is not above all others: nothing may be acknowledged under it."""
+        if self._grants is not None:
+            below = max(below, self._grants.granted(own.channel).term - 1)
+        if below >= own.term:
+            raise Fenced(
+                f"{own.channel} was owned under term {below} already, and readers would drop all that is written under "
+                f"term {own.term}: take it under a higher term than {below}",
+                channel=own.channel,
+                term=below,
+            )
 
     def _remember(self, channel: str, record: Record) -> None:
         if record.type is RecordType.PRODUCERS:

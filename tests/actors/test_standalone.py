@@ -17,6 +17,7 @@ from tidewal.runtime.errors import (
     InvalidRequest,
     InvalidSchema,
 )
+from tidewal.runtime.names import physical
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.settings import Settings
 
@@ -185,6 +186,26 @@ async def test_channels_keep_the_retention_they_were_made_with(home) -> None:
         await client.create_collection(home.POINTS)
         await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
         assert await client.count("people", consistency="strong") == 1
+
+
+BACKENDS = ["rocksmq", "kafka", "pulsar"]
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_each_log_has_its_own_retention(home, backend) -> None:
+    """What is set for the embedded log says nothing about the channels on brokers."""
+
+    class Named(home.memory):
+        name = backend
+
+    home.memory = Named
+    settings = {name: {"retentionTimeInMinutes": n, "retentionSizeInMB": -n} for n, name in enumerate(BACKENDS, 1)}
+    async with home.people_client(settings=settings) as client:
+        collection = await client.describe_collection("people")
+    policy = home.log.channels[physical(collection.vchannels[0])].policy
+    assert policy.retention_s == 60.0 * (BACKENDS.index(backend) + 1)
+    assert policy.retention_bytes is None
 
 
 async def test_a_node_lends_the_interpreter_its_switch_interval_and_gives_it_back(home) -> None:

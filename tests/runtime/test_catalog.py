@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.runtime.catalog import CREATING, DROPPING, READY, Catalog, Collection, decode_event, encode_event
-from tidewal.runtime.errors import BadRecord, CollectionNotFound
-from tidewal.runtime.record import Record, RecordType
+from tidewal.runtime.errors import BadRecord, CollectionNotFound, FormatTooNew
+from tidewal.runtime.record import Record, RecordType, encode
 from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.wal import Entry
 
 
 class Log:
@@ -23,7 +24,7 @@ class Log:
 
     def put(self, term: int, kind: str, **fields: object) -> Record:
         id = (len(self.records) + 1).to_bytes(8, "big")
-        record = dataclasses.replace(encode_event(term, {"kind": kind, **fields}), id=id)
+        record = dataclasses.replace(encode_event(term, {"kind": kind, **fields}), id=id, cseq=len(self.records) + 1)
         self.records.append(record)
         return record
 
@@ -145,7 +146,7 @@ def test_a_snapshot_and_the_rest_tell_what_the_whole_log_tells(history, data):
     for record in log.records[:cut]:
         whole.apply(record)
     wire = msgpack.unpackb(encode_event(whole.term, whole.snapshot()).body, strict_map_key=False)
-    snapshot = Record(RecordType.CATALOG, term=whole.term, id=b"s", body=msgpack.packb(wire))
+    snapshot = Record(RecordType.CATALOG, term=whole.term, cseq=whole.cseq, id=b"s", body=msgpack.packb(wire))
     late = Catalog()
     assert late.apply(snapshot)
     assert state(late) == state(whole)
@@ -167,13 +168,15 @@ def test_arbitrary_bytes_are_told(body):
 @pytest.mark.parametrize(
     "event",
     [
-        {"kind": "unheard_of"},
         {"kind": 7},
         {"kind": "create"},
         {"kind": "create", "collection": 5},
         {"kind": "create", "collection": {"schema": {}}},
         {"kind": "ready"},
         {"kind": "grant", "channels": 3, "node": "n", "limit": 1},
+        {"kind": "grant", "channels": {"p0": 1, "p1": "one"}, "node": "n", "limit": 1},
+        {"kind": "grant", "channels": {"p0": 1}, "node": "n", "limit": 1.5},
+        {"kind": "lease", "node": "n", "limit": 1, "checkpoints": {"p0": 7}},
         {"kind": "fenced", "channels": {"unknown": b"f"}},
         {"kind": "snapshot", "state": {}},
         {"kind": "snapshot"},
@@ -186,3 +189,62 @@ def test_a_malformed_event_is_told_and_changes_nothing(event):
     with pytest.raises(BadRecord):
         catalog.apply(log.put(1, **event))
     assert state(catalog) == before
+
+
+@pytest.mark.parametrize("event", [{"kind": "unheard_of"}, {"kind": "ready", "id": 1, "v": 2}])
+def test_an_event_that_only_a_newer_one_knows_stops_the_reader_where_it_counts(event):
+    log = Log()
+    catalog = led(log)
+    before = state(catalog)
+    assert not catalog.apply(log.put(7, **event))
+    with pytest.raises(FormatTooNew, match="upgrade"):
+        catalog.apply(log.put(1, **event))
+    assert state(catalog) == before
+
+
+def test_an_event_that_lands_behind_a_later_one_of_its_term_does_not_count():
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": 1}, limit=100))
+    first = log.put(1, "lease", node="a", limit=200, checkpoints={})  # of unknown outcome, and tried again
+    late = log.put(1, "create", collection=collection(5, "flights"))
+    for record in (
+        log.put(1, "lease", node="a", limit=300, checkpoints={}),
+        log.put(1, "create", collection=collection(5, "flights")),
+        log.put(1, "drop", id=5),
+        log.put(1, "dropped", id=5),
+    ):
+        assert catalog.apply(record)
+    assert not catalog.apply(first)
+    assert not catalog.apply(late)
+    assert catalog.channels["p0"].limit == 300
+    assert catalog.collections == {}
+    snapshot = log.put(1, **catalog.snapshot())
+    assert catalog.apply(snapshot)
+    behind = Catalog()
+    assert behind.apply(snapshot)
+    assert not behind.apply(late), "a snapshot tells which events it holds"
+
+
+def test_a_claim_under_any_other_term_than_the_next_does_not_count():
+    log = Log()
+    catalog = led(log)
+    assert not catalog.apply(log.put(2**62, "leader", node="n", previous=catalog.leader_id))
+    assert catalog.apply(log.put(2, "leader", node="n", previous=catalog.leader_id))
+
+
+def test_entries_that_are_no_events_are_handed_over_and_passed_by():
+    log = Log()
+    catalog = led(log)
+    bad: list[str] = []
+    entries = [
+        b"garbage",
+        encode(Record(RecordType.ROWS, ts=2**63 - 1)),
+        encode(Record(RecordType.CATALOG, term=1, cseq=9)),
+    ]
+    for payload in entries:
+        assert catalog.fold(Entry(b"x", 0, payload), lambda error: bad.append(str(error.reason))) is None
+    assert bad == ["length", "type", "body"]
+    record = catalog.fold(Entry(b"y", 0, encode(log.put(1, "ready", id=1))))
+    assert record is not None
+    assert record.id == b"y"

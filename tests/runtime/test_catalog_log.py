@@ -9,13 +9,22 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tidewal.runtime import catalog_log
-from tidewal.runtime.catalog import Collection
+from tidewal.runtime.catalog import Collection, encode_event
 from tidewal.runtime.catalog_log import CatalogLog
-from tidewal.runtime.clock import HybridClock
-from tidewal.runtime.errors import BadRecord, Closed, DeadlineExceeded, Fenced, Unavailable
+from tidewal.runtime.clock import MAX_TIMESTAMP, HybridClock
+from tidewal.runtime.errors import (
+    Closed,
+    DeadlineExceeded,
+    DiskPressure,
+    Fenced,
+    FormatTooNew,
+    Overloaded,
+    Unavailable,
+)
 from tidewal.runtime.names import Names
+from tidewal.runtime.record import Record, RecordType, encode, stamp
 from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.testing.clock import VirtualClock, run_virtual
+from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
@@ -148,13 +157,127 @@ def test_waiting_ends_with_the_change_the_deadline_or_the_log() -> None:
     run_virtual(main())
 
 
-def test_a_record_that_cannot_be_read_is_an_error_and_not_a_silence() -> None:
+def test_what_is_no_event_is_counted_handed_over_and_passed_by() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        handed: list[tuple[str, str]] = []
+        clock = HybridClock(VirtualClock())
+        follower = CatalogLog(wal, NAMES, clock, on_bad=lambda name, _, error: handed.append((name, str(error.reason))))
+        async with following(wal) as leader:
+            await follower.open()
+            await leader.claim("a")
+            await wal.append(NAMES.catalog, b"garbage")
+            await wal.append(NAMES.catalog, encode(Record(RecordType.ROWS, ts=MAX_TIMESTAMP)))
+            await wal.append(NAMES.catalog, encode(Record(RecordType.CATALOG, ts=MAX_TIMESTAMP, term=1, cseq=99)))
+            await leader.append(created(1))
+            assert sorted((await follower.catch_up()).collections) == ["c1"]
+            assert handed == [(NAMES.catalog, reason) for reason in ("length", "type", "body")]
+            assert follower.skipped == leader.skipped == 3
+            assert clock.ahead_ms < 1000, "only what counts moves the clock"
+            async with following(wal) as late:
+                assert late.catalog.snapshot() == leader.catalog.snapshot()
+        await follower.close()
+
+    run_virtual(main())
+
+
+def test_an_event_of_an_unknown_kind_stops_all() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with following(wal) as leader:
             await leader.claim("a")
-            await wal.append(NAMES.catalog, b"garbage")
-            with pytest.raises(BadRecord):
+            with pytest.raises(FormatTooNew):
+                await leader.append({"kind": "unheard_of"})
+            with pytest.raises(FormatTooNew):
                 await leader.changed()
 
+    run_virtual(main())
+
+
+def test_an_event_days_ahead_counts_and_moves_no_clock() -> None:
+    async def main() -> None:
+        wal, ahead = MemoryWal(), VirtualClock(EPOCH_MS + 30 * 86_400_000)
+        leader = CatalogLog(wal, NAMES, HybridClock(ahead))
+        clock = HybridClock(VirtualClock())
+        follower = CatalogLog(wal, NAMES, clock)
+        for each in (leader, follower):
+            await each.open()
+        await leader.claim("a")
+        await leader.append(created(1))
+        assert sorted((await follower.catch_up()).collections) == ["c1"]
+        assert clock.ahead_ms < 1000
+        for each in (leader, follower):
+            await each.close()
+
+    run_virtual(main())
+
+
+def test_a_leader_goes_on_behind_what_another_wrote_under_its_term() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with following(wal) as leader:
+            await leader.claim("a")
+            await wal.append(NAMES.catalog, stamp(encode_event(1, {"kind": "ready", "id": 9}), 1, 1, 500))
+            await leader.catch_up()
+            await leader.append(created(1))
+            assert sorted(leader.catalog.collections) == ["c1"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("error", [Unavailable, Overloaded, DiskPressure])
+def test_a_claim_that_the_log_refuses_ends_with_that_error_and_not_as_a_lost_election(error) -> None:
+    class Refusing(MemoryWal):
+        def submit(self, entries, done) -> None:
+            raise error("not now")
+
+    async def main() -> None:
+        log = MemoryLog()
+        async with following(MemoryWal(log)):
+            pass
+        async with following(Refusing(log)) as node:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(error):
+                await node.claim("a")
+            assert 3 < asyncio.get_running_loop().time() - began < 30, "it waits between its tries"
+
+    run_virtual(main())
+
+
+def test_a_claim_is_made_again_when_the_log_has_recovered() -> None:
+    class Recovering(MemoryWal):
+        refusals = 5
+
+        def submit(self, entries, done) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise DiskPressure("not now")
+            super().submit(entries, done)
+
+    async def main() -> None:
+        async with following(Recovering()) as node:
+            await node.claim("a")
+            assert node.catalog.leader == "a"
+
+    run_virtual(main())
+
+
+def test_who_loses_every_election_is_fenced() -> None:
+    class Overtaken(MemoryWal):
+        """Another node's claim comes before each of ours."""
+
+        def submit(self, entries, done) -> None:
+            event = {"kind": "leader", "node": "b", "previous": other.catalog.leader_id}
+            term = other.catalog.term + 1
+            super().submit([entries[0]._replace(payload=stamp(encode_event(term, event), 1, term, 1))], lambda _: None)
+            super().submit(entries, done)
+
+    async def main() -> None:
+        nonlocal other
+        log = MemoryLog()
+        async with following(MemoryWal(log)) as other, following(Overtaken(log)) as node:
+            with pytest.raises(Fenced, match="lost an election to b"):
+                await node.claim("a")
+
+    other: CatalogLog
     run_virtual(main())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from tidewal.runtime.channel_reader import BAD_RECORDS_MAX, ChannelReader
+from tidewal.runtime.channel_reader import BAD_RECORDS_MAX, ChannelReader, Granted
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.wal import Entry
@@ -108,9 +110,55 @@ def test_a_bad_record_is_handed_over_counted_and_skipped():
     assert [(id, reason) for _, id, reason in handed] == [(entries[1].id, "length"), (entries[3].id, "checksum")]
 
 
-def test_many_bad_records_in_a_row_stop_the_reader_and_a_good_one_starts_the_count_anew():
+def intact_and_unreadable() -> bytes:
+    """A record of a version that is to come."""
+    return b"TW\x63" + encode(row(1, 9))[3:]
+
+
+def test_many_records_of_an_unknown_kind_stop_the_reader_and_a_good_one_starts_the_count_anew():
     reader = ChannelReader("c")
-    almost = [b"junk"] * (BAD_RECORDS_MAX - 1)
+    almost = [intact_and_unreadable()] * (BAD_RECORDS_MAX - 1)
     reader.accept(log(*almost, row(1, 1), *almost, row(1, 2)))
-    with pytest.raises(TidewalError, match="in a row"):
-        reader.accept(log(*almost, b"junk"))
+    with pytest.raises(TidewalError, match="intact records of c cannot be read"):
+        reader.accept(log(*almost, intact_and_unreadable()))
+
+
+def test_garbage_stops_no_reader_however_much_there_is():
+    reader = ChannelReader("c")
+    garbage = [b"junk", b"x" * 50, encode(row(1, 3, b"body"))[:-1]] * BAD_RECORDS_MAX
+    assert seen(reader.accept(log(row(1, 1), *garbage, row(1, 2)))) == [(1, 1), (1, 2)]
+    assert reader.counts.bad == len(garbage)
+
+
+class GrantsLater:
+    """A catalog that is behind until it is asked to catch up."""
+
+    def __init__(self, known: Granted, then: Granted) -> None:
+        self._known, self._then = known, then
+        self.asked = 0
+
+    def granted(self, pchannel: str) -> Granted:
+        return self._known
+
+    async def catch_up(self) -> None:
+        self._known = self._then
+        self.asked += 1
+
+
+async def test_a_record_that_no_owner_was_granted_is_bad_once_the_catalog_was_read():
+    entries = log(row(1, 1), row(0, 0), row(2, 1), row(2**62, 1), row(2, 2), row(3, 1), row(2, 3), row(2, 4))
+    catalog = GrantsLater(Granted(1), Granted(2, fences={2: entries[2].id}))
+    reader = ChannelReader("c", grants=catalog)
+    assert seen(await reader.accept_granted(entries[:-1])) == [(1, 1), (2, 1), (2, 2), (2, 3)]
+    assert reader.counts.bad == 3
+    assert reader.term == 2
+    assert catalog.asked == 1, "what was read together is judged by one look"
+    assert seen(await reader.accept_granted(entries[-1:])) == [(2, 4)]
+    assert catalog.asked == 1
+
+
+def test_a_record_beyond_its_grant_or_before_its_fence_is_bad():
+    early, fence, beyond, good = log(row(2, 1), row(2, 1), dataclasses.replace(row(2, 2), ts=101), row(2, 2))
+    reader = ChannelReader("c", granted=Granted(2, 100, {2: fence.id}))
+    assert [record.id for record in reader.accept([early, fence, beyond, good])] == [fence.id, good.id]
+    assert reader.counts.bad == 2

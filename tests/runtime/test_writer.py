@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from tidewal.runtime.channel_reader import Granted
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import (
     BadRecord,
@@ -21,11 +22,11 @@ from tidewal.runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from tidewal.runtime.record import BatchPart, Record, RecordType
+from tidewal.runtime.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.wal import From
+from tidewal.runtime.wal import Append, From
 from tidewal.runtime.writer import AckManager, Appended, Grant, WriterObserver
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -408,6 +409,82 @@ async def test_what_was_answered_after_the_lease_is_not_acknowledged(world):
     lease[0] = True
     await owner.own("a", term=2, previous_limit=owner.limit)
     assert isinstance(await append, Appended)
+
+
+@pytest.mark.parametrize("term", [1, 2, 3])
+async def test_a_term_that_is_not_above_all_before_is_refused(world, term):
+    """Readers would drop what is acknowledged under it."""
+    await world.channels("a")
+    limit = 0
+    for before in (1, 3):
+        first = world.owner()
+        await first.own("a", term=before, previous_limit=limit)
+        await first.writer.append([("a", world.rows(b"first"))])
+        limit = first.limit
+    again = world.owner()
+    with pytest.raises(Fenced, match="take it under a higher term than 3") as caught:
+        await again.own("a", term=term, previous_limit=limit)
+    assert (caught.value.channel, caught.value.term) == ("a", 3)
+    with pytest.raises(Unavailable):
+        again.writer.append([("a", world.rows(b"lost"))])
+    await again.own("a", term=4, previous_limit=limit)
+    await again.writer.append([("a", world.rows(b"second"))])
+    following = world.follow("a")
+    await world.settle()
+    again.writer.beat()
+    await world.settle()
+    assert [bytes(message.body) for message in following.messages] == [b"first", b"first", b"second"]
+    await following.stop()
+
+
+class Granting:
+    """A catalog that has granted `term`."""
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+
+    def granted(self, pchannel: str) -> Granted:
+        return Granted(self.term)
+
+    async def catch_up(self) -> None: ...
+
+
+async def test_an_owner_by_a_catalog_passes_by_what_nobody_was_granted_and_says_so(world):
+    class Bad(WriterObserver):
+        ids: tuple[bytes, ...] = ()
+
+        def bad(self, channel, entry, error) -> None:
+            assert (channel, error.reason) == ("a", "grant")
+            self.ids += (entry.id,)
+
+    await world.channels("a")
+    catalog = Granting(1)
+    first = world.owner(grants=catalog)
+    await first.own("a")
+    await first.writer.append([("a", world.rows())])
+    wal = MemoryWal(world.log)
+    forged = [
+        Record(RecordType.TIME_TICK, ts=2**63 - 1, term=2**62, cseq=1),
+        Record(RecordType.ROWS, ts=1, term=2, cseq=9),
+    ]
+    ids = await wal.append_many([Append("a", encode(record)) for record in forged])
+    bad, catalog.term = Bad(), 2
+    second = world.owner(grants=catalog, observer=bad)
+    await second.own("a", term=2, previous_limit=first.limit)
+    assert list(bad.ids) == ids
+    assert second.clock.last < add_ms(first.limit, 1_000), "only what counts moves the clock"
+    await second.writer.append([("a", world.rows())])
+    catalog.term = 4
+    with pytest.raises(Fenced, match="higher term than 3"):
+        await second.own("a", term=3, previous_limit=second.limit)
+
+
+async def test_a_grant_whose_limit_has_passed_writes_no_fence(world):
+    await world.channels("a")
+    owner = world.owner()
+    with pytest.raises(Unavailable, match="ask for another grant"):
+        await owner.writer.take([Grant("a", 1, 0, owner.clock.now())])
+    assert world.records("a") == []
 
 
 async def test_losing_ownership_ends_what_is_unknown_and_refuses_the_rest(world):

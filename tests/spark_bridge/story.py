@@ -15,7 +15,7 @@ from tidewal.runtime.clock import compose, physical_ms
 from tidewal.runtime.cuts import Cut, CutEnd
 from tidewal.runtime.errors import ChannelNotFound, PositionLost
 from tidewal.runtime.names import Names, physical
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.record import BatchPart, Record, RecordType, encode, stamp
 from tidewal.runtime.schema import OPS, CollectionSchema, Field
 from tidewal.runtime.wal import Entry
 
@@ -100,13 +100,15 @@ class Story:
         self.rows: list[Row] = []
         self.cuts: list[Cut] = []
         self.term = 1
+        self._events = 0
         self._cseq: dict[str, int] = {}
         self._ends: dict[str, CutEnd] = {}
         self.event({"kind": "leader", "node": "n", "previous": b""})
 
     def event(self, event: dict[str, object], term: int = 1) -> bytes:
         self.now += 1
-        return self.append(NAMES.catalog, encode(encode_event(term, event)), self.now)
+        self._events += 1
+        return self.append(NAMES.catalog, stamp(encode_event(term, event), 0, term, self._events), self.now)
 
     def create(
         self, id: int = 7, schema: CollectionSchema = FLIGHTS, shards: int = 2, pchannels: int | None = None
