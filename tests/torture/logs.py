@@ -70,12 +70,22 @@ class _Proxied(LogUnderTest):
     def __init__(self, folder: Path, proxies: int) -> None:
         super().__init__(folder)
         self.proxies = [FaultyProxy() for _ in range(proxies)]
-        self._one_at_a_time = asyncio.Lock()  # for faults that need the brokers as they are
+        self._hurt = asyncio.Lock()  # held while brokers are away
         self.disturbances = {"cut": self._cut, "half-close": self._half_close, "delay": self._delay}
 
     async def stop(self) -> None:
         for proxy in self.proxies:
             await proxy.stop()
+
+    def _alone(self, disturb: Disturb) -> Disturb:
+        """A fault of the brokers themselves, of which one at a time is enough: another one does nothing."""
+
+        async def disturb_alone(length_s: float, rng: random.Random) -> None:
+            if not self._hurt.locked():
+                async with self._hurt:
+                    await disturb(length_s, rng)
+
+        return disturb_alone
 
     async def _cut(self, length_s: float, rng: random.Random) -> None:
         rng.choice(self.proxies).cut()
@@ -127,10 +137,10 @@ class KafkaUnderTest(_Proxied):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, proxies=3)
         self.disturbances |= {
-            "leader ends beside a slow copy": self._end_leader,
-            "broker killed": self._kill,
-            "broker stopped": self._pause,
-            "rolling restart": self._roll,
+            "leader ends beside a slow copy": self._alone(self._end_leader),
+            "broker killed": self._alone(self._kill),
+            "broker stopped": self._alone(self._pause),
+            "rolling restart": self._alone(self._roll),
         }
 
     async def start(self) -> None:
@@ -161,39 +171,32 @@ class KafkaUnderTest(_Proxied):
 
     async def _end_leader(self, length_s: float, rng: random.Random) -> None:
         """SIGTERM of a leader while one copy is slow, then SIGKILL of the node that leads next."""
-        async with self._one_at_a_time:
-            leader, slow, next_one = rng.sample(self._cluster.nodes, 3)
-            await asyncio.to_thread(self._cluster.pause, slow)
-            await asyncio.sleep(SLOW_COPY_S)
-            ending = asyncio.create_task(asyncio.to_thread(self._cluster.terminate, leader))
-            await asyncio.sleep(SLOW_COPY_S)
-            self._cluster.resume(slow)
-            await asyncio.sleep(rng.uniform(0.1, 0.5))
-            await asyncio.to_thread(self._cluster.kill, next_one)
-            await asyncio.sleep(LEFT_ALONE_S)
-            await ending
-            await self._recover()
+        leader, slow, next_one = rng.sample(self._cluster.nodes, 3)
+        await asyncio.to_thread(self._cluster.pause, slow)
+        await asyncio.sleep(SLOW_COPY_S)
+        ending = asyncio.create_task(asyncio.to_thread(self._cluster.terminate, leader))
+        await asyncio.sleep(SLOW_COPY_S)
+        self._cluster.resume(slow)
+        await asyncio.sleep(rng.uniform(0.1, 0.5))
+        await asyncio.to_thread(self._cluster.kill, next_one)
+        await asyncio.sleep(LEFT_ALONE_S)
+        await ending
+        await _insist(self._cluster.recover)
 
     async def _kill(self, length_s: float, rng: random.Random) -> None:
-        async with self._one_at_a_time:
-            await asyncio.to_thread(self._cluster.kill, rng.choice(self._cluster.nodes))
-            await asyncio.sleep(length_s)
-            await self._recover()
+        await asyncio.to_thread(self._cluster.kill, rng.choice(self._cluster.nodes))
+        await asyncio.sleep(length_s)
+        await _insist(self._cluster.recover)
 
     async def _pause(self, length_s: float, rng: random.Random) -> None:
-        async with self._one_at_a_time:
-            await asyncio.to_thread(self._cluster.pause, rng.choice(self._cluster.nodes))
-            await asyncio.sleep(length_s)
-            await self._recover()
+        await asyncio.to_thread(self._cluster.pause, rng.choice(self._cluster.nodes))
+        await asyncio.sleep(length_s)
+        await _insist(self._cluster.recover)
 
     async def _roll(self, length_s: float, rng: random.Random) -> None:
-        async with self._one_at_a_time:
-            for node in rng.sample(self._cluster.nodes, 3):
-                await asyncio.to_thread(self._cluster.terminate, node)
-                await asyncio.to_thread(self._cluster.restart, node)
-
-    async def _recover(self) -> None:
-        await _insist(self._cluster.recover)
+        for node in rng.sample(self._cluster.nodes, 3):
+            await asyncio.to_thread(self._cluster.terminate, node)
+            await asyncio.to_thread(self._cluster.restart, node)
 
 
 # ---- Pulsar ---------------------------------------------------------------------------------------------------------
@@ -204,7 +207,11 @@ class PulsarUnderTest(_Proxied):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, proxies=1)
-        self.disturbances |= {"broker killed": self._kill, "broker ended": self._end, "broker stopped": self._pause}
+        self.disturbances |= {
+            "broker killed": self._alone(self._kill),
+            "broker ended": self._alone(self._end),
+            "broker stopped": self._alone(self._pause),
+        }
 
     async def start(self) -> None:
         port = await self.proxies[0].start()
@@ -244,10 +251,9 @@ class PulsarUnderTest(_Proxied):
         await self._away(self._broker.pause, length_s)
 
     async def _away(self, leave: Callable[[], None], length_s: float) -> None:
-        async with self._one_at_a_time:
-            await asyncio.to_thread(leave)
-            await asyncio.sleep(length_s)
-            await _insist(self._broker.recover)
+        await asyncio.to_thread(leave)
+        await asyncio.sleep(length_s)
+        await _insist(self._broker.recover)
 
 
 async def _insist(recover: Callable[[], None]) -> None:
