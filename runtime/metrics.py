@@ -157,6 +157,7 @@ _ROCKSMQ = (
     _gauge("rocksmq_journal_segments", "count", "Segments, by state: live or spare", "state"),
     _counter("rocksmq_journal_recycled_bytes_total", "Bytes that retention removed", unit="bytes"),
     _counter("rocksmq_groups_cut_off_total", "Consumer groups that lost entries of a channel to retention"),
+    _counter("rocksmq_index_failures_total", "Times that the index was damaged or failed, and was given up"),
     _gauge("rocksmq_journal_failed", "info", "1 after a failed write or sync, until reopened"),
     _gauge("rocksmq_free_space_bytes", "bytes", "Free space of the journal's file system"),
 )

@@ -5,15 +5,15 @@ Payloads are views of the piece that was read, which nobody writes again. Every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from ...runtime.errors import CorruptLog
 from ...runtime.wal import Entry
-from .channels import encode_id
+from .channels import decode_id, encode_id
 from .frame import READ_BYTES, Frame, Scanner
-from .index import SPAN_BYTES, Index, Place
-from .segments import Segment, Segments
+from .index import SPAN_BYTES, Index, IndexFailed, Place, SegmentSummary
+from .segments import HEADER_BYTES, Segment, Segments
 
 JUMP_BYTES = 256 * 1024  # read at once where the next frame of the channel is not the next of the journal
 
@@ -29,56 +29,157 @@ class Gone(Exception):
     """Retention took the segment while it was being read."""
 
 
-class History:
-    """Reads one journal. Thread-safe; blocks."""
+class Frames(Protocol):
+    """Frames that may hold entries of a channel, in order, each with the cursor behind it. The caller tells in
+    `reached` the last id that it has seen."""
 
-    def __init__(self, segments: Segments, index: Index) -> None:
-        self._segments, self._index = segments, index
+    reached: int
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next frame costs no read."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[Frame, Cursor]]: ...
+
+
+class History:
+    """Reads one journal. Thread-safe; blocks.
+
+    The index tells where to look, and is not believed that somewhere is nothing: ids follow one another, and where one
+    is missing the segments themselves are searched. So an index that lacks something, or fails, costs time only.
+    """
+
+    def __init__(self, segments: Segments, index: Index, sealed: Mapping[int, SegmentSummary]) -> None:
+        """`sealed` are the full segments, kept up to date by its owner."""
+        self._segments, self._index, self._sealed = segments, index, sealed
 
     def read(
         self, channel: int, next_id: int, upto_id: int, cursor: Cursor | None = None, piece_bytes: int = READ_BYTES
     ) -> tuple[list[Entry], Cursor | None]:
-        """Entries with `next_id` ≤ id ≤ `upto_id`, as far as one piece goes, and where to go on (None: at the end).
-        Raises `Gone` and `CorruptLog`."""
-        entries: list[Entry] = []
-        size = 0
-        walk = Walk(self._segments, self._index, channel, next_id, cursor, piece_bytes)
-        for frame, following in walk:
+        """Entries with `next_id` ≤ id ≤ `upto_id`, as far as one piece goes, and where to go on, if that is known.
+        Without entries there are none with such ids. Raises `Gone` and `CorruptLog`."""
+        first_epoch = self._segments.first_epoch
+        found: list[Entry] | None = None
+        damage: CorruptLog | None = None
+        try:
+            walk = Walk(self._segments, self._index, channel, next_id, cursor, piece_bytes)
+            found, following = _piece(walk, channel, next_id, upto_id, piece_bytes)
+            if _first(found) == next_id:
+                return _without_gaps(found, following)
+        except IndexFailed:
+            pass
+        except CorruptLog as error:
+            damage = error
+        search = Search(self._segments, self._sealed, channel, next_id, cursor, piece_bytes)
+        try:
+            entries, following = _piece(search, channel, next_id, upto_id, piece_bytes)
+        except CorruptLog as error:
+            raise damage or error from None
+        if self._segments.first_epoch != first_epoch:  # retention took what may have been wanted
+            raise Gone
+        if damage is not None or (found is not None and _first(found) != _first(entries)):
+            self._index.distrust(f"it does not lead to the entries of channel {channel} from id {next_id:016x} on")
+        return entries, None if self._index.usable else following
+
+    def id_at(self, channel: int, timestamp: int, first_id: int, upto_id: int) -> int | None:
+        """The first id from `first_id` to `upto_id` whose timestamp is ≥ `timestamp`. Raises as `read` does."""
+        try:
+            place = self._index.before_timestamp(channel, timestamp)
+        except IndexFailed:
+            place = None
+        next_id, cursor = max(first_id, place.id if place is not None else 0), None
+        while True:
+            entries, cursor = self.read(channel, next_id, upto_id, cursor)
+            for entry in entries:
+                if entry.timestamp >= timestamp:
+                    return decode_id(entry.id)
+            if not entries:
+                return None
+            next_id = decode_id(entries[-1].id) + 1
+
+
+def _first(entries: Sequence[Entry]) -> int | None:
+    return decode_id(entries[0].id) if entries else None
+
+
+def _piece(
+    frames: Frames, channel: int, next_id: int, upto_id: int, piece_bytes: int
+) -> tuple[list[Entry], Cursor | None]:
+    """The entries that one piece has, or that lie before damage, and the cursor behind them; None at the end."""
+    entries: list[Entry] = []
+    size = 0
+    try:
+        for frame, following in frames:
             bodies, at = frame.bodies, 0
             for number, length, id, timestamp in frame.raw_rows():
                 if number == channel:
-                    walk.reached = id
+                    frames.reached = id
                     if next_id <= id <= upto_id:
                         entries.append(Entry(encode_id(id), timestamp, bodies[at : at + length]))
                         size += length
                 at += length
-            if walk.reached >= upto_id:
+            if frames.reached >= upto_id:
                 return entries, following if entries else None
-            if size >= piece_bytes // 2 and not walk.at_hand:
+            if size >= piece_bytes // 2 and not frames.at_hand:
                 return entries, following
-        return entries, None
+    except CorruptLog:
+        if not entries:
+            raise
+    return entries, None
 
-    def id_at(self, channel: int, timestamp: int, first_id: int) -> int | None:
-        """The first id ≥ `first_id` whose timestamp is ≥ `timestamp`, as far as the index reaches."""
-        place = self._index.before_timestamp(channel, timestamp)
-        if place is not None and place.epoch < self._segments.first_epoch:
-            place = None
-        start = Cursor(place, place.offset) if place is not None else None
-        walk = Walk(self._segments, self._index, channel, first_id if start is None else 0, start)
-        for frame, _ in walk:
-            for number, _, id, found in frame.raw_rows():
-                if number == channel:
-                    walk.reached = id
-                    if id >= first_id and found >= timestamp:
-                        return id
-        return None
+
+def _without_gaps(entries: list[Entry], following: Cursor | None) -> tuple[list[Entry], Cursor | None]:
+    """The entries up to the first id that is missing: what comes next must be looked for."""
+    first = decode_id(entries[0].id)
+    if decode_id(entries[-1].id) - first + 1 == len(entries):
+        return entries, following
+    return [entry for place, entry in enumerate(entries) if decode_id(entry.id) == first + place], None
+
+
+class Search:
+    """Every frame of the segments that hold entries of a channel from `next_id` on, as the segments themselves tell:
+    the index is not asked. Goes on at a cursor."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        sealed: Mapping[int, SegmentSummary],
+        channel: int,
+        next_id: int,
+        cursor: Cursor | None,
+        piece_bytes: int,
+    ) -> None:
+        self.reached = next_id - 1
+        self._segments, self._sealed, self._channel, self._next_id = segments, sealed, channel, next_id
+        self._cursor, self._piece_bytes = cursor, piece_bytes
+        self._scanner: Scanner | None = None
+
+    @property
+    def at_hand(self) -> bool:
+        return self._scanner is not None and self._scanner.at_hand
+
+    def __iter__(self) -> Iterator[tuple[Frame, Cursor]]:
+        for epoch in self._segments.epochs:
+            summary, offset = self._sealed.get(epoch), HEADER_BYTES
+            if summary is not None and summary.channels.get(self._channel, (0, 0))[0] < self._next_id:
+                continue
+            if self._cursor is not None and self._cursor.place.epoch == epoch:
+                offset = self._cursor.offset
+            with self._segments.reading(epoch, offset, self._piece_bytes) as reading:
+                if reading is None:
+                    raise Gone
+                segment, self._scanner = reading
+                while self._scanner.offset < self._scanner.end:
+                    frame = _frame(self._segments, segment, self._scanner)
+                    yield frame, Cursor(Place(self.reached, epoch, offset, 0), frame.end)
 
 
 class Walk:
-    """The frames that may hold entries of a channel, from about `next_id` on, each with the cursor behind it.
+    """The frames to which the index leads, from about `next_id` on. Raises `IndexFailed`.
 
-    Whoever iterates tells in `reached` the last id it has seen: where that is the last before the next index entry, the
-    walk goes there at once. So a channel with an entry here and there costs a few frames each, not all in between.
+    Where the last id seen (`reached`) is the last before the next index entry, the walk goes there at once. So a
+    channel with an entry here and there costs a few frames each, not all in between.
     """
 
     def __init__(
@@ -98,7 +199,6 @@ class Walk:
 
     @property
     def at_hand(self) -> bool:
-        """Whether the next frame costs no read."""
         return self._scanner is not None and self._scanner.at_hand
 
     def __iter__(self) -> Iterator[tuple[Frame, Cursor]]:
@@ -123,22 +223,10 @@ class Walk:
         if following is not None and following.epoch == place.epoch:
             end = min(end, following.offset)  # an index with shorter spans, or made in more than one life
         while scanner.offset < end and (following is None or self.reached < following.id - 1):
-            frame = self._frame(segment, scanner)
+            frame = _frame(self._segments, segment, scanner)
             yield frame, Cursor(place, frame.end)
         if scanner.offset < end:
             scanner.piece_bytes = min(scanner.piece_bytes, JUMP_BYTES)
-
-    def _frame(self, segment: Segment, scanner: Scanner) -> Frame:
-        what = "is damaged"
-        try:
-            frame = scanner.next()
-        except OSError as error:
-            frame, what = None, f"cannot be read ({error})"
-        if frame is not None:
-            return frame
-        if not self._segments.holds(segment.epoch):
-            raise Gone
-        raise CorruptLog(f"{segment.path} {what} at offset {scanner.offset}", path=segment.path, offset=scanner.offset)
 
     def _start(self, next_id: int) -> Cursor | None:
         place = self._index.at_or_before(self._channel, next_id)
@@ -151,3 +239,17 @@ class Walk:
 
 def _begin(place: Place | None) -> Cursor | None:
     return Cursor(place, place.offset) if place is not None else None
+
+
+def _frame(segments: Segments, segment: Segment, scanner: Scanner) -> Frame:
+    """The next frame, which must be there. Raises `Gone` and `CorruptLog`."""
+    what = "is damaged"
+    try:
+        frame = scanner.next()
+    except OSError as error:
+        frame, what = None, f"cannot be read ({error})"
+    if frame is not None:
+        return frame
+    if not segments.holds(segment.epoch):
+        raise Gone
+    raise CorruptLog(f"{segment.path} {what} at offset {scanner.offset}", path=segment.path, offset=scanner.offset)

@@ -9,18 +9,22 @@ time only. Three kinds of keys, all numbers big-endian:
     E                      → epoch, offset: frames were durable up to here, so recovery must find at least these
 
 rocksdict's traps are kept out: no iterator bounds (its lower bound is the upper one, and dropped ReadOptions dangle),
-no `write(sync=True)` (it holds the GIL), and nothing here that its lenient recovery could lose for good.
+no `write(sync=True)` (it holds the GIL), an iterator that ends is asked whether it failed, and nothing is here that its
+lenient recovery could lose for good.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import msgpack
 import rocksdict
@@ -37,6 +41,10 @@ _PLACE = Struct(">QQQ")
 _END = Struct(">QQ")
 _FORMAT_KEY = b"F"
 _END_KEY = b"E"
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -60,62 +68,157 @@ class SegmentSummary:
     sealed_at: float | None = None
 
 
-class Index:
-    """The RocksDB beside the journal. Thread-safe; every call blocks for microseconds."""
+class IndexFailed(Exception):
+    """The index cannot say: search the journal."""
 
-    def __init__(self, path: str) -> None:
+
+class Index:
+    """The RocksDB beside the journal. Thread-safe; every call blocks for microseconds.
+
+    It is a cache, and trusted as far as RocksDB's checksums go. What cannot be read when it is opened makes it begin
+    anew, from the journal. An error later ends its use for this life: it is logged, counted (`failed`) and removed, so
+    that the next opening builds it again; what is added then is dropped, and lookups raise `IndexFailed`.
+    """
+
+    def __init__(self, path: str, failed: Callable[[], None] = lambda: None) -> None:
         """Open, or begin anew where that fails. Raises `OSError` when that fails, too."""
         self.rebuilt = False
-        self._path = path
+        self._path, self._failed = path, failed
         self._lock = threading.Lock()
         self._unwritten: list[tuple[int, Place]] = []
-        try:
-            self._open()
-        except Exception:  # rocksdict raises bare Exceptions; whatever is wrong with a cache, a new one mends it
+        self._db: rocksdict.Rdict | None = None  # None: not to be used any more
+        self._summaries: dict[int, SegmentSummary] = {}
+        self._durable_to = self._written_to = (0, 0)
+        damage = self._load()
+        if damage is not None:
+            _log.warning("the index %s is damaged, and built again from the journal: %s", path, damage)
+            failed()
             self._start_over()
-        if self._db.get(_FORMAT_KEY) != FORMAT:
-            self._db.close()
-            self._start_over()
-        self._durable_to = self._written_to = self._stored_end()
 
-    def _open(self) -> None:
+    @property
+    def usable(self) -> bool:
+        """Whether it may be asked; False for good after an error."""
+        return self._db is not None
+
+    def _load(self) -> str | None:
+        """Open, and read what recovery will ask for, so that it cannot fail half-way. Returns what is wrong."""
+        try:
+            db = self._db = self._open()
+            if db.get(_FORMAT_KEY) != FORMAT:
+                self._start_over()
+                return None
+            end = db.get(_END_KEY)
+            epoch, offset = _END.unpack(end) if isinstance(end, bytes) else (0, 0)
+            self._durable_to = self._written_to = epoch, offset
+            found = db.iter()
+            found.seek(b"S")
+            while _valid(found) and isinstance(key := found.key(), bytes) and key[:1] == b"S":
+                _, epoch = _SEGMENT_KEY.unpack(key)
+                self._summaries[epoch] = _summary(found.value())
+                found.next()
+        except OSError:
+            raise
+        except (
+            Exception
+        ) as error:  # rocksdict raises bare Exceptions; whatever is wrong with a cache, a new one mends it
+            return str(error)
+        return None
+
+    def _open(self) -> rocksdict.Rdict:
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(4 * 1024 * 1024)
         options.set_keep_log_file_num(2)
         options.set_manifest_preallocation_size(64 * 1024)
         options.set_max_open_files(64)
-        self._db = rocksdict.Rdict(self._path, options)
+        return rocksdict.Rdict(self._path, options)
 
     def _start_over(self) -> None:
+        self._release()
+        self._summaries, self._durable_to, self._written_to = {}, (0, 0), (0, 0)
         if os.path.isdir(self._path):
             shutil.rmtree(self._path)
         elif os.path.lexists(self._path):
             os.unlink(self._path)
         try:
-            self._open()
+            self._db = self._open()
             self._db.put(_FORMAT_KEY, FORMAT)
         except Exception as error:  # a bare one again, which tells its cause in words only
+            self._release()
             code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
             raise OSError(code, f"the index cannot be made: {error}", self._path) from error
         self.rebuilt = True
 
+    def _release(self) -> None:
+        """Let RocksDB go, and its lock with it, in whatever state it is."""
+        db, self._db = self._db, None
+        if db is not None:
+            with contextlib.suppress(Exception):  # it could not write its last; that is in the journal
+                db.close()
+
+    def distrust(self, what: str) -> None:
+        """The journal says otherwise: use it no more."""
+        with self._lock:
+            self._give_up(what)
+
+    def _give_up(self, what: str) -> None:
+        """Under the lock."""
+        if self._db is None:
+            return
+        self._release()
+        self._unwritten = []
+        shutil.rmtree(self._path, ignore_errors=True)
+        _log.error(
+            "the index %s failed, and is used no more: readers search the journal, which takes longer, and the next "
+            "opening builds the index again: %s",
+            self._path,
+            what,
+        )
+        self._failed()
+
+    def _change(self, change: Callable[[rocksdict.Rdict], None]) -> None:
+        """Under the lock. Never raises: what is not written, the journal has."""
+        if self._db is None:
+            return
+        try:
+            change(self._db)
+        except Exception as error:
+            what = str(error)
+        else:
+            return
+        self._give_up(what)
+
+    def _look_up(self, look: Callable[[rocksdict.Rdict], T]) -> T:
+        """Raises `IndexFailed`."""
+        with self._lock:
+            self._change(self._write)
+            if self._db is None:
+                raise IndexFailed
+            try:
+                return look(self._db)
+            except Exception as error:
+                what = str(error)
+            self._give_up(what)
+            raise IndexFailed
+
     def add(self, places: list[tuple[int, Place]], durable_to: tuple[int, int]) -> None:
         """Take (channel number, place) pairs, and the epoch and offset up to which the journal is durable.
 
-        They count at once for whoever asks here. They are written some at a time, with each seal, and when closing;
+        They count at once for lookups here. They are written some at a time, with each seal, and when closing;
         what is lost by then lies in the last segment, which recovery reads.
         """
         with self._lock:
+            if self._db is None:
+                return
             self._unwritten += places
             self._durable_to = max(self._durable_to, durable_to)
             (epoch, offset), (written_epoch, written_offset) = self._durable_to, self._written_to
             far = epoch != written_epoch or offset - written_offset >= WRITE_BYTES
             if far or len(self._unwritten) >= WRITE_PLACES:
-                self._write()
+                self._change(self._write)
 
-    def _write(self) -> None:
-        """Write what was added. Under the lock."""
+    def _write(self, db: rocksdict.Rdict) -> None:
+        """Write what was added."""
         if not self._unwritten and self._written_to == self._durable_to:
             return
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -124,7 +227,7 @@ class Index:
             batch.put(_PLACE_KEY.pack(b"I", channel, id), value)
             batch.put(_TIME_KEY.pack(b"T", channel, earlier_timestamp, id), value)
         batch.put(_END_KEY, _END.pack(*self._durable_to))
-        self._db.write(batch)
+        db.write(batch)
         self._unwritten, self._written_to = [], self._durable_to
 
     def durable_to(self) -> tuple[int, int]:
@@ -132,84 +235,97 @@ class Index:
         with self._lock:
             return self._durable_to
 
-    def _stored_end(self) -> tuple[int, int]:
-        value = self._db.get(_END_KEY)
-        epoch, offset = _END.unpack(value) if isinstance(value, bytes) else (0, 0)
-        return epoch, offset
-
     def at_or_before(self, channel: int, id: int) -> Place | None:
-        """The last place of the channel whose id is ≤ `id`."""
-        with self._lock:
-            self._write()
-            found = self._db.iter()
+        """The last place of the channel whose id is ≤ `id`. Raises `IndexFailed`."""
+
+        def look(db: rocksdict.Rdict) -> Place | None:
+            found = db.iter()
             found.seek_for_prev(_PLACE_KEY.pack(b"I", channel, id))
             return _place(found, channel)
 
+        return self._look_up(look)
+
     def after(self, channel: int, id: int) -> Place | None:
-        """The first place of the channel whose id is > `id`."""
-        with self._lock:
-            self._write()
-            found = self._db.iter()
+        """The first place of the channel whose id is > `id`. Raises `IndexFailed`."""
+
+        def look(db: rocksdict.Rdict) -> Place | None:
+            found = db.iter()
             found.seek(_PLACE_KEY.pack(b"I", channel, id + 1))
             return _place(found, channel)
 
+        return self._look_up(look)
+
     def before_timestamp(self, channel: int, timestamp: int) -> Place | None:
-        """The last place before which no entry has a timestamp ≥ `timestamp`; None: start at the first."""
-        with self._lock:
-            self._write()
-            found = self._db.iter()
+        """The last place before which no entry has a timestamp ≥ `timestamp`; None: start at the first. Raises
+        `IndexFailed`."""
+
+        def look(db: rocksdict.Rdict) -> Place | None:
+            found = db.iter()
             found.seek_for_prev(_TIME_KEY.pack(b"T", channel, timestamp, 0))
-            if not found.valid():
+            if not _valid(found):
                 return None
             key, value = found.key(), found.value()
-        if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != _TIME_KEY.size:
-            return None
-        kind, number, earlier_timestamp, id = _TIME_KEY.unpack(key)
-        if (kind, number) != (b"T", channel):
-            return None
-        epoch, offset, _ = _PLACE.unpack(value)
-        return Place(id, epoch, offset, earlier_timestamp)
+            if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != _TIME_KEY.size:
+                return None
+            kind, number, earlier_timestamp, id = _TIME_KEY.unpack(key)
+            if (kind, number) != (b"T", channel):
+                return None
+            epoch, offset, _ = _PLACE.unpack(value)
+            return Place(id, epoch, offset, earlier_timestamp)
+
+        return self._look_up(look)
 
     def seal(self, epoch: int, summary: SegmentSummary) -> None:
         """Store the summary of a segment that takes no more frames."""
         channels = [[number, *values] for number, values in summary.channels.items()]
         fields = [summary.sealed_ms, summary.last_sequence, summary.end, channels]
         picture = cast(bytes, msgpack.packb(fields))
+
+        def change(db: rocksdict.Rdict) -> None:
+            self._write(db)
+            db.put(_SEGMENT_KEY.pack(b"S", epoch), picture)
+
         with self._lock:
-            self._write()
-            self._db.put(_SEGMENT_KEY.pack(b"S", epoch), picture)
+            self._change(change)
 
     def summary(self, epoch: int) -> SegmentSummary | None:
-        with self._lock:
-            picture = self._db.get(_SEGMENT_KEY.pack(b"S", epoch))
-        if not isinstance(picture, bytes):
-            return None
-        sealed_ms, last_sequence, end, channels = cast(
-            "tuple[int, int, int, list[list[int]]]", msgpack.unpackb(picture)
-        )
-        return SegmentSummary(sealed_ms, last_sequence, end, {number: (last, size) for number, last, size in channels})
+        """What was stored of a segment when this was opened."""
+        return self._summaries.get(epoch)
 
     def forget(self, epoch: int, channels: list[int]) -> None:
         """Remove what points into a segment that is going and the ones before it."""
+        self._summaries.pop(epoch, None)
         batch = rocksdict.WriteBatch(raw_mode=True)
         batch.delete(_SEGMENT_KEY.pack(b"S", epoch))
-        for channel in channels:
-            place = self.after(channel, 0)
-            while place is not None and place.epoch <= epoch:
-                batch.delete(_PLACE_KEY.pack(b"I", channel, place.id))
-                batch.delete(_TIME_KEY.pack(b"T", channel, place.earlier_timestamp, place.id))
-                place = self.after(channel, place.id)
+        try:
+            for channel in channels:
+                place = self.after(channel, 0)
+                while place is not None and place.epoch <= epoch:
+                    batch.delete(_PLACE_KEY.pack(b"I", channel, place.id))
+                    batch.delete(_TIME_KEY.pack(b"T", channel, place.earlier_timestamp, place.id))
+                    place = self.after(channel, place.id)
+        except IndexFailed:
+            return
         with self._lock:
-            self._db.write(batch)
+            self._change(lambda db: db.write(batch))
 
     def close(self) -> None:
+        """Never raises: what it could not write, the journal has."""
         with self._lock:
-            self._write()
-            self._db.close()
+            self._change(self._write)
+            self._release()
+
+
+def _valid(found: rocksdict.RdictIter) -> bool:
+    """Whether there is an entry. RocksDB ends an iteration at what it cannot read, too, and tells only who asks."""
+    if found.valid():
+        return True
+    found.status()  # raises
+    return False
 
 
 def _place(found: rocksdict.RdictIter, channel: int) -> Place | None:
-    if not found.valid():
+    if not _valid(found):
         return None
     key, value = found.key(), found.value()
     if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != _PLACE_KEY.size:
@@ -218,3 +334,10 @@ def _place(found: rocksdict.RdictIter, channel: int) -> Place | None:
     if (kind, number) != (b"I", channel):
         return None
     return Place(id, *_PLACE.unpack(value))
+
+
+def _summary(picture: object) -> SegmentSummary:
+    sealed_ms, last_sequence, end, channels = cast(
+        "tuple[int, int, int, list[list[int]]]", msgpack.unpackb(cast(bytes, picture))
+    )
+    return SegmentSummary(sealed_ms, last_sequence, end, {number: (last, size) for number, last, size in channels})

@@ -1,9 +1,13 @@
-"""Compare the index with the journal while the journal is read, from an index opened for reading only."""
+"""Compare the index with the journal while the journal is read, from an index opened for reading only.
+
+Whatever RocksDB cannot read becomes a `CorruptLog` with the index's path.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from struct import Struct
 from typing import cast
 
@@ -22,18 +26,16 @@ _END = Struct(">QQ")
 
 
 class IndexCheck:
-    """Asked about each frame and each segment in turn. Close it."""
+    """Asked about each frame and each segment in turn; every method may raise `CorruptLog`. Close it."""
 
     @classmethod
     def open(cls, path: str) -> IndexCheck | None:
         """None where there is no index: the next opening builds it. Raises `CorruptLog` for one that cannot be read."""
         if not os.path.isdir(path):
             return None
-        try:
+        with _reading(path):
             access = rocksdict.AccessType.read_only()
             return cls(path, rocksdict.Rdict(path, rocksdict.Options(raw_mode=True), access_type=access))
-        except Exception as error:  # rocksdict raises bare Exceptions
-            raise CorruptLog(f"the index {path} cannot be opened: {error}", path=path, offset=0) from error
 
     def __init__(self, path: str, db: rocksdict.Rdict) -> None:
         self._path, self._db = path, db
@@ -73,7 +75,8 @@ class IndexCheck:
         picture = self._get(_SEGMENT_KEY.pack(b"S", report.epoch))
         if picture is None or report.frames == 0:
             return
-        _, last_sequence, end, channels = cast("tuple[int, int, int, list[list[int]]]", msgpack.unpackb(picture))
+        with _reading(self._path):
+            _, last_sequence, end, channels = cast("tuple[int, int, int, list[list[int]]]", msgpack.unpackb(picture))
         if end != report.end:
             yield report.end, f"the index says that the segment ends at {end}"
         elif {number: (last, size) for number, last, size in channels} != report.channels:
@@ -88,19 +91,32 @@ class IndexCheck:
 
     def _places(self) -> int:
         """How many places there are in the segments that were read."""
-        found = self._db.iter()
-        found.seek(b"I")
         count = 0
-        while found.valid() and isinstance(key := found.key(), bytes) and key[:1] == b"I":
-            value = found.value()
-            epoch = _PLACE.unpack(value)[0] if isinstance(value, bytes) else 0
-            count += len(key) == _PLACE_KEY.size and self._first_epoch is not None and epoch >= self._first_epoch
-            found.next()
+        with _reading(self._path):
+            found = self._db.iter()
+            found.seek(b"I")
+            while found.valid() and isinstance(key := found.key(), bytes) and key[:1] == b"I":
+                value = found.value()
+                epoch = _PLACE.unpack(value)[0] if isinstance(value, bytes) else 0
+                count += len(key) == _PLACE_KEY.size and self._first_epoch is not None and epoch >= self._first_epoch
+                found.next()
+            if not found.valid():
+                found.status()  # raises where it ended at what it cannot read
         return count
 
     def _get(self, key: bytes) -> bytes | None:
-        value = self._db.get(key)
+        with _reading(self._path):
+            value = self._db.get(key)
         return value if isinstance(value, bytes) else None
 
     def close(self) -> None:
         self._db.close()
+
+
+@contextmanager
+def _reading(path: str) -> Generator[None]:
+    """Give rocksdict's bare exceptions a type."""
+    try:
+        yield
+    except Exception as error:
+        raise CorruptLog(f"the index {path} cannot be read: {error}", path=path, offset=0) from error

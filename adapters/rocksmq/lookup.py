@@ -30,7 +30,7 @@ def first_at(channel: Channel, history: History, timestamp: int) -> int | None:
         forgotten_to, reaches = channel.tail.forgotten_to, channel.tail.forgotten_timestamp >= timestamp
         if reaches and first <= forgotten_to and not channel.policy.ephemeral:
             try:
-                found = history.id_at(channel.number, timestamp, first)
+                found = history.id_at(channel.number, timestamp, first, forgotten_to)
             except Gone:
                 continue
             if found is not None:

@@ -18,6 +18,7 @@ class Measures:
             self._recycled = metrics.counter("rocksmq_journal_recycled_bytes_total")
             self._failed = metrics.gauge("rocksmq_journal_failed")
             self._cut_off = metrics.counter("rocksmq_groups_cut_off_total")
+            self._index_failures = metrics.counter("rocksmq_index_failures_total")
             self._free = metrics.gauge("rocksmq_free_space_bytes")
             self._size = metrics.gauge("rocksmq_journal_bytes")
             self._live = metrics.gauge("rocksmq_journal_segments", state="live")
@@ -41,6 +42,10 @@ class Measures:
     def cut_off(self) -> None:
         if self._metrics is not None:
             self._cut_off.inc()
+
+    def index_failed(self) -> None:
+        if self._metrics is not None:
+            self._index_failures.inc()
 
     def space(self, free_bytes: int, journal_bytes: int, live_segments: int, spare_segments: int) -> None:
         if self._metrics is not None:

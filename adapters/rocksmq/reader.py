@@ -147,10 +147,12 @@ class Reader:
         except Gone:
             self._cursor = None
             return ()
+        if next_id <= channel.removed_to and not (entries and decode_id(entries[0].id) == next_id):
+            raise lost(channel, encode_id(next_id))  # retention was quicker
         if len(entries) < PIECE_ENTRIES:
             self._piece_bytes = min(2 * piece_bytes, PIECE_BYTES)
-        if not entries and self._cursor is None and next_id > channel.removed_to:
-            self._next_id = upto_id + 1  # ids may have holes where a life ended
+        if not entries:
+            self._next_id = upto_id + 1  # the journal has none of these ids: there are holes where a life ended
         return entries
 
 

@@ -159,7 +159,7 @@ class RocksMQ:
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tidewal-read")
         undo = self._undo = [self._directory.close]
         try:
-            self._index = Index(self._directory.index)
+            self._index = Index(self._directory.index, self._measures.index_failed)
             undo.append(self._index.close)
             self._segments = Segments(self._disk, self._directory.journal, segment_bytes, spare_segments)
             undo.append(self._segments.close)
@@ -191,7 +191,7 @@ class RocksMQ:
 
     def _adopt(self, recovered: Recovered, tail_bytes: int, pending_bytes: int, free_space_bytes: int) -> None:
         self.recovery: RecoveryReport = recovered.report
-        self._history = History(self._segments, self._index)
+        self._history = History(self._segments, self._index, recovered.sealed)
         self._registry = Registry(recovered, tail_bytes, self._segments.capacity // 7)  # an eighth of a segment
         self._keeper = Keeper(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)
         commits = Commits(

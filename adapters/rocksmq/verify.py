@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from ...runtime.disk import Disk
-from ...runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable
+from ...runtime.errors import ConfigError, CorruptLog, DirectoryInUse, DirectoryUnwritable
 from .channels import ChannelTable
 from .directory import Directory
 from .findings import SegmentReport
@@ -41,12 +41,17 @@ def locked(directory: str) -> Generator[bool]:
 
 def verify(directory: str, *, owned: bool, disk: Disk | None = None) -> Iterator[SegmentReport]:
     """One report per segment, oldest first; each is final when the next one comes. With `owned` somebody may be writing
-    meanwhile, and the index, which is his, is left alone. Raises `FormatTooNew`, `OSError`, and `CorruptLog` for an
-    index that cannot be opened."""
+    meanwhile, and the index, which is his, is left alone. An index that cannot be read is a finding like others, and
+    the journal is read to its end. Raises `FormatTooNew`, `OSError`."""
     survey = Survey(disk or ReadOnlyDisk(), os.path.join(directory, "journal"))
-    index = None if owned else IndexCheck.open(os.path.join(directory, "index"))
+    index, unreadable = None, None
     try:
-        yield from Scrub(survey, index, owned=owned).run()
+        if not owned:
+            try:
+                index = IndexCheck.open(os.path.join(directory, "index"))
+            except CorruptLog as error:
+                unreadable = error.message
+        yield from Scrub(survey, index, owned=owned, unreadable=unreadable).run()
     finally:
         if index is not None:
             index.close()
@@ -56,12 +61,14 @@ def verify(directory: str, *, owned: bool, disk: Disk | None = None) -> Iterator
 class Scrub:
     """One pass over all segments."""
 
-    def __init__(self, survey: Survey, index: IndexCheck | None, *, owned: bool) -> None:
+    def __init__(self, survey: Survey, index: IndexCheck | None, *, owned: bool, unreadable: str | None = None) -> None:
+        """`unreadable`: why there is no index to ask, where there is one on the disk."""
         self._survey, self._index, self._owned = survey, index, owned
         self._table = ChannelTable()
         self._sequence: int | None = None
         self._last_ids: dict[int, int] = {}
         self._intact = True
+        self._unreadable = unreadable
         self._before: SegmentReport | None = None
 
     def run(self) -> Iterator[SegmentReport]:
@@ -141,8 +148,7 @@ class Scrub:
         if at != len(frame.bodies):
             report.found(frame.offset, f"its rows tell of {at} bytes, its bodies have {len(frame.bodies)}")
         if self._index is not None and report.state == "ok":  # behind damage it is not the index's fault
-            for what in self._index.frame(report.epoch, frame.offset, firsts):
-                report.found(frame.offset, what)
+            self._ask(report, ((frame.offset, what) for what in self._index.frame(report.epoch, frame.offset, firsts)))
 
     def _control(self, report: SegmentReport, frame: Frame, body: memoryview) -> None:
         try:
@@ -177,12 +183,25 @@ class Scrub:
 
     def _settle(self, report: SegmentReport, following: SegmentReport | None) -> None:
         """Say what only the index and the next segment can tell."""
+        if self._unreadable is not None:
+            report.found(report.end, f"{self._unreadable}; nothing is lost with it: the log goes round it")
+            self._unreadable = None
         if self._index is None:
             return
         final = following is None or following.frames == 0
         self._intact &= report.state == "ok"
-        for offset, what in self._index.segment(report, self._sequence, final=final, intact=self._intact):
-            report.found(offset, what)
+        self._ask(report, self._index.segment(report, self._sequence, final=final, intact=self._intact))
+
+    def _ask(self, report: SegmentReport, answers: Iterator[tuple[int, str]]) -> None:
+        """Note what the index says is wrong; one that cannot be read is asked no more."""
+        try:
+            for offset, what in answers:
+                report.found(offset, what)
+        except CorruptLog as error:
+            self._unreadable = error.message
+            if self._index is not None:
+                self._index.close()
+            self._index = None
 
 
 def is_snapshot(frame: Frame) -> bool:

@@ -42,6 +42,7 @@ ONLY_ON_FAULT = {  # each has a test below
     "rocksmq_groups_cut_off_total",
     "rocksmq_journal_recycled_bytes_total",
     "rocksmq_journal_failed",
+    "rocksmq_index_failures_total",  # tests/adapters/rocksmq/test_index.py
     "overloaded_total",
     "wal_collection_unreadable",  # these two in test_unreadable.py
     "datanode_maintenance_failed_total",

@@ -59,7 +59,7 @@ class Journal:
         segments = Segments(disk, str(self.directory / "journal"), SMALL, 1)
         try:
             recovered = Recovery(disk, segments, index).run()
-            history, payloads, next_id = History(segments, index), [], 1
+            history, payloads, next_id = History(segments, index, recovered.sealed), [], 1
             last_id = recovered.table.by_number[1].last_id if 1 in recovered.table.by_number else 0
             while next_id <= last_id:
                 entries, _ = history.read(1, next_id, last_id)

@@ -16,7 +16,7 @@ from tidewal.adapters.rocksmq.index import Index, Place
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES
 from tidewal.adapters.rocksmq.survey import ReadOnlyDisk
 from tidewal.adapters.rocksmq.verify import locked, verify
-from tidewal.runtime.errors import ConfigError, CorruptLog
+from tidewal.runtime.errors import ConfigError
 from tidewal.runtime.wal import Append, ChannelPolicy
 
 SMALL = 64 * 1024
@@ -154,11 +154,14 @@ def test_an_index_that_disagrees_is_damage(log, wrong):
     assert "damaged" in {report.state for report in scrub(log)}
 
 
-def test_an_index_that_cannot_be_opened_is_told_by_type(log):
+def test_an_index_that_cannot_be_opened_is_damage_and_the_journal_is_read(log):
+    intact = scrub(log)
     for path in (log / "index").iterdir():
         path.write_bytes(b"garbage")
-    with pytest.raises(CorruptLog):
-        scrub(log)
+    damaged = scrub(log)
+    assert [report.frames for report in damaged] == [report.frames for report in intact]
+    (finding,) = [finding for report in damaged for finding in report.findings]
+    assert str(log / "index") in finding.what
 
 
 def test_what_the_device_cannot_read_is_damage_and_the_rest_is_read(log):
