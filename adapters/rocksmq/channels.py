@@ -24,6 +24,11 @@ from .losses import Loss, Losses, noted
 
 ID_BYTES = 8
 LIFE_SHIFT = 40  # ids of a life that may have forgotten some begin at `boot << LIFE_SHIFT`
+CHANNEL_BYTES = 64  # what a channel takes in a snapshot beside its name, at most ...
+POSITION_BYTES = 16  # ... a group's position in a channel, beside the group's name
+SINGLE_ACK_BYTES = 10  # ... and each single acknowledgement
+HOLD_BYTES = 11  # ... a hold, beside its name
+LOSS_BYTES = 40
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 
 
@@ -57,6 +62,17 @@ class ChannelState:
     holds: dict[str, int] = field(default_factory=dict[str, int])
     groups: dict[str, Progress] = field(default_factory=dict[str, Progress])
     losses: Losses = ()
+
+    @property
+    def size(self) -> int:
+        """What it takes in a snapshot, about."""
+        positions = sum([_position_bytes(group, progress) for group, progress in self.groups.items()])
+        holds = sum([HOLD_BYTES + len(holder) for holder in self.holds])
+        return CHANNEL_BYTES + len(self.name) + positions + holds + LOSS_BYTES * len(self.losses)
+
+
+def _position_bytes(group: str, progress: Progress | None) -> int:
+    return 0 if progress is None else POSITION_BYTES + len(group) + SINGLE_ACK_BYTES * len(progress.acked)
 
 
 def create(state: ChannelState) -> bytes:
@@ -103,6 +119,7 @@ class ChannelTable:
         self.boot = 0
         self.floor = 0  # no dropped channel ever gave out a higher id
         self.wall_ms = 0  # when the last snapshot was taken
+        self.size = 0  # what all channels take in a snapshot, about; clients have limits of their own
 
     def apply(self, body: Payload) -> None:
         """Let one control record take effect. Raises `FormatTooNew` for one that this version does not know."""
@@ -127,11 +144,16 @@ class ChannelTable:
         effect(*arguments)
 
     def _create(self, number: int, name: str, policy: dict[str, Any], floor: int) -> None:
-        self.by_number[number] = ChannelState(number, name, decode_policy(policy), floor, last_id=floor)
+        known = self.by_number.get(number)  # a record that is read twice
+        self.size -= 0 if known is None else known.size
+        state = self.by_number[number] = ChannelState(number, name, decode_policy(policy), floor, last_id=floor)
+        self.size += state.size
         self.next_number = max(self.next_number, number + 1)
 
     def _drop(self, number: int) -> None:
         gone = self.by_number.pop(number, None)
+        if gone is not None:
+            self.size -= gone.size
         if gone is not None and not gone.policy.ephemeral:
             self.floor = max(self.floor, gone.last_id)
 
@@ -142,31 +164,38 @@ class ChannelTable:
     def _hold(self, number: int, holder: str, id: int | None) -> None:
         if (state := self.by_number.get(number)) is None:
             return
+        before = len(state.holds)
         if id is None:
             state.holds.pop(holder, None)
         else:
             state.holds[holder] = id
+        self.size += (len(state.holds) - before) * (HOLD_BYTES + len(holder))
 
     def _acked(self, number: int, group: str, upto: bytes | None, ids: Sequence[bytes], reset: bool) -> None:
         if (state := self.by_number.get(number)) is None:
             return
-        before = state.groups.get(group, Progress())
+        known = state.groups.get(group)
+        before = known or Progress()
         after = Progress(before.acked_to, before.acked.copy())  # another one: other threads read it
         after.apply(Change(group, state.name, upto, tuple(ids), reset))
         state.groups[group] = after
+        self.size += _position_bytes(group, after) - _position_bytes(group, known)
 
     def _forget(self, group: str) -> None:
         for state in self.by_number.values():
             progress = state.groups.pop(group, None)
+            self.size -= _position_bytes(group, progress)
             if progress is not None and state.policy.delivery is Delivery.QUEUE and progress.acked_to:
                 self._truncate(state.number, decode_id(progress.acked_to) + 1)  # what a queue has delivered is gone
 
     def _lost(self, wall_ms: int, channels: Sequence[Any]) -> None:
         for number, ranges in channels:
             if (state := self.by_number.get(number)) is not None:
+                self.size -= LOSS_BYTES * len(state.losses)
                 for first, last in ranges:
                     state.losses = noted(state.losses, first, last, wall_ms)
                     state.last_id = max(state.last_id, last)  # an id that was acknowledged is never given out again
+                self.size += LOSS_BYTES * len(state.losses)
 
     def _accept(self) -> None:
         for state in self.by_number.values():
@@ -226,6 +255,7 @@ class ChannelTable:
         self.clients.restore(picture.get("clients", ()))
         for number, losses in picture.get("losses", ()):
             self.by_number[number].losses = tuple(Loss(*each) for each in losses)
+        self.size = sum([state.size for state in self.by_number.values()])
 
 
 def runs_of_ids(ids: Iterable[bytes]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...runtime.clock import Clock
 from ...runtime.disk import Disk, write_all
-from ...runtime.errors import ChannelNotFound, DiskPressure, Overloaded
+from ...runtime.errors import ChannelNotFound, DiskPressure
 from .channels import encode_id
 from .frame import ALIGNMENT, CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
 from .index import Index, SegmentSummary
@@ -75,7 +75,7 @@ class Commits:
 
     def write(self, commit: Pending) -> Written | None:
         """Write its frame; None where nothing was left to write. Rows of unknown channels are refused here. Raises
-        `DiskPressure` and `Overloaded` when nothing was written."""
+        `DiskPressure` when nothing was written."""
         if self._segments.short:
             self._refuse_data(commit, DiskPressure("what space is left is for control records", limit="disk"))
         rows = commit.rows
@@ -116,7 +116,7 @@ class Commits:
         self._measures.committed(elapsed_s, body_bytes, size)
 
     def keep_up(self, written: Written) -> None:
-        """Write the index where it is time to, behind `complete`, when those who wait know."""
+        """Count and write the index where it is time to, behind `complete`, when those who wait know."""
         segment = written.segment
         if self._budget.full:  # what memory forgets must be in the index
             self.tally.index(segment)
@@ -157,7 +157,8 @@ class Commits:
         return self._segment
 
     def _roll(self, size: int, commit: Pending) -> Segment:
-        """Begin the next segment with a snapshot, durable before anything else is written there."""
+        """Begin the next segment with a snapshot, durable before anything else is written there. It is larger than
+        usual where the snapshot needs it, with as much room for other frames as the snapshot takes itself."""
         before, wall_ms = (
             self._segment,
             max(self._clock.wall_ms(), self.table.wall_ms),
@@ -165,12 +166,12 @@ class Commits:
         if before is not None:
             self.tally.index(before)
         snapshot = self.table.snapshot(wall_ms)
-        if frame_bytes(1, len(snapshot)) + size > self._segments.capacity * 8 // 7:
-            raise Overloaded("what is known of channels, groups and clients fills a segment", limit="channels")
-        spare = self._take_spare(control=commit.control)
+        snapshot_bytes = frame_bytes(1, len(snapshot))
+        needed = HEADER_BYTES + snapshot_bytes + size
+        spare = self._take_spare(needed, max(needed, HEADER_BYTES + 2 * snapshot_bytes), control=commit.control)
         self._write_frame(spare, ([CONTROL], [0], [wall_ms], [snapshot]), len(snapshot))
         self._disk.sync(spare.file)
-        self._advance(spare, frame_bytes(1, len(snapshot)))
+        self._advance(spare, snapshot_bytes)
         self.table.wall_ms = wall_ms
         if before is not None:
             channels, sealed_at = self.tally.extents.channels, self._clock.monotonic()
@@ -181,12 +182,13 @@ class Commits:
         self._keep_ready()
         return spare
 
-    def _take_spare(self, *, control: bool) -> Segment:
-        spare = self._segments.take_spare()
+    def _take_spare(self, needed: int, wished: int, *, control: bool) -> Segment:
+        """One of the size that is wished, or where there is no space for that, one that has what is needed."""
+        spare = self._segments.take_spare(wished)
         if spare is not None:
             return spare
         error = self._need_spare(control)
-        spare = self._segments.take_spare()
+        spare = self._segments.take_spare(wished) or self._segments.take_spare(needed)
         if spare is None:
             raise DiskPressure(f"no segment could be made ready: {error}", limit="disk")
         return spare

@@ -41,7 +41,10 @@ class JournalGroups:
         return encode_id(self._registry.find(channel).visible_to)
 
     def commit(self, outputs: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
-        """One frame for all. Raises as `Wal.submit` does, and `InvalidRequest` for what is no id."""
+        """One frame for all. Raises as `Wal.submit` does, `InvalidRequest` for what is no id, and `Overloaded` for
+        first positions and single acknowledgements when too much is kept already (`limit`: "snapshot_bytes")."""
+        if any(change.ids or change.group not in self._registry.find(change.channel).groups for change in changes):
+            self._registry.check_snapshot()
         self._appender.submit(outputs, done, records=[self._record(change) for change in changes])
 
     def _record(self, change: Change) -> bytes:

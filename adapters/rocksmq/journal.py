@@ -24,7 +24,7 @@ from typing import Final
 
 from ...runtime.clock import Clock
 from ...runtime.disk import Disk, Syncer
-from ...runtime.errors import DiskFull, DiskPressure, JournalFailed, Overloaded
+from ...runtime.errors import DiskFull, DiskPressure, JournalFailed
 from ...runtime.wakeup import Bell, Hub, Hubs
 from .channels import ChannelTable
 from .commits import Commits, Written
@@ -337,7 +337,7 @@ class Journal:
 
     def _fail(self, commit: Pending, error: Exception) -> None:
         """Give everybody who waits for the commit the error; the journal has failed, unless nothing was written."""
-        if isinstance(error, DiskPressure | Overloaded):
+        if isinstance(error, DiskPressure):
             commit.fail(error)
             return
         kind = JournalFailed

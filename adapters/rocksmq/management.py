@@ -122,6 +122,8 @@ class Management:
             return
         number = None if id is None else decode_id(id)
         if number is not None:
+            if holder not in channel.holds:
+                self._registry.check_snapshot()
             channel.holds[holder] = number
         await self._record(records.hold(channel.number, holder, number))
         if number is None:

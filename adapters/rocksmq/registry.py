@@ -9,12 +9,10 @@ from itertools import groupby
 
 from ...runtime.errors import ChannelNotFound, Overloaded
 from ...runtime.wal import ChannelPolicy, Durability
-from .channels import LIFE_SHIFT, ChannelState
+from .channels import CHANNEL_BYTES, LIFE_SHIFT, ChannelState
 from .live import Channel, TailBudget, channel_of
 from .pending import Row
 from .recovery import Recovered
-
-CHANNEL_BYTES = 64  # what a channel takes in a snapshot beside its name
 
 
 class Registry:
@@ -22,8 +20,10 @@ class Registry:
     from it is queued with the journal: so the order of ids is the order of the log."""
 
     def __init__(self, recovered: Recovered, tail_bytes: int, snapshot_bytes: int) -> None:
-        """`snapshot_bytes` is what a segment has room for to tell of all channels where it begins."""
-        table = recovered.table
+        """`snapshot_bytes` is what channels may take in the snapshot that begins each segment. With the positions of
+        groups, their single acknowledgements and holds it may be four times as much."""
+        table = self._table = recovered.table
+        self._snapshot_bytes = 4 * snapshot_bytes
         self._room = snapshot_bytes - sum([CHANNEL_BYTES + len(state.name) for state in table.by_number.values()])
         self.lock = threading.Lock()
         self.names: dict[str, Channel] = {}
@@ -53,6 +53,7 @@ class Registry:
     def add(self, name: str, policy: ChannelPolicy) -> tuple[Channel, ChannelState]:
         """A channel that is yet to be created in the journal, and what to journal. Under the lock. Raises `Overloaded`
         when the snapshot that begins each segment has no room for another one."""
+        self.check_snapshot()
         if self._room < CHANNEL_BYTES + len(name):
             raise Overloaded(
                 f"{len(self.names)} channels are all that segments of this size have room for", limit="channels"
@@ -65,6 +66,17 @@ class Registry:
         self._next_number += 1
         self.names[name] = self.by_number[state.number] = channel
         return channel, state
+
+    def check_snapshot(self) -> None:
+        """For what adds to the snapshot: channels, holds, positions of groups and their single acknowledgements. Raises
+        `Overloaded`. What removes, moves on or replaces is never refused."""
+        if self._table.size > self._snapshot_bytes:
+            raise Overloaded(
+                f"channels, positions of groups, single acknowledgements and holds take {self._table.size} bytes, over"
+                f" the {self._snapshot_bytes} that segments of this size have for them: drop groups or channels,"
+                " acknowledge what lies before single acknowledgements, or have larger segments",
+                limit="snapshot_bytes",
+            )
 
     def remove(self, channel: Channel) -> None:
         """End a channel; one that comes later gives out higher ids. Under the lock."""

@@ -81,6 +81,7 @@ class Segments:
         self._spare_limit = spares
         self._live: dict[int, Segment] = {}
         self._spare: Segment | None = None
+        self._wanted = 0  # bytes that the next segment must have, if that is more than usual
         self._recyclable: list[str] = []
         self._reserved = False
         self.short = False  # the reserve is in use, or there was no space for it
@@ -161,31 +162,43 @@ class Segments:
 
     @property
     def wants_spare(self) -> bool:
-        return self._spare is None
+        spare = self._spare
+        return spare is None or spare.size < self._wanted
 
     @property
     def ready(self) -> bool:
         """Whether nothing is wanted: the next segment is ready, and so is the reserve."""
-        return self._spare is not None and self._reserved
+        return not self.wants_spare and self._reserved
 
     def prepare_spare(self, from_reserve: bool = False) -> None:
-        """Make the next segment ready; where that fails and the reserve may be taken, of the reserve. Slow. One thread
-        at a time prepares. Raises `OSError`, having changed nothing that counts."""
+        """Make the next segment ready, in the place of one that is too small; where that fails and the reserve may be
+        taken, of the reserve. Slow. One thread at a time prepares. Raises `OSError`, having changed nothing that
+        counts."""
+        with self._lock:  # a spare that is about to be replaced must not come into use
+            too_small, self._spare = self._spare, None
+            size = max(self._segment_bytes, self._wanted)
         try:
-            file = self._prepare()
-        except OSError:
-            self.short = self.short or not self._reserved
-            if not (from_reserve and self._reserved):
-                raise
-            file = self._take_reserve()
-        self._make_spare(file)
+            try:
+                file = self._prepare(size)
+            except OSError:
+                self.short = self.short or not self._reserved
+                if too_small is not None or not (from_reserve and self._reserved):
+                    raise
+                file, size = self._take_reserve(), self._segment_bytes
+            spare = self._make_spare(file, size)
+        except BaseException:
+            self._spare = too_small
+            raise
+        self._spare = spare
+        if too_small is not None:
+            self._disk.close(too_small.file)
 
     def prepare_reserve(self) -> None:
         """Make the reserve ready, unless it is. As `prepare_spare`."""
-        if self._reserved or self._spare is None:
+        if self._reserved or self.wants_spare:
             return
         try:
-            self._make_reserve(self._prepare())
+            self._make_reserve(self._prepare(self._segment_bytes))
         except OSError:
             self.short = True
             raise
@@ -203,16 +216,16 @@ class Segments:
         self._reserved, self.short = False, True
         return file
 
-    def _prepare(self) -> int:
-        """A file of the size of a segment whose blocks were written before, open, not named yet."""
+    def _prepare(self, size: int) -> int:
+        """A file of that size whose blocks were written before, open, not named yet."""
         preparing = os.path.join(self.directory, PREPARING)
-        recycled = self._claim_recyclable(preparing)
-        if not recycled and self._disk.free_bytes(self.directory) < self._segment_bytes:  # fill up nothing in vain
+        recycled = size == self._segment_bytes and self._claim_recyclable(preparing)
+        if not recycled and self._disk.free_bytes(self.directory) < size:  # fill up nothing in vain
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), preparing)
         file = self._disk.open(preparing, create=not recycled)
         try:
             if not recycled:
-                self._fill(file)
+                self._fill(file, size)
         except BaseException:
             self._give_up_prepared(file)
             raise
@@ -227,19 +240,18 @@ class Segments:
             raise
         self._disk.close(file)
 
-    def _make_spare(self, file: int) -> None:
+    def _make_spare(self, file: int, size: int) -> Segment:
         """Make what is prepared the next segment."""
         epoch = max(self._live, default=0) + 1
         try:
             salt = int.from_bytes(os.urandom(8), "little")
-            write_all(self._disk, file, [encode_header(Header(VERSION, epoch, salt, self._segment_bytes))], 0)
+            write_all(self._disk, file, [encode_header(Header(VERSION, epoch, salt, size))], 0)
             self._disk.sync(file)
             path = self._rename_prepared(segment_name(epoch))
         except BaseException:
             self._give_up_prepared(file)
             raise
-        with self._lock:
-            self._spare = Segment(epoch, salt, self._segment_bytes, path, file)
+        return Segment(epoch, salt, size, path, file)
 
     def _rename_prepared(self, name: str) -> str:
         path = os.path.join(self.directory, name)
@@ -260,21 +272,25 @@ class Segments:
         self._disk.rename(path, target)
         return True
 
-    def _fill(self, file: int) -> None:
+    def _fill(self, file: int, size: int) -> None:
         zeros = bytes(ZERO_BYTES)
-        for offset in range(0, self._segment_bytes, ZERO_BYTES):
-            size = min(ZERO_BYTES, self._segment_bytes - offset)
-            write_all(self._disk, file, [memoryview(zeros)[:size]], offset)
-            if (offset + size) % ZERO_SYNC_BYTES == 0:
+        for offset in range(0, size, ZERO_BYTES):
+            piece = min(ZERO_BYTES, size - offset)
+            write_all(self._disk, file, [memoryview(zeros)[:piece]], offset)
+            if (offset + piece) % ZERO_SYNC_BYTES == 0:
                 self._disk.sync(file)
         self._disk.sync(file)
 
-    def take_spare(self) -> Segment | None:
-        """The next segment, in use from now on; None while it is not ready."""
+    def take_spare(self, size: int) -> Segment | None:
+        """The next segment, in use from now on, of at least `size` bytes; None while none is ready. One that is
+        prepared from now on has so many, if they are more than usual."""
         with self._lock:
-            spare, self._spare = self._spare, None
-            if spare is not None:
-                self._live[spare.epoch] = spare
+            self._wanted = size + -size % HEADER_BYTES
+            spare = self._spare
+            if spare is None or spare.size < self._wanted:
+                return None
+            self._spare = None
+            self._live[spare.epoch] = spare
             return spare
 
     # ---- reading -----------------------------------------------------------------------------------------------------
