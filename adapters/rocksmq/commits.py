@@ -123,6 +123,8 @@ class Commits:
             self._budget.trim()
         elif self.tally.due(segment):
             self.tally.index(segment)
+        elif self.tally.behind:
+            self.tally.count(segment)
 
     def _refuse(self, commit: Pending, unknown: set[int]) -> bool:
         """Refuse writes to channels whose creation failed before them; whether there were any."""

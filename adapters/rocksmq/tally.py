@@ -1,7 +1,7 @@
 """Count what frames hold, by channel: for the table, for the extents of the segment, for the index.
 
-Little of it is needed at once, so it is done behind the commits, `SPAN_BYTES` of journal at a time: a small append pays
-its part of one pass over many rows.
+Little of it is needed at once, so it is done behind the commits, some frames at a time: a small append pays its part of
+one pass over many rows, and none waits for thousands. The index gets `SPAN_BYTES` of journal at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from .index import SPAN_BYTES, Index, Place
 from .pending import Columns
 from .recovery import Extents
 from .segments import Segment
+
+COUNT_FRAMES = 64  # counted together: some tenths of a millisecond where they are small
 
 
 class Tally:
@@ -35,6 +37,11 @@ class Tally:
     def due(self, segment: Segment) -> bool:
         """Whether a frame that comes now would begin another span."""
         return self._span_offset is not None and segment.end - self._span_offset >= SPAN_BYTES
+
+    @property
+    def behind(self) -> bool:
+        """Whether so many frames are not counted that it is time to."""
+        return len(self._frames) >= COUNT_FRAMES
 
     def index(self, segment: Segment) -> None:
         """End the span: the index finds all that was noted."""

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq import channels as records
 from tidewal.adapters.rocksmq.channels import ChannelState, ChannelTable, encode_id
+from tidewal.adapters.rocksmq.segments import Segment
+from tidewal.adapters.rocksmq.tally import COUNT_FRAMES, Tally
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.groups.progress import Change
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -152,3 +154,21 @@ async def test_a_spare_that_cannot_be_replaced_stays(open_rocksmq, helpers, monk
         with contextlib.suppress(OSError):
             segments.prepare_spare()
     assert segments.take_spare(SMALL) is not None
+
+
+async def test_no_append_pays_for_thousands(open_rocksmq, monkeypatch):
+    """What commits leave uncounted is a few frames, so that none of them counts what many left."""
+    counted: list[int] = []
+
+    def count(tally: Tally, segment: Segment) -> None:
+        counted.append(len(tally._frames))
+        really_count(tally, segment)
+
+    really_count = Tally.count
+    store = await open_rocksmq(segment_bytes=MIB)
+    await store.create_channel("a", ChannelPolicy())
+    monkeypatch.setattr(Tally, "count", count)
+    for _ in range(5 * COUNT_FRAMES):
+        await store.append("a", b"x")
+    assert len(counted) >= 4
+    assert max(counted) <= COUNT_FRAMES
