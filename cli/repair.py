@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..adapters.rocksmq.channels import ChannelTable
+from ..adapters.rocksmq.losses import ACCEPT
 from ..adapters.rocksmq.rebuild import apply as rebuild
 from ..adapters.rocksmq.repair import Plan, plan
 from ..adapters.rocksmq.survey import ReadOnlyDisk, Survey
@@ -32,8 +33,8 @@ def repair(
     journal that opens.
 
     Damaged files are never removed: they stay in the folder `journal/damaged-…`. Readers that come to lost entries get
-    PositionLost with where the log goes on, until the loss is accepted. Exits with 1 when there is something to repair
-    and --apply is not given.
+    PositionLost with where the log goes on, and a node may not start, until the loss is accepted: look at what is lost,
+    then run it with --accept --apply. Exits with 1 when there is something to repair and --apply is not given.
     """
     directory = local_directory(where)
     wall_ms = SystemClock().wall_ms()
@@ -47,7 +48,11 @@ def repair(
             aside = rebuild(directory, found, survey, RealDisk(), wall_ms) if apply and to_do else None
         finally:
             survey.close()
-    told = _picture(found) | {"applied": aside is not None, "aside": aside}
+    told = _picture(found) | {
+        "applied": aside is not None,
+        "aside": aside,
+        "to_accept": found.stops_readers and not accept,
+    }
     typer.echo(json.dumps(told, indent=2) if as_json else _text(told, to_do=to_do))
     if to_do and not apply:
         raise typer.Exit(NEEDED)
@@ -65,6 +70,7 @@ def _picture(found: Plan) -> dict[str, Any]:
             "what": damage.what,
             "frames": damage.frames,
             "lost": {name(number): [f"{id:016x}" for id in ids] for number, ids in damage.channels.items()},
+            "at_most": sorted(name(number) for number in damage.at_most),
         }
         for damage in found.damages
     ]
@@ -103,7 +109,9 @@ def _text(told: dict[str, Any], *, to_do: bool) -> str:
     for damage in told["damages"]:
         frames = "" if damage["frames"] is None else f", {damage['frames']} frames"
         lines.append(f"{damage['path']}  {damage['offset']} to {damage['end']}: {damage['what']}{frames}")
-        lines += [f"    lost of {name}: ids {first} to {last}" for name, (first, last) in damage["lost"].items()]
+        lines += [
+            f"    {_lost_of(name, damage)}: ids {first} to {last}" for name, (first, last) in damage["lost"].items()
+        ]
         lines += [] if damage["lost"] else ["    no entry is known to be lost"]
     lines += [f"to be written anew: {path}" for path in told["segments_written_anew"]]
     lines += [f"leaves its place: {path}" for path in told["set_aside"]]
@@ -113,4 +121,13 @@ def _text(told: dict[str, Any], *, to_do: bool) -> str:
         lines.append(f"done; the old files are in {told['aside']}")
     else:
         lines.append("nothing was changed; --apply does it" if to_do else "there is nothing to repair")
+    if told["to_accept"]:
+        lines.append(
+            "readers that come to what is lost end with PositionLost, and a node may not start; once you have seen what"
+            f" it is, `{ACCEPT}` lets them pass"
+        )
     return "\n".join(lines)
+
+
+def _lost_of(name: str, damage: dict[str, Any]) -> str:
+    return f"perhaps lost of {name}, nothing tells how many" if name in damage["at_most"] else f"lost of {name}"

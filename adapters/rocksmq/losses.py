@@ -23,6 +23,8 @@ class Loss(NamedTuple):
     accepted: bool = False
 
 
+ACCEPT = "tidewal repair --accept --apply"  # the way out for readers that cannot go on behind a loss by themselves
+
 Losses = tuple[Loss, ...]  # by id, none overlaps another
 
 
@@ -65,7 +67,7 @@ def before_loss(losses: Losses, channel: str, wanted: int, reached: int, entries
     requested, behind = max(wanted, ahead.first).to_bytes(8, "big"), (ahead.last + 1).to_bytes(8, "big")
     raise PositionLost(
         f"entries {requested.hex()} to {ahead.last:016x} of channel {channel} were damaged and could not be saved; the "
-        f"next is {behind.hex()}",
+        f"next is {behind.hex()}. `{ACCEPT}` with the log's directory, while no process has it open, lets readers pass",
         requested=requested,
         first_available=behind,
         channel=channel,

@@ -43,23 +43,21 @@ def plan(directory: str, survey: Survey, *, wall_ms: int, accept: bool = False) 
 
 
 def _index_agrees(directory: str) -> bool:
-    try:
-        return not any(report.findings for report in verify(directory, owned=False))
-    except CorruptLog:  # it cannot be opened
-        return False
+    return not any(report.findings for report in verify(directory, owned=False))
 
 
 def _durable_to(index: str) -> tuple[int, int]:
+    """What the index knows of the journal's end: nothing where it cannot be read."""
     try:
         check = IndexCheck.open(index)
+        if check is None:
+            return 0, 0
+        try:
+            return check.durable_to()
+        finally:
+            check.close()
     except CorruptLog:
         return 0, 0
-    if check is None:
-        return 0, 0
-    try:
-        return check.durable_to()
-    finally:
-        check.close()
 
 
 class Planner:
@@ -81,6 +79,7 @@ class Planner:
         self._orphans: list[tuple[Filler, ChannelState]] = []  # channels that no record creates
         self._told: dict[int, ChannelState] = {}  # channels as a record first told of them
         self._dropped: set[int] = set()
+        self._guessed: set[int] = set()  # channels in `_open` of which nothing tells how many entries they lost
 
     def run(self, *, accept: bool) -> Plan:
         segments, found = self._survey.segments, self._plan.segments
@@ -288,6 +287,7 @@ class Planner:
     def _close(self, number: int, next_id: int) -> None:
         """The channel goes on with `next_id`: what lies between is lost."""
         opened = self._open.pop(number, None)
+        self._guessed.discard(number)
         if opened is not None and next_id > (first := self._last(number) + 1):
             opened[0].channels[number] = first, next_id - 1
 
@@ -295,13 +295,15 @@ class Planner:
         state = self._table.by_number.get(number)
         return self._last_ids.get(number, state.floor if state is not None else 0)
 
-    def _open_all(self, damage: Damage) -> None:
-        """Nobody can tell which channels a damage hit: each may have lost as many entries as there was room for."""
-        room = max((damage.end - damage.offset) // ROW_BYTES, damage.frames or 1)
+    def _open_all(self, damage: Damage, rows: int = 0) -> None:
+        """Nobody can tell which channels a damage hit: each may have lost as many entries as there was room for, or
+        as there were `rows`, where that is known."""
+        room = rows or max((damage.end - damage.offset) // ROW_BYTES, damage.frames or 1)
         for number, state in self._table.by_number.items():
             if not state.policy.ephemeral:
                 first, bound = self._open.get(number, (damage, 0))
                 self._open[number] = first, bound + room
+                self._guessed.add(number)
 
     # ---- what is in damaged frames -----------------------------------------------------------------------------------
 
@@ -309,14 +311,13 @@ class Planner:
         """Believe the rows of damaged frames if all of them are there and each can only be what it says. `to_the_end`:
         where the last one ends is not known, how many there are is."""
         told: dict[int, int] = {}
-        count, reached = 0, damage.offset
+        count, rows, reached, believed = 0, 0, damage.offset, True
         for frame in self._as_it_seems(segment, damage):
-            count, reached = count + 1, frame.end
-            if not self._read_rows(frame, told):
-                self._open_all(damage)
-                return
-        if count == 0 or count != (damage.frames or count) or not (to_the_end or reached == damage.end):
-            self._open_all(damage)
+            count, rows, reached = count + 1, rows + len(frame.table) // ROW_BYTES, frame.end
+            believed = believed and self._read_rows(frame, told)
+        whole = count > 0 and count == (damage.frames or count)
+        if not (believed and whole and (to_the_end or reached == damage.end)):
+            self._open_all(damage, rows if whole and reached == damage.end else 0)
             return
         damage.frames, damage.end = count, reached
         for number, last_id in told.items():
@@ -373,6 +374,8 @@ class Planner:
             if bound:
                 first = self._last(number) + 1
                 damage.channels[number] = first, first + bound - 1
+                if number in self._guessed:
+                    damage.at_most.add(number)
         written: list[bytes] = []
         lost_frames = sum(MAX_LOST_LIVES if each.frames is None else each.frames for each in self._plan.damages)
         if lost_frames:

@@ -12,7 +12,8 @@ from .survey import SegmentFile
 @dataclass(slots=True)
 class Damage:
     """One place: bytes `offset` to `end` of a file are unreadable, `frames` frames are gone (None: nobody can tell),
-    and with them ids of `channels`, by number, as far as it can be told."""
+    and with them ids of `channels`, by number. Of channels in `at_most` nothing tells whether any entry was there: so
+    many there was room for."""
 
     path: str
     offset: int
@@ -20,6 +21,7 @@ class Damage:
     what: str
     frames: int | None = None
     channels: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    at_most: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
@@ -79,6 +81,12 @@ class Plan:
     @property
     def needed(self) -> bool:
         return bool(self.damages) or self.index_aside
+
+    @property
+    def stops_readers(self) -> bool:
+        """Whether readers end with `PositionLost` at what is lost, now or earlier, unless that is accepted."""
+        earlier = (loss for state in self.table.by_number.values() for loss in state.losses)
+        return bool(self.losses) or not all(loss.accepted for loss in earlier)
 
     @property
     def losses(self) -> dict[int, list[tuple[int, int]]]:

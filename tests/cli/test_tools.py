@@ -12,7 +12,7 @@ import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.cli.groups import start_of
-from tidewal.runtime.errors import InvalidRequest
+from tidewal.runtime.errors import InvalidRequest, PositionLost
 from tidewal.runtime.wal import ChannelPolicy, From, FromId, FromTime
 
 SMALL = 64 * 1024
@@ -81,6 +81,34 @@ def test_an_open_log_is_verified_but_not_repaired(command: Callable[..., Any], l
     assert "DirectoryInUse" in repaired.err
 
 
+async def read_to_the_end(log: Path) -> None:
+    store = await RocksMQ.open(str(log), segment_bytes=SMALL, serve=False)
+    try:
+        last = await store.latest_id("a")
+        async with asyncio.timeout(20):
+            async for batch in store.read("a", From.EARLIEST):
+                if batch[-1].id == last:
+                    return
+    finally:
+        await store.close()
+
+
+def test_an_index_that_cannot_be_read_is_said_and_mended(command: Callable[..., Any], log: Path):
+    """By no traceback, and no word of lost entries."""
+    for path in (log / "index").glob("*.log"):
+        path.write_bytes(b"")
+    for path in (log / "index").glob("MANIFEST*"):
+        path.write_bytes(b"garbage")
+    verified = command("verify", "journal", log)
+    assert verified.status == 1
+    assert "nothing is lost with it" in verified.out
+    repaired = command("repair", log, "--apply")
+    assert repaired.status == 0
+    assert "index: set aside" in repaired.out
+    assert command("verify", "journal", log).status == 0
+    asyncio.run(read_to_the_end(log))
+
+
 def test_repair_plans_first_and_then_does_it(command: Callable[..., Any], log: Path, damaged: Path):
     before = damaged.read_bytes()
     planned = command("repair", log)
@@ -94,11 +122,17 @@ def test_repair_plans_first_and_then_does_it(command: Callable[..., Any], log: P
     again = command("repair", log)
     assert again.status == 0
     assert "earlier: a: ids" in again.out
+    assert "nothing to repair" in again.out
+    assert "tidewal repair --accept --apply" in again.out  # the way out, where readers still stop
+    with pytest.raises(PositionLost, match="tidewal repair --accept --apply"):
+        asyncio.run(read_to_the_end(log))
     (loss,) = json.loads(command("inspect", f"rocksmq://{log}", "--no-count", "--json").out)["journal"]["losses"]["a"]
     assert not loss["accepted"]
     accepted = command("repair", log, "--accept", "--apply")
     assert accepted.status == 0
+    assert "--accept" not in accepted.out
     assert "(accepted)" in command("repair", log).out
+    asyncio.run(read_to_the_end(log))
 
 
 def test_repair_of_a_sound_log_does_nothing(command: Callable[..., Any], log: Path):
