@@ -161,10 +161,8 @@ class Commits:
     def _roll(self, size: int, commit: Pending) -> Segment:
         """Begin the next segment with a snapshot, durable before anything else is written there. It is larger than
         usual where the snapshot needs it, with as much room for other frames as the snapshot takes itself."""
-        before, wall_ms = (
-            self._segment,
-            max(self._clock.wall_ms(), self.table.wall_ms),
-        )  # the log's time never goes back
+        before = self._segment
+        wall_ms = max(self._clock.wall_ms(), self.table.wall_ms)  # the log's time never goes back
         if before is not None:
             self.tally.index(before)
         snapshot = self.table.snapshot(wall_ms)
