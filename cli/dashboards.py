@@ -175,7 +175,9 @@ ALERTS = (
     Alert(
         "DeadLetters",
         "wal_dead_letter_message_total",
-        f"sum by ({CHANNEL}, reason) (increase({{metric}}[10m])) > 0",
+        # a series begins with its first bad record, which is no increase yet
+        f"sum by ({CHANNEL}, reason) (increase({{metric}}[10m])) > 0"
+        f" or sum by ({CHANNEL}, reason) ({{metric}} unless {{metric}} offset 10m) > 0",
         "0s",
         "warning",
         f"bad records in {{{{ $labels.{CHANNEL} }}}} were kept aside: {{{{ $labels.reason }}}}",

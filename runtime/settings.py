@@ -182,7 +182,7 @@ class DataNode(Section):
         default=10.0, description="s after which buffered rows are flushed at the latest"
     )
     compaction_interval_s: NonNegativeFloat = Field(
-        default=300.0, description="s between two compactions of a table that changes; 0 only on request"
+        default=300.0, description="s between two compactions, which follow flushes; 0 only on request"
     )
 
 

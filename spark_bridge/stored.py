@@ -74,7 +74,7 @@ def stored_rows(wanted: StoredRange, columns: Sequence[str]) -> Iterator[pa.Reco
     chosen_by = ["_ts", "_vchannel"] if wanted.vchannels else ["_ts"]
     needed = list(dict.fromkeys([*columns, *chosen_by]))
     for path in wanted.files:
-        with _errors_of(path), pq.ParquetFile(path) as file:
+        with _errors_of(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             there = set(file.schema_arrow.names)
             for group in range(file.metadata.num_row_groups):
                 if not _overlaps(file.metadata.row_group(group), wanted):

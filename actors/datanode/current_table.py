@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError
 
 from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
 from .delta_errors import storage_errors
-from .delta_files import RETENTION_H, open_table, sync_added_files, vacuum_table
+from .delta_files import CHECKED, RETENTION_H, open_table, sync_added_files, vacuum_table
 from .log_reader import NewestVersions, newest_versions
 from .log_table import CHECKPOINT_EVERY_COMMITS, COMMIT_ATTEMPTS, LogTable
 from .row_versions import stored_schema, version_schema
@@ -147,7 +147,8 @@ def _step(log: LogTable, above: int, upto: int, rows_per_step: int) -> int:
     """The T up to which the next `rows_per_step` versions reach; all of one timestamp belong to one step."""
     dataset, wanted = log.dataset(above=above, upto=upto)
     with storage_errors(log.path):
-        stamps = dataset.to_table(columns=["_ts"], filter=wanted)["_ts"].to_numpy()
+        scanner = dataset.scanner(columns=["_ts"], filter=wanted, fragment_scan_options=CHECKED)
+        stamps = scanner.to_table()["_ts"].to_numpy()
     if len(stamps) <= rows_per_step:
         return upto
     return int(np.partition(stamps, rows_per_step - 1)[rows_per_step - 1])

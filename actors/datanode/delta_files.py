@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,7 +18,9 @@ from typing import Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+import xxhash
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
@@ -30,6 +33,12 @@ ROWS_PER_GROUP: Final = 65_536
 LOG_RETENTION: Final = "interval 1 hours"
 RETENTION_H: Final = 24
 MIN_RETENTION_H: Final = 1
+
+DIGEST_BYTES: Final = 1 << 20  # at a time
+_DIGEST = re.compile(r"-([0-9a-f]{16})\.parquet$")
+
+# For every scan of a table: a page whose checksum is wrong is an error, not an answer.
+CHECKED: Final = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
 
 # A longer string would have to be cut, and a cut maximum is no maximum.
 _STATISTICS_CHARACTERS = 64
@@ -93,10 +102,10 @@ def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema,
 def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str]) -> AddAction:
     """Write `rows` as a new Parquet file of the table and sync it; what Delta needs to know of it.
 
-    The file is no part of the table until a commit names it. `statistics` are the columns whose range is told.
+    The file is no part of the table until a commit names it. `statistics` are the columns whose range is told. Its name
+    ends in the digest of its bytes, see `digest_in`.
     """
-    name = f"part-{uuid.uuid4()}.parquet"
-    path = directory / name
+    path = directory / f"part-{uuid.uuid4()}.parquet"
     # Columns of numbers gain nothing from a dictionary, and vectors lose time trying.
     strings = [column for column in rows.column_names if rows.schema.field(column).type == pa.string()]
     with path.open("wb") as file:
@@ -105,19 +114,36 @@ def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str])
             file,
             row_group_size=ROWS_PER_GROUP,
             compression="zstd",
+            write_page_checksum=True,  # the only copy of a row, once the log has let go of it
             use_dictionary=strings,  # pyright: ignore[reportArgumentType] -- the stubs know only of bool
         )
         file.flush()
         os.fsync(file.fileno())
+    path = path.rename(path.with_name(f"{path.stem}-{digest_of(path)}.parquet"))
     sync_directory(directory)
     return AddAction(
-        path=name,
+        path=path.name,
         size=path.stat().st_size,
         partition_values={},
         modification_time=time.time_ns() // 1_000_000,
         data_change=True,
         stats=_statistics(rows, statistics),
     )
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a file's bytes: pages have checksums of their own, headers and the footer have not."""
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while piece := file.read(DIGEST_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def digest_in(name: str) -> str:
+    """The digest that the name of a file tells, "" where it tells none."""
+    found = _DIGEST.search(name)
+    return found[1] if found else ""
 
 
 def _statistics(rows: pa.Table, columns: Sequence[str]) -> str:

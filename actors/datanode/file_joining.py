@@ -61,7 +61,8 @@ def join(
 
     Holds the rows of the group in memory: `JOINED_FILE_BYTES`, decompressed.
     """
-    rows = pa.concat_tables([pq.read_table(directory / file.name).cast(schema) for file in group])
+    parts = [pq.read_table(directory / file.name, page_checksum_verification=True) for file in group]
+    rows = pa.concat_tables([part.cast(schema) for part in parts])
     added = write_parquet(directory, rows, statistics=statistics)
     added.data_change = False
     now_ms = time.time_ns() // 1_000_000

@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 
 from ...runtime.schema import OPS
 from .delta_errors import storage_errors
+from .delta_files import CHECKED
 from .log_table import LogTable
 from .row_versions import ORDER, newest
 
@@ -84,6 +85,7 @@ def _scanner(dataset: ds.Dataset, wanted: pc.Expression, columns: list[str]) -> 
         batch_size=ROWS_PER_BATCH,
         batch_readahead=READ_AHEAD,
         fragment_readahead=READ_AHEAD,
+        fragment_scan_options=CHECKED,
     )
 
 

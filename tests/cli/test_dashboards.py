@@ -39,7 +39,7 @@ def expressions() -> Iterator[str]:
 
 
 def asked(expression: str) -> Metric:
-    (name,) = NAME.findall(expression)
+    (name,) = set(NAME.findall(expression))
     assert name in SERIES, f"{expression} asks for what no node has"
     return SERIES[name]
 
