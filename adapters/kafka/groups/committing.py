@@ -35,7 +35,7 @@ ATTEMPTS = 3  # at a transaction that Kafka or a predecessor has aborted
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Step:
     """One call of `commit`."""
 
@@ -61,6 +61,7 @@ class Committer:
         self._session, self._cluster, self._management = session, cluster, management
         self._producer, self._connection = producer, connection
         self._steps: deque[Step] = deque()
+        self._undecided: dict[Step, None] = {}  # in order
         self._running: asyncio.Task[None] | None = None
 
     async def commit(
@@ -71,14 +72,15 @@ class Committer:
         for hold in step.holds:
             hold.commits_in_flight += 1
         self._steps.append(step)
+        self._undecided[step] = None
         if self._running is None:
             self._running = asyncio.create_task(self._run())
         return await asyncio.shield(step.answer)
 
-    async def finish(self) -> None:
-        """Return when nothing is under way."""
-        if self._running is not None:
-            await asyncio.wait([self._running])
+    async def finish(self, hold: Hold | None = None) -> None:
+        """Return when all is decided that is under way now, or of it what was begun under one lease."""
+        if answers := [step.answer for step in self._undecided if hold is None or hold in step.holds]:
+            await asyncio.wait(answers)
 
     async def _run(self) -> None:
         try:
@@ -219,6 +221,7 @@ class Committer:
                 await forget(self._management, hold.channel, at.acked_to)
 
     def _answer(self, step: Step, result: list[bytes] | TidewalError) -> None:
+        self._undecided.pop(step, None)
         for hold in step.holds:
             self._session.holdings.decided(hold)
         if step.answer.done():

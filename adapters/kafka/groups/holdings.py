@@ -148,6 +148,11 @@ class Holdings:
         self._take(hold.channel, From.EARLIEST, hold)
         self._look_up()
 
+    def keeps(self, hold: Hold) -> bool:
+        """Whether the member still has the channel of a lease that was ended, and no other one of it."""
+        present = self.by_topic.get(hold.channel.topic)
+        return present is not None and present.before is hold
+
     def decided(self, hold: Hold) -> None:
         """A commit under the hold's lease is not under way any more."""
         hold.commits_in_flight -= 1

@@ -16,6 +16,7 @@ from ..cluster import Cluster
 from ..io_thread import IoThread
 from ..management import Management
 from .committing import Committer, forget
+from .holdings import lease_over
 from .offsets import to_position
 from .session import Membership, Session
 from .transaction import Producer
@@ -115,10 +116,17 @@ class Sessions:
         session, committer = self._find(group, member)
         hold = session.holdings.find(channel, lease)
         at = upto or await self._management.before_first(hold.channel)
-        await committer.finish()
-        session.holdings.find(channel, lease)
-        await session.committed.store({hold.channel.topic: to_position(hold.channel, Progress(at))})
-        session.holdings.lease_anew(hold)
+        holdings = session.holdings
+        holdings.find(channel, lease)
+        hold.commits_in_flight += 1  # the position is looked up behind this
+        holdings.lease_anew(hold)  # first: what is acknowledged from now on must not pass this
+        try:
+            await committer.finish(hold)
+            if not holdings.keeps(hold):
+                raise lease_over(channel, lease)
+            await session.committed.store({hold.channel.topic: to_position(hold.channel, Progress(at))})
+        finally:
+            holdings.decided(hold)
         await forget(self._management, hold.channel, at)
 
     async def leave(self, group: str, member: str) -> None:

@@ -20,9 +20,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
 
+from tidewal.adapters.kafka.groups.committed import Committed
 from tidewal.adapters.kafka.groups.coordinator import Code, Coordinator
 from tidewal.adapters.kafka.groups.session import Session
 from tidewal.runtime.errors import Fenced, Unavailable
+from tidewal.runtime.groups.link import Ack
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
@@ -493,3 +495,43 @@ async def test_a_pipeline_killed_again_and_again_copies_exactly_once(kafka, open
         lost, doubled = Counter(inputs) - Counter(outputs), Counter(outputs) - Counter(inputs)
         assert (list(lost)[:5], list(doubled)[:5]) == ([], []), f"{len(lost)} lost, {len(doubled)} doubled of {number}"
         assert outputs == inputs, "the order of a channel is kept as well"
+
+
+async def test_what_is_acknowledged_while_a_member_seeks_does_not_undo_it(kafka, opening, monkeypatch):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    await wal.append_many([Append("a", b"%d" % number) for number in range(3)])
+    member = await wal.join("g", ["a"])
+    async with asyncio.timeout(WITHIN_S):
+        delivered = await anext(member)
+    sessions, store = wal._groups._sessions, Committed.store
+    late = Ack(delivered.channel, delivered.lease, delivered.entries[-1].id, ())
+    stores, acknowledging, sought, overtaking = 0, None, asyncio.Event(), asyncio.Event()
+
+    async def overtaken(self, positions):
+        """The first is the seek's: an acknowledgement begins before it is stored, and may end behind it."""
+        nonlocal stores, acknowledging
+        stores += 1
+        if stores > 1:
+            overtaking.set()
+            await sought.wait()
+            await store(self, positions)
+            return
+        acknowledging = asyncio.ensure_future(sessions.commit("g", member._id, [late], []))
+        began = asyncio.ensure_future(overtaking.wait())
+        await asyncio.wait({acknowledging, began}, return_when=asyncio.FIRST_COMPLETED)
+        began.cancel()
+        await store(self, positions)
+        sought.set()
+
+    monkeypatch.setattr(Committed, "store", overtaken)
+    await member.seek("a", From.EARLIEST)
+
+    async def outcome():
+        return (await asyncio.gather(acknowledging, return_exceptions=True))[0]
+
+    assert isinstance(await wal._io.call(outcome), Fenced)
+    async with asyncio.timeout(WITHIN_S):
+        again = await anext(member)
+    assert again.entries[0].id == delivered.entries[0].id
+    await member.aclose()
