@@ -17,6 +17,7 @@ from .management import Management
 from .options import Options
 from .positions import Row, to_rows
 from .sender import ACKS_ALL, ACKS_LEADER, Sender
+from .topics import UNPACKED_BYTES
 
 
 class Submitted(NamedTuple):
@@ -88,7 +89,8 @@ class Appender:
                 channel.name,
                 lambda: channel.topic_id,
             )
-            lane = self._lanes[channel] = Lane(channel, sender, self._backlog, self._cluster.options.batch_bytes)
+            batch_bytes = min(self._cluster.options.batch_bytes, UNPACKED_BYTES)  # what readers unpack
+            lane = self._lanes[channel] = Lane(channel, sender, self._backlog, batch_bytes)
         return lane
 
     def acknowledged_to(self, channel: Channel) -> int:

@@ -29,7 +29,7 @@ from .fetching import fetch, records
 from .positions import Row, prefix
 from .requests import NO_ID
 from .sender import Sender
-from .topics import catalog_configs, catalog_topic, channel_topic, channel_topics
+from .topics import UNPACKED_BYTES, catalog_configs, catalog_topic, channel_topic, channel_topics
 
 CREATED, MADE, HELD, CLAIMED = "channel", "topic", "hold", "queue"
 
@@ -169,7 +169,7 @@ class Catalog:
             try:
                 known_as = self._topic_id or NO_ID
                 fetched = await fetch(self._cluster, self._topic, self.applied_to, self._reading, topic_id=known_as)
-                for record in records(fetched.batches, self.applied_to):
+                for record in records(fetched.batches, self.applied_to, UNPACKED_BYTES):
                     self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
                     self.applied_to = record.offset + 1
                 self.applied_to = fetched.next_offset

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.record import MemoryRecords
 
 from ...runtime.errors import CorruptLog
 from ...runtime.wal import Entry
@@ -20,6 +19,7 @@ from . import faults
 from .cluster import PARTITION, Cluster
 from .positions import from_native
 from .requests import NO_ID, FetchById
+from .unpacking import Packed, split
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 PREFERRED_REPLICA_SINCE, TAGS_SINCE = 11, 12  # the versions of answers that have one field more each
@@ -120,13 +120,7 @@ async def _ask(
         details.pop()
     data: bytes = details[-1] or b""
     aborted = details[-3 if response.API_VERSION >= PREFERRED_REPLICA_SINCE else -2]
-    return _Answer(_batches(data), aborted or (), len(data), end, stable)
-
-
-def _batches(data: bytes) -> Iterator[Any]:
-    records = MemoryRecords(data)
-    while records.has_next():
-        yield records.next_batch()
+    return _Answer(split(data), aborted or (), len(data), end, stable)
 
 
 def _committed(batches: Sequence[Any], aborted: Sequence[tuple[int, ...]]) -> Iterator[Any]:
@@ -142,19 +136,20 @@ def _committed(batches: Sequence[Any], aborted: Sequence[tuple[int, ...]]) -> It
             aborting.discard(batch.producer_id)
 
 
-def records(batches: Sequence[Any], first_offset: int) -> Iterator[Any]:
-    """The records from an offset on: a batch comes whole, also what lies before it. Raises `CorruptLog`."""
+def records(batches: Sequence[Any], first_offset: int, limit_bytes: int) -> Iterator[Any]:
+    """The records from an offset on: a batch comes whole, also what lies before it. One that would take more than
+    `limit_bytes` when it is unpacked is one record without a value. Raises `CorruptLog`."""
     for batch in batches:
         if not batch.validate_crc():
             raise CorruptLog(f"a batch at offset {batch.base_offset} fails its checksum", offset=batch.base_offset)
         if batch.is_control_batch:
             continue
-        for record in batch:
+        for record in batch.unpacked(limit_bytes) if isinstance(batch, Packed) else batch:
             if record.offset >= first_offset:
                 yield record
 
 
-def entries(batches: Sequence[Any], first_offset: int, prefix: bytes) -> list[Entry]:
+def entries(batches: Sequence[Any], first_offset: int, prefix: bytes, limit_bytes: int) -> list[Entry]:
     """The same as entries of a channel whose ids begin with `prefix`. Raises also `Unsupported` for a compression whose
     package is missing."""
     try:
@@ -166,7 +161,7 @@ def entries(batches: Sequence[Any], first_offset: int, prefix: bytes) -> list[En
                     record.value or b"",
                 )
             )
-            for record in records(batches, first_offset)
+            for record in records(batches, first_offset, limit_bytes)
         ]
     except kafka_errors.KafkaError as error:
         raise faults.mapped(error, f"read what is at {first_offset}") from error

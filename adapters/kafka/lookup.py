@@ -11,6 +11,7 @@ from .catalog import Channel
 from .cluster import LATEST, Cluster
 from .fetching import READ_COMMITTED, READ_UNCOMMITTED, WAIT_S, fetch, records
 from .positions import before_all, from_native, offset_of
+from .topics import largest_unpacked
 
 
 async def first_offset(cluster: Cluster, channel: Channel, start: Start, connection: int) -> int:
@@ -43,7 +44,7 @@ async def at_time(cluster: Cluster, channel: Channel, timestamp: int, end: int, 
         if not fetched.size:  # a transaction is open
             isolation = READ_UNCOMMITTED
             continue
-        for record in records(fetched.batches, at):
+        for record in records(fetched.batches, at, largest_unpacked(channel.policy)):
             if record.offset >= end:
                 return None
             if from_native(record.timestamp, record.headers) >= timestamp:

@@ -9,6 +9,7 @@ from ...runtime.wakeup import Hub
 from ...runtime.wal import Entry, Start
 from .feed import Feed
 from .fetching import entries
+from .topics import largest_unpacked
 
 
 class Source(Protocol):
@@ -45,8 +46,10 @@ class Reader:
             taken = self._feed.take()
             if taken is None:
                 await self._feed.wait(self._source.hub())
-            elif found := entries(*taken, self._feed.channel.prefix):
-                return found
+            else:
+                channel = self._feed.channel
+                if found := entries(*taken, channel.prefix, largest_unpacked(channel.policy)):
+                    return found
         raise StopAsyncIteration
 
     async def aclose(self) -> None:

@@ -14,6 +14,7 @@ NAME_CHARACTERS = 180  # of a channel in its topic's name, of which Kafka takes 
 PIECES = 8  # that retention removes one after the other, at least
 LEAST_SEGMENT_BYTES, MOST_SEGMENT_BYTES = 1024 * 1024, 1024**3
 LEAST_SEGMENT_MS, MOST_SEGMENT_MS = 10_000, 7 * 24 * 3600 * 1000
+UNPACKED_BYTES = 8 * 1024 * 1024  # of a compressed batch, at least; no appender makes a larger one of several entries
 EPHEMERAL_MS = 5 * 60 * 1000
 
 
@@ -57,6 +58,11 @@ def configs(policy: ChannelPolicy, options: Options, *, held: bool = False) -> d
     if held:
         found |= {"retention.ms": FOREVER, "retention.bytes": FOREVER}
     return found
+
+
+def largest_unpacked(policy: ChannelPolicy) -> int:
+    """How many bytes may come out of a compressed batch of the channel: the same for all who read it."""
+    return max(policy.max_message_bytes, UNPACKED_BYTES) + OVERHEAD_BYTES
 
 
 def _retention(retention_ms: int | None, retention_bytes: int | None, largest: int) -> dict[str, str]:

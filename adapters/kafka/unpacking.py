@@ -1,0 +1,142 @@
+"""Compressed batches: unpacked up to a limit, and no further.
+
+Brokers limit a batch as it is sent, so a few KB may be meant to become a GB. What comes out is bounded before it is
+made. A batch that would become larger, or cannot be unpacked, counts as one record without a value, at its last offset:
+it stops nobody, and what decodes records takes it for a bad one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from aiokafka.record import MemoryRecords
+
+from .options import CODECS
+
+_LENGTH = struct.Struct(">i")
+_LENGTH_AT, _LENGTH_END = 8, 12  # how long a batch is behind its length
+_ATTRIBUTES = struct.Struct(">h")
+_ATTRIBUTES_AT = 21
+_CODEC_BITS = 0b111
+_HEADER_BYTES = 61  # before the records, which alone are compressed
+_XERIAL, _XERIAL_BYTES = b"\x82SNAPPY\x00", 16  # how Java's producers frame snappy
+_GZIP = 16 + zlib.MAX_WBITS
+
+_log = logging.getLogger(__name__)
+
+
+class TooLarge(Exception):
+    """More would come out than may."""
+
+
+class Unread(NamedTuple):
+    """What stands for a batch that is not unpacked."""
+
+    offset: int
+    timestamp: int
+    key: None = None
+    value: None = None
+    headers: tuple[()] = ()
+
+
+class Packed:
+    """A compressed batch; what its header says is asked of it as of any other."""
+
+    __slots__ = ("_batch", "_data")
+
+    def __init__(self, batch: Any, data: bytes) -> None:
+        self._batch, self._data = batch, data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def unpacked(self, limit: int) -> Iterator[Any]:
+        """Its records, of `limit` bytes at most. Raises the library's `UnsupportedCodecError` where the package that
+        unpacks is missing."""
+        unpack = _unpacker(self._batch.compression_type)
+        if unpack is None:
+            return iter(self._batch)
+        try:
+            return iter(list(self._plain(unpack(self._data[_HEADER_BYTES:], limit))))
+        except Exception as error:  # each codec has errors of its own; the checksum is right, so reading again is vain
+            last, reason = self._batch.next_offset - 1, repr(error)
+            _log.warning(
+                "the batch at %d of %d bytes is not unpacked, it counts as one record without a value at %d: %s",
+                self._batch.base_offset,
+                len(self._data),
+                last,
+                f"it is over {limit} bytes" if isinstance(error, TooLarge) else reason,
+            )
+            return iter((Unread(last, self._batch.max_timestamp),))
+
+    def _plain(self, records: bytes) -> Any:
+        data = bytearray(self._data[:_HEADER_BYTES]) + records
+        _LENGTH.pack_into(data, _LENGTH_AT, len(data) - _LENGTH_END)
+        (attributes,) = _ATTRIBUTES.unpack_from(data, _ATTRIBUTES_AT)
+        _ATTRIBUTES.pack_into(data, _ATTRIBUTES_AT, attributes & ~_CODEC_BITS)
+        return MemoryRecords(bytes(data)).next_batch()
+
+
+def split(data: bytes) -> Iterator[Any]:
+    """The batches in the answer to a read; a last one that is cut off is left out."""
+    records, at = MemoryRecords(data), 0
+    while records.has_next():
+        batch: Any = records.next_batch()
+        (length,) = _LENGTH.unpack_from(data, at + _LENGTH_AT)
+        end = at + _LENGTH_END + length
+        yield Packed(batch, data[at:end]) if batch.compression_type else batch
+        at = end
+
+
+def _unpacker(codec: int) -> Callable[[bytes, int], bytes] | None:
+    if codec == CODECS["gzip"]:
+        return _gunzip
+    try:
+        cramjam: Any = importlib.import_module("cramjam")
+    except ImportError:
+        return None
+    if codec == CODECS["snappy"]:
+        return partial(_unsnap, cramjam.snappy)
+    names = {number: name for name, number in CODECS.items()}
+    return partial(_into, getattr(cramjam, names[codec]).decompress_into)
+
+
+def _gunzip(data: bytes, limit: int) -> bytes:
+    out = bytearray()
+    while data:
+        member = zlib.decompressobj(_GZIP)
+        out += member.decompress(data, limit + 1 - len(out))
+        if len(out) > limit:
+            raise TooLarge
+        if not member.eof:
+            raise EOFError("the data end too early")
+        data = member.unused_data
+    return bytes(out)
+
+
+def _unsnap(snappy: Any, data: bytes, limit: int) -> bytes:
+    blocks = list(_xerial_blocks(data)) if data.startswith(_XERIAL) else [data]
+    if sum(map(snappy.decompress_raw_len, blocks)) > limit:
+        raise TooLarge
+    return b"".join(bytes(snappy.decompress_raw(block)) for block in blocks)
+
+
+def _xerial_blocks(data: bytes) -> Iterator[bytes]:
+    at = _XERIAL_BYTES
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        yield data[at : at + length]
+        at += length
+
+
+def _into(decompress_into: Callable[[bytes, bytearray], int], data: bytes, limit: int) -> bytes:
+    """Unpack where there is room for so much: more is an error of the package's."""
+    room = bytearray(limit)
+    return bytes(room[: decompress_into(data, room)])

@@ -1,0 +1,100 @@
+"""Compressed batches of other tools: what comes out is bounded before it is made, and none stops a channel."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+
+import pytest
+from aiokafka import AIOKafkaProducer, codec
+from aiokafka.record import MemoryRecords
+
+from tidewal.adapters.kafka.batch import Batch
+from tidewal.adapters.kafka.fetching import entries
+from tidewal.adapters.kafka.options import CODECS
+from tidewal.adapters.kafka.positions import prefix, to_rows
+from tidewal.adapters.kafka.topics import UNPACKED_BYTES
+from tidewal.adapters.kafka.unpacking import split
+from tidewal.runtime.clock import compose
+from tidewal.runtime.wal import Append, ChannelPolicy, From
+
+NOW_MS = 1_700_000_000_000
+LIMIT = 100_000
+PLAIN = ChannelPolicy()
+PACKED = [
+    pytest.param(name, marks=pytest.mark.skipif(not getattr(codec, f"has_{name}")(), reason="no package for it"))
+    for name in ("gzip", "snappy", "lz4", "zstd")
+]
+
+
+def batch(*payloads, name="gzip"):
+    return bytes(
+        Batch(to_rows([compose(NOW_MS)] * len(payloads), payloads, NOW_MS), codec=CODECS[name]).build((1, 0), 0)
+    )
+
+
+def read(data, limit=LIMIT):
+    return [bytes(entry.payload) for entry in entries(list(split(data)), 0, prefix(0), limit)]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_what_fits_comes_out_as_it_was(name):
+    payloads = [b"one" * 1000, b"", bytes(50_000)]
+    assert read(batch(*payloads, name=name)) == payloads
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_batch_that_would_become_too_large_is_one_entry_without_payload(name, caplog):
+    bombs = batch(b"before", name=name), batch(b"x", bytes(64 * LIMIT), name=name), batch(b"behind", name=name)
+    assert len(bombs[1]) < LIMIT * 4
+    tracemalloc.start()
+    found = read(b"".join(bombs))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [b"before", b"", b"behind"]
+    assert peak < 20 * LIMIT
+    assert f"it is over {LIMIT} bytes" in caplog.text or "not unpacked" in caplog.text
+
+
+def test_its_id_is_that_of_its_last_record():
+    data = batch(b"x", bytes(2 * LIMIT), b"y")
+    assert [entry.id[-1] for entry in entries(list(split(data)), 0, prefix(0), LIMIT)] == [2]
+    assert entries(list(split(data)), 3, prefix(0), LIMIT) == []
+
+
+@pytest.mark.parametrize("cut", [1, 20, 40])
+def test_what_cannot_be_unpacked_stops_nobody(cut):
+    good = batch(b"x" * 1000)
+    (packed,) = split(good)
+    packed._data = packed._data[:-cut]  # as if it had been compressed so: the checksum is right
+    assert [record.value for record in packed.unpacked(LIMIT)] == [None]
+
+
+def test_gzip_in_several_members_is_bounded_as_a_whole():
+    (packed,) = split(batch(b"x"))
+    header = packed._data[:61]
+    packed._data = header + b"".join(gzip.compress(bytes(LIMIT // 2)) for _ in range(3))
+    assert [record.value for record in packed.unpacked(LIMIT)] == [None]
+
+
+def test_what_is_not_compressed_is_handed_on_as_it_is():
+    data = batch(b"x", name="none")
+    (found,) = split(data)
+    assert type(found) is type(MemoryRecords(data).next_batch())
+
+
+@pytest.mark.broker
+async def test_a_compression_bomb_is_a_bad_record_of_its_channel(kafka, opening, helpers):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    topic = wal._catalog.find("a").topic
+    large = 4 * UNPACKED_BYTES
+    async with AIOKafkaProducer(
+        bootstrap_servers=kafka.bootstrap, compression_type="gzip", max_request_size=2 * large
+    ) as producer:
+        await producer.send_and_wait(topic, b"fine", partition=0)
+        await producer.send_and_wait(topic, bytes(large), partition=0)
+    behind = await wal.append_many([Append("a", b"behind")])
+    found = await helpers.take(wal, "a", From.EARLIEST, 3)
+    assert helpers.payloads(found) == [b"fine", b"", b"behind"]
+    assert found[-1].id == behind[0]
