@@ -95,9 +95,11 @@ class Client:
     ) -> None:
         await self.close()
 
-    async def ready(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
-        """Wait until writes are taken."""
-        await self._caller.call("proxy", "ready", deadline_s=deadline_s)
+    async def ready(self, *, node: str = "", deadline_s: float = READY_DEADLINE_S) -> None:
+        """Wait until writes are taken, by whichever node has the log, or by the one that calls itself `node` in the
+        catalog."""
+        params = {"to": node} if node else {}
+        await self._caller.call("proxy", "ready", params, deadline_s=deadline_s)
 
     async def close(self) -> None:
         """End the calls that wait, and leave nothing behind."""

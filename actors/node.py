@@ -14,6 +14,7 @@ from ..runtime.metrics import Metrics
 from ..runtime.names import Names
 from ..runtime.settings import Settings
 from ..runtime.wal import Wal
+from ..runtime.writer.lease import Lease
 
 Result = TypeVar("Result")
 
@@ -42,6 +43,7 @@ class Node:
     metrics: Metrics = field(default_factory=Metrics)
     blocking: RunBlocking = anyio.to_thread.run_sync
     life: str = ""
+    lease: Lease | None = None  # where the log itself does not keep a second node away
     unreadable: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
     @property

@@ -26,7 +26,7 @@ class Role(Actor):
     what is durable.
 
     When another node has taken the log over, the role answers nothing more, since the other one does, and stops; its
-    system has failed with `Fenced`.
+    system has failed with `Fenced`. While it cannot know that, it tells no errors.
     """
 
     role: ClassVar[str]
@@ -73,6 +73,12 @@ class Role(Actor):
         """Whether another node leads than this one, as far as this role has read the catalog."""
         return bool(self.node.life) and self.catalog.catalog.leader not in ("", self.node.life)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether another node may lead without this one knowing: its lease is over, or was never asked for. What it
+        could say of a failure is no answer then: who asked asks again, and hears the node that leads, or this one."""
+        return self.node.lease is not None and not self.node.lease.holds()
+
     async def _end_when_deposed(self) -> None:
         while not self.deposed:
             await self.catalog.changed()
@@ -98,13 +104,14 @@ class Role(Actor):
                 self.spawn_task(self._answer(method, request), name=f"{self.role} {request.method}")
 
     async def _answer(self, method: Method, request: Request) -> None:
+        addressed = "to" in request.params
         try:
             request.params = method.read(request.method, request.params)
             answer = await method.handler(request)
             values, body = answer if isinstance(answer, tuple) else (answer, b"")
             request.reply(values, body)
         except TidewalError as error:
-            if self.deposed:
+            if self.deposed or (self.doubtful and not addressed):
                 request.leave()
             else:
                 request.fail(error)

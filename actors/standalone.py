@@ -24,6 +24,7 @@ from ..runtime.metrics import Metrics
 from ..runtime.metrics_server import Health, MetricsServer
 from ..runtime.settings import Settings
 from ..runtime.wal import Wal
+from ..runtime.writer.lease import Lease
 from .client import Client
 from .datanode import DataNode
 from .datanode.origin import wal_of
@@ -65,7 +66,8 @@ class Standalone:
         metrics = metrics or Metrics(name)
         hybrid = HybridClock(clock)
         life = f"{name}-{hybrid.now():x}"
-        self.node = Node(name, wal, Path(tables), settings, hybrid, metrics, blocking, life)
+        lease = None if wal.capabilities.one_node else Lease(hybrid.clock)
+        self.node = Node(name, wal, Path(tables), settings, hybrid, metrics, blocking, life, lease=lease)
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()
@@ -103,9 +105,10 @@ class Standalone:
         return self
 
     async def _ready(self) -> None:
-        """Wait until writes are taken, or a role has given up."""
+        """Wait until this node takes writes, or a role has given up."""
         async with self.client("start") as client:
-            ready, failed = asyncio.create_task(client.ready()), asyncio.create_task(self.failed())
+            ready = asyncio.create_task(client.ready(node=self.node.life))
+            failed = asyncio.create_task(self.failed())
             try:
                 await asyncio.wait([ready, failed], return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():

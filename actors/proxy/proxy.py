@@ -28,7 +28,6 @@ from ...runtime.rpc import REQUEST_CHANNEL, Request
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.wal import ChannelPolicy, Entry, From
 from ...runtime.writer import Appended, Grant, Writer
-from ...runtime.writer.lease import Lease
 from ...runtime.writer.measures import WriterMeasures
 from ..flushes import Flushed
 from ..node import Node
@@ -60,7 +59,6 @@ class Proxy(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._writer: Writer
-        self._lease = Lease(node.clock.clock)
         self._beat: Beat
         self._measures: ProxyMeasures
         self._unflushed = Unflushed(node.settings.proxy.max_unflushed_bytes)
@@ -91,7 +89,7 @@ class Proxy(Role):
             inflight_bytes=node.settings.proxy.max_inflight_bytes,
             observer=_Observer(self),
             grants=self.catalog,
-            lease_holds=None if node.wal.capabilities.one_node else self._lease.holds,
+            lease_holds=None if node.lease is None else node.lease.holds,
         )
         self._measures = ProxyMeasures(node.metrics, lambda: self._writer.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
@@ -139,7 +137,7 @@ class Proxy(Role):
         """Ask the coordinator of this node. One that does not lead any more does not answer, until the role ends."""
         request = {"node": self.node.life, "to": self.node.life, **params}
         while True:
-            asked_s = self._lease.ask()
+            asked_s = self.node.clock.clock.monotonic()
             try:
                 reply = await self.caller.call("mixcoord", method, request, deadline_s=MIXCOORD_DEADLINE_S)
             except TidewalError as error:
@@ -148,8 +146,8 @@ class Proxy(Role):
                 _log.warning("mixcoord does not %s, asking again: %s", method, error)
                 await asyncio.sleep(ASK_AGAIN_S)
             else:
-                if method == "renew":
-                    self._lease.renew(asked_s)
+                if method == "renew" and self.node.lease is not None:
+                    self.node.lease.renew(asked_s)
                 return dict(reply.values)
 
     async def _renew(self) -> None:

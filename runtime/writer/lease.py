@@ -20,12 +20,8 @@ class Lease:
         self._clock = clock
         self._ends_s = float("-inf")
 
-    def ask(self) -> float:
-        """The moment of asking, to be handed to `renew` once the answer is there."""
-        return self._clock.monotonic()
-
     def renew(self, asked_s: float) -> None:
-        """What was asked for at `asked_s` was granted."""
+        """What was asked for at `asked_s`, by the clock's `monotonic`, was granted."""
         self._ends_s = max(self._ends_s, asked_s + LEASE_S)
 
     def holds(self) -> bool:

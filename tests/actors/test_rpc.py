@@ -4,11 +4,12 @@ answered."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
-from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.errors import CollectionNotFound, Unavailable
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
@@ -56,7 +57,11 @@ async def test_every_write_happens_once_and_every_question_is_answered(home, see
         await insist(lambda: client.flush("people", deadline_s=600))
         compacted = await client.compact("people", deadline_s=600)
         assert compacted["rows"] == BATCHES * 10
-        await insist(lambda: client.drop_collection("people", deadline_s=300))
+        try:
+            await client.drop_collection("people", deadline_s=300)
+        except Unavailable:  # half-way, as its error does not tell: the next `create` finishes it
+            with contextlib.suppress(CollectionNotFound):
+                await insist(lambda: client.drop_collection("people", deadline_s=300))
         await insist(lambda: client.create_collection(home.PEOPLE, deadline_s=300))
         assert await insist(lambda: client.count("people", consistency="strong", deadline_s=300)) == 0
     assert home.faults.trace, "the plan did nothing: the test shows nothing"
