@@ -5,20 +5,25 @@ buffer, and positions from which another stream goes on.
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar, cast
 
+from prometheus_client import Counter
+
 from .channel_reader import ChannelReader, Grants, OnBadRecord, ReadCounts
-from .errors import Closed, InvalidRequest, PositionMismatch
+from .errors import Closed, InvalidRequest, PositionLost, PositionMismatch
 from .messages import Position
 from .record import Record
 from .wal import Entry, From, FromId, FromTime, Start, Wal
 
 BUFFER_BYTES = 64 * 1024 * 1024
 CHANNEL_BUFFER_BYTES_MIN = 256 * 1024
+_log = logging.getLogger(__name__)
+
 RECORD_OVERHEAD_BYTES = 512  # what a buffered record costs beside its body, so that empty ones are bounded too
 
 
@@ -80,13 +85,22 @@ class ChannelPumps(ABC, Generic[Channel]):
     """Reads channels into buffers of `buffer_bytes` together. A channel whose buffer is full is not read further."""
 
     def __init__(
-        self, wal: Wal, group: str, buffer_bytes: int, on_bad: OnBadRecord | None, grants: Grants | None = None
+        self,
+        wal: Wal,
+        group: str,
+        buffer_bytes: int,
+        on_bad: OnBadRecord | None,
+        reset_to: From | None,
+        resets: Counter | None,
+        grants: Grants | None = None,
     ) -> None:
         self.group = group
         self._grants = grants
         self._wal = wal
         self._buffer_bytes = buffer_bytes
         self._on_bad = on_bad
+        self._reset_to = reset_to
+        self._resets = resets
         self._channels: dict[str, Channel] = {}
         self._progress = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -191,27 +205,52 @@ class ChannelPumps(ABC, Generic[Channel]):
                 for channel in self._channels.values()
             ]
 
+    @property
+    def _channel_limit(self) -> int:
+        """Bytes of one channel's buffer over which it is not read further."""
+        return max(CHANNEL_BUFFER_BYTES_MIN, self._buffer_bytes // len(self._channels))
+
     async def _pump(self, channel: Channel) -> None:
         """Read one channel into its buffer, for ever, as far as there is room."""
-        limit = max(CHANNEL_BUFFER_BYTES_MIN, self._buffer_bytes // len(self._channels))
         try:
-            start = await self._placed(channel)
-            async with reading(self._wal, channel.name, start) as batches:
-                async for entries in batches:
-                    for record in await channel.reader.accept_granted(entries):
-                        self._keep(channel, record)
-                    if not channel.buffer:
-                        channel.position = channel.reader.position
-                    self._caught(channel)
-                    self._progress.set()
-                    while channel.bytes > limit:
-                        self._check_room(channel, limit)
-                        channel.room.clear()
-                        await channel.room.wait()
-            raise Closed(f"the log was closed while {channel.name} was being read")
+            while True:
+                try:
+                    await self._read(channel)
+                except PositionLost as error:
+                    channel.start = self._after_loss(channel, error)
         except Exception as error:  # -- every failure of a pump must reach the reader, whatever it is
             self._failure = error
             self._progress.set()
+
+    async def _read(self, channel: Channel) -> None:
+        limit = self._channel_limit
+        start = await self._placed(channel)
+        async with reading(self._wal, channel.name, start) as batches:
+            async for entries in batches:
+                for record in await channel.reader.accept_granted(entries):
+                    self._keep(channel, record)
+                if not channel.buffer:
+                    channel.position = channel.reader.position
+                self._caught(channel)
+                self._progress.set()
+                while channel.bytes > limit:
+                    self._check_room(channel, limit)
+                    channel.room.clear()
+                    await channel.room.wait()
+        raise Closed(f"the log was closed while {channel.name} was being read")
+
+    def _after_loss(self, channel: Channel, error: PositionLost) -> Start:
+        """Where to go on when retention has removed what was to be read next. Raises the error where nobody said."""
+        if self._reset_to is None:
+            raise error
+        _log.warning("what was to be read next of %s is gone; going on at %s", channel.name, self._reset_to.value)
+        channel.reader.counts.lost += 1
+        if self._resets is not None:
+            self._resets.inc()
+        behind = error.fields.get("first_available")
+        if self._reset_to is From.EARLIEST and isinstance(behind, bytes):
+            return FromId(behind, inclusive=True)  # the channel may have entries before what is lost
+        return self._reset_to
 
     async def _placed(self, channel: Channel) -> Start:
         """A start at the channel's end begins with the last entry, which only tells how far the channel has come:

@@ -57,6 +57,7 @@ class ReadCounts:
     fenced: int = 0
     incomplete: int = 0  # batches of which a part was missing
     bad: int = 0
+    lost: int = 0  # times that retention had removed what was to be read next, and `reset_to` moved the stream
     late: int = 0  # counted by a time-ticked stream: behind a time already told
 
 

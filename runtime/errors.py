@@ -89,6 +89,13 @@ class PositionLost(TidewalError):
     """Retention removed the position, or it never existed (`requested`, `first_available`). Choose where to go on."""
 
 
+class WatermarkStalled(TidewalError):
+    """The time of a channel (`channel`, `time`) has not moved for `waited_s` while a reader waited for it: its owner
+    says nothing, or cannot be heard. Nothing is lost: iterate again, and look for the owner."""
+
+    retryable = True
+
+
 class PositionMismatch(TidewalError):
     """The position belongs to another backend or channel (`expected`, `found`)."""
 

@@ -10,11 +10,13 @@ from .channel_reader import Grants
 from .clock import HybridClock
 from .dead_letters import DeadLetters
 from .errors import ConfigError
+from .metrics import Metrics
+from .pursuit import Pursuit
 from .redaction import shown_url, split_url
 from .settings import Settings
 from .stream import MsgStream
 from .tt_stream import TtMsgStream
-from .wal import Wal
+from .wal import From, Wal
 
 ENTRY_POINTS = "tidewal.wal"
 PACK_BYTES = 4 * 1024 * 1024  # what one pack of `mq.mqBufSize` counts for in a stream's buffer
@@ -58,22 +60,42 @@ class Factory:
         *,
         dead_letters: DeadLetters | None = None,
         grants: Grants | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
-        """`mq.mqBufSize` of `settings` bounds each stream's buffer, at `PACK_BYTES` a pack. `grants` are those of a
-        node's catalog, for its time-ticked streams."""
+        """`mq.mqBufSize` of `settings` bounds each stream's buffer, at `PACK_BYTES` a pack; `mq.enablePursuitMode` and
+        the keys beside it say how time-ticked streams that are far behind join packs. `grants` are those of a node's
+        catalog, for its time-ticked streams."""
+        mq = (settings or Settings()).mq
         self._wal = wal
         self._clock = clock
-        self._buffer_bytes = (settings or Settings()).mq.mq_buf_size * PACK_BYTES
+        self._buffer_bytes = mq.mq_buf_size * PACK_BYTES
+        self._resets = None if metrics is None else metrics.counter("wal_scan_reset_total")
+        pursuit = Pursuit(clock.clock, mq.pursuit_lag, mq.pursuit_buffer_size, mq.pursuit_buffer_time)
+        self._pursuit = pursuit if mq.enable_pursuit_mode else None
         self._on_bad = dead_letters.bad if dead_letters is not None else None
         self._on_late = dead_letters.late if dead_letters is not None else None
         self._grants = grants
 
-    def stream(self, group: str = "") -> MsgStream:
+    def stream(self, group: str = "", *, reset_to: From | None = None) -> MsgStream:
         """A plain stream."""
-        return MsgStream(self._wal, self._clock, group=group, buffer_bytes=self._buffer_bytes, on_bad=self._on_bad)
+        return MsgStream(
+            self._wal,
+            self._clock,
+            group=group,
+            buffer_bytes=self._buffer_bytes,
+            on_bad=self._on_bad,
+            reset_to=reset_to,
+            resets=self._resets,
+        )
 
     def tt_stream(
-        self, group: str = "", *, vchannels: Iterable[str] | None = None, ordered: bool = True
+        self,
+        group: str = "",
+        *,
+        vchannels: Iterable[str] | None = None,
+        ordered: bool = True,
+        reset_to: From | None = None,
+        stalled_after_s: float | None = None,
     ) -> TtMsgStream:
         """A time-ticked stream."""
         return TtMsgStream(
@@ -85,4 +107,8 @@ class Factory:
             on_bad=self._on_bad,
             on_late=self._on_late,
             grants=self._grants,
+            reset_to=reset_to,
+            resets=self._resets,
+            stalled_after_s=stalled_after_s,
+            pursuit=self._pursuit,
         )

@@ -123,6 +123,7 @@ _WAL = (
         "collection_name",
         "role_name",
     ),
+    _counter("wal_scan_reset_total", "Channels of streams whose next entries retention had removed and reset_to moved"),
     _counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
     _counter("wal_dead_letter_message_total", "Bad records kept aside, by reason", CHANNEL, "reason"),
 )

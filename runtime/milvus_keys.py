@@ -9,8 +9,7 @@ _PATTERNS = """
 autoIndex.* cdc.* credential.* dataCoord.* etcd.* function.* gpu.* grpc.* indexCoord.* indexNode.* internaltls.*
 knowhere.* localStorage.* log.* metastore.* minio.* mixCoord.* natsmq.* queryCoord.* streaming.* streamingNode.*
 tikv.* tls.* trace.*
-mq.enablePursuitMode mq.pursuitLag mq.pursuitBufferSize mq.pursuitBufferTime mq.ignoreBadPosition
-mq.receiveBufSize mq.dispatcher.*
+mq.ignoreBadPosition mq.receiveBufSize mq.dispatcher.*
 rocksmq.lrucacheratio rocksmq.rocksmqPageSize rocksmq.compactionInterval rocksmq.timtickerInterval
 rocksmq.compressionTypes
 kafka.queuedmaxkbytes

@@ -39,6 +39,12 @@ class Mq(Section):
 
     type: MqType = Field(default="default", description="the log's backend; `default` takes the first that is enabled")
     mq_buf_size: PositiveInt = Field(default=16, description="packs of 4 MiB that a stream buffers")
+    enable_pursuit_mode: bool = Field(
+        default=False, description="join small packs of time-ticked streams that are far behind (differs from Milvus)"
+    )
+    pursuit_lag: PositiveFloat = Field(default=10.0, description="seconds behind the wall clock that are far")
+    pursuit_buffer_size: PositiveInt = Field(default=8 * MIB, description="bytes buffered at which packs end, then")
+    pursuit_buffer_time: PositiveFloat = Field(default=60.0, description="seconds after which packs end, then")
 
 
 class Retaining(Section):

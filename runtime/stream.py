@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import xxhash
+from prometheus_client import Counter
 
 from .channel_pumps import BUFFER_BYTES, BufferedChannel, ChannelPumps
 from .channel_reader import ChannelReader, OnBadRecord
@@ -12,7 +13,7 @@ from .clock import HybridClock
 from .errors import Closed, InvalidRequest
 from .messages import MsgPack, Position
 from .record import Record, stamp
-from .wal import Append, Start, Wal
+from .wal import Append, From, Start, Wal
 from .writer import Writer
 
 Repack = Callable[[Sequence[Record], Sequence[str]], Sequence[tuple[str, Record]]]
@@ -41,8 +42,12 @@ class MsgStream(ChannelPumps[BufferedChannel]):
         group: str = "",
         buffer_bytes: int = BUFFER_BYTES,
         on_bad: OnBadRecord | None = None,
+        reset_to: From | None = None,
+        resets: Counter | None = None,
     ) -> None:
-        super().__init__(wal, group, buffer_bytes, on_bad)
+        """`reset_to` says where a channel goes on whose next entries retention has removed; None: iterating raises
+        `PositionLost`. `resets` counts that, and so do `counts`."""
+        super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets)
         self._clock = clock
         self._writer: Writer | None = None
         self._targets: tuple[str, ...] = ()

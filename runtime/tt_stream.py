@@ -6,19 +6,24 @@ records themselves. The stream's time is the least of them; a pack holds exactly
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
+from prometheus_client import Counter
+
 from .channel_pumps import BUFFER_BYTES, RECORD_OVERHEAD_BYTES, BufferedChannel, ChannelPumps
 from .channel_reader import ChannelReader, Grants, OnBadRecord
-from .errors import MemoryLimitExceeded, OrderViolated
+from .errors import MemoryLimitExceeded, OrderViolated, WatermarkStalled
 from .messages import MsgPack, Position
+from .pursuit import Pursuit
 from .record import Record, RecordType
 from .wal import From, FromTime, Start, Wal
 
 PROMISES_MAX = 64
+STALLED_S = 3.0  # an owner announces five times a second
 
 _TIME_ONLY = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.PRODUCERS})
 
@@ -106,10 +111,23 @@ class TtMsgStream(ChannelPumps[_Channel]):
         on_bad: OnBadRecord | None = None,
         on_late: OnLate | None = None,
         grants: Grants | None = None,
+        reset_to: From | None = None,
+        resets: Counter | None = None,
+        stalled_after_s: float | None = None,
+        pursuit: Pursuit | None = None,
     ) -> None:
         """Messages of other vchannels than `vchannels` are dropped; None takes all. With `grants`, a node's catalog,
-        records that no owner was granted are bad records (see `channel_reader`)."""
-        super().__init__(wal, group, buffer_bytes, on_bad, grants)
+        records that no owner was granted are bad records (see `channel_reader`).
+
+        `reset_to` says where a channel goes on whose next entries retention has removed; None: iterating raises
+        `PositionLost`. `resets` counts that, and so do `counts`. With `stalled_after_s` (`STALLED_S` is a good one)
+        iterating raises `WatermarkStalled`, with the channel that holds the stream back, once it has waited so long for
+        a time that does not move; it may be iterated again. Without it waits. `pursuit` joins small packs while the
+        stream is far behind."""
+        super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets, grants)
+        self._stalled_after_s = stalled_after_s
+        self._pursuit = pursuit
+        self._drops: list[int] = []  # when collections were dropped, of what is buffered
         self._vchannels = None if vchannels is None else frozenset(vchannels)
         self._ordered = ordered
         self._on_late = on_late
@@ -170,15 +188,43 @@ class TtMsgStream(ChannelPumps[_Channel]):
 
     async def __anext__(self) -> MsgPack:
         self._start_pumps()
+        now = asyncio.get_running_loop().time
+        began, pursuing_from = now(), None
         while not self._closed:
             if self._failure is not None:
                 raise self._failure
             time = min(channel.time for channel in self._channels.values())
+            limit_s = None if self._stalled_after_s is None else began + self._stalled_after_s
             if time > self._end:
-                return self._pack(time)
+                pursuing_from = now() if pursuing_from is None else pursuing_from
+                if self._pursuit is None or not self._pursues(self._pursuit, time, now() - pursuing_from):
+                    return self._pack(time)
+                limit_s = pursuing_from + self._pursuit.buffer_time_s
             self._progress.clear()
-            await self._progress.wait()
+            try:
+                async with asyncio.timeout_at(limit_s):
+                    await self._progress.wait()
+            except TimeoutError:
+                if time > self._end:
+                    return self._pack(time)
+                raise self._stalled(time, now() - began) from None
         raise StopAsyncIteration
+
+    def _pursues(self, pursuit: Pursuit, time: int, waited_s: float) -> bool:
+        """Whether to read on before a pack is handed out: not behind the end of a collection, which is waited for, nor
+        when a channel is not read any more for want of room."""
+        full = any(channel.bytes > self._channel_limit for channel in self._channels.values())
+        dropped = any(ts <= time for ts in self._drops)
+        return not full and not dropped and pursuit.goes_on(time, self.buffered_bytes, waited_s)
+
+    def _stalled(self, time: int, waited_s: float) -> WatermarkStalled:
+        behind = min(self._channels.values(), key=lambda channel: channel.time).name
+        return WatermarkStalled(
+            f"the time of {behind} stands at {time} since {waited_s:.1f} s, and holds the stream back",
+            channel=behind,
+            time=time,
+            waited_s=waited_s,
+        )
 
     def _pack(self, time: int) -> MsgPack:
         begin, starts = self._end, self._ends or self._positions()
@@ -188,6 +234,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
         if len(self._channels) > 1 or not self._ordered:
             messages.sort(key=attrgetter("ts"))  # stable: what shares a timestamp stays in the order of its log
         self._end = time
+        self._drops = [ts for ts in self._drops if ts > time]
         self._ends = self._positions()
         return MsgPack(begin, time, messages, starts, self._ends)
 
@@ -208,6 +255,8 @@ class TtMsgStream(ChannelPumps[_Channel]):
         elif record.ts <= self._end or (self._ordered and record.ts < told):
             self._late(channel, record)
         else:
+            if record.type is RecordType.DROP_COLLECTION:
+                self._drops.append(record.ts)
             channel.keep(record)
 
     def _is_history(self, channel: _Channel, record: Record, told: int) -> bool:

@@ -150,7 +150,7 @@ def test_milvus_keys_without_a_meaning_warn_once_and_change_nothing(tmp_path, ca
     file = tmp_path / "milvus.yaml"
     file.write_text(
         "etcd: {endpoints: 'localhost:2379'}\n"
-        "mq: {type: default, enablePursuitMode: true}\n"
+        "mq: {type: default, ignoreBadPosition: true}\n"
         "rocksmq: {compressionTypes: [0, 0, 7, 7, 7]}\n"
         "quotaAndLimits: {dml: {insertRate: {collection: {max: -1}}}}\n"
     )
@@ -158,7 +158,7 @@ def test_milvus_keys_without_a_meaning_warn_once_and_change_nothing(tmp_path, ca
         settings = load_settings(file, environment={})
     assert settings == load_settings(environment={})
     (record,) = caplog.records
-    for key in ("etcd.endpoints", "mq.enablePursuitMode", "rocksmq.compressionTypes"):
+    for key in ("etcd.endpoints", "mq.ignoreBadPosition", "rocksmq.compressionTypes"):
         assert key in record.getMessage()
     assert "mq.type" not in record.getMessage()
 
