@@ -11,6 +11,7 @@ from hypothesis import settings
 
 pytest_plugins = ("tests.brokers.fixtures", "tests.backends")
 
+SPARK_S = 300  # a start of Spark is part of the first test's time, and on a busy machine takes a minute
 SHARED = ("kafka", "kafka3", "pulsar", "spark")  # fixtures and parameters of what takes long to start
 
 # A deadline per example would measure how busy the machine is; pytest's own timeout ends what hangs.
@@ -28,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         uses = {*getattr(item, "fixturenames", ()), *_parameters(item)}
         group = next((name for name in SHARED if name in uses), item.location[0])
         item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SPARK_S))
         groups[group].append(item)
     items[:] = [item for group in sorted(groups.values(), key=_weight, reverse=True) for item in group]
 

@@ -17,7 +17,7 @@ from .processes import BrokerFailed, Process, free_ports
 READY_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 8.0  # without a quorum of controllers the last nodes wait for one
 FORMATTED_WITHIN_S = 60.0
-KNOWN_WITHIN_S = 10.0  # of a new topic, to each node
+KNOWN_WITHIN_S = 60.0  # of a new topic, to each node
 
 
 class KafkaCluster:

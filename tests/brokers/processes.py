@@ -15,7 +15,7 @@ from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
 POLL_S = 0.02
-PAUSED_WITHIN_S = 10.0
+PAUSED_WITHIN_S = 60.0
 TAIL_LINES = 30
 LOWEST_PORT = 10_000
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -213,7 +213,7 @@ def test_metrics_are_where_run_says(start: Callable[..., subprocess.Popen[str]],
     assert process.stdout is not None
     where = json.loads(process.stdout.readline())
     assert where["tables"] == str(tmp_path / "new" / "tables")
-    with urlopen(where["metrics"], timeout=10) as answer:
+    with urlopen(where["metrics"], timeout=60) as answer:
         assert b"tidewal_" in answer.read()
 
 

@@ -161,7 +161,7 @@ def test_a_pipeline_runs_until_it_is_told_to_stop(start: Callable[..., Any], url
     process = start(*arguments, "--metrics-port", port)
     told = next(json.loads(line) for line in process.stdout if line.startswith("{"))
     assert told["rows"] == 9
-    page = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    page = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     assert "tidewal_spark_query_num" in page
     process.send_signal(signal.SIGTERM)
     rest = process.stdout.read()

@@ -142,7 +142,7 @@ def collect(tmp_path: Path) -> Callable[..., Collected]:
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(200)
         return batches
 
     return run

@@ -49,7 +49,7 @@ def test_a_collection_that_is_dropped_under_a_query_and_made_again(
     query.processAllAvailable()
     story.event({"kind": "drop", "id": flights.id})
     with pytest.raises(StreamingQueryException, match=r"no collection 'flights' .* Check options"):
-        query.awaitTermination(60)
+        query.awaitTermination(200)
     story.event({"kind": "dropped", "id": flights.id})
     story.term += 1  # whoever makes channels anew owns them anew
     again = story.create(id=8)
@@ -121,7 +121,7 @@ def test_rows_of_a_later_schema_in_mid_query(spark, story: Story, options, tmp_p
     )
     story.cut(flights)
     with pytest.raises(StreamingQueryException, match=r"schema of 'flights' has changed .*restart the query"):
-        query.awaitTermination(60)
+        query.awaitTermination(200)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_the_owner_ends_under_a_query(spark, tmp_path: Path, rng: random.Random)
     finally:
         owner.close()
     with pytest.raises(StreamingQueryException, match=r"start one \(tidewal run --wal rocksmq://.*/other\)"):
-        query.awaitTermination(60)
+        query.awaitTermination(200)
 
 
 def test_a_checkpoint_of_another_collection_or_log(

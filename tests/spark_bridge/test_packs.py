@@ -142,7 +142,7 @@ def drained(frame: Any, checkpoint: Path, packs: list[tuple[MsgPack, int]], *, m
         frame, lambda pack, batch: packs.append((pack, batch)), checkpoint=str(checkpoint), max_bytes=max_bytes
     )
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(200)
 
 
 @pytest.mark.spark
@@ -197,10 +197,10 @@ def test_a_pack_that_failed_comes_again(spark, story: Story, options, rng: rando
         writer = foreach_pack(frame, handle, checkpoint=str(tmp_path / "checkpoint"), max_bytes=1000)
         query = writer.trigger(availableNow=True).start()
         if again:
-            assert query.awaitTermination(60)
+            assert query.awaitTermination(200)
         else:
             with pytest.raises(StreamingQueryException, match="the disk is full"):
-                query.awaitTermination(60)
+                query.awaitTermination(200)
     assert sum(map(len, handled)) == len({name for messages in handled for name in messages})
     assert {name: rows for messages in handled for name, rows in messages.items()} == written(story.rows)
 

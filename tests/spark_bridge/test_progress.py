@@ -154,7 +154,7 @@ def test_a_query_without_a_name_goes_by_its_id() -> None:
 def samples(url: str) -> dict[str, dict[str, float]]:
     """The value of each series, by name without the prefix, then by query."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(urlopen(url, timeout=10).read().decode()):
+    for family in text_string_to_metric_families(urlopen(url, timeout=60).read().decode()):
         for sample in family.samples:
             name = sample.name.removeprefix("tidewal_")
             found.setdefault(name, {})[sample.labels.get("query_name", "")] = sample.value
@@ -198,10 +198,10 @@ def test_the_driver_serves_the_progress_of_its_queries(spark, story: Story, opti
         failing = stream.load().selectExpr("raise_error('it broke') as x").writeStream.format("noop")
         query = failing.option("checkpointLocation", str(tmp_path / "other")).queryName("failing").start()
         with pytest.raises(StreamingQueryException, match="it broke"):
-            query.awaitTermination(60)
+            query.awaitTermination(200)
         wait_until_told(spark)
         with pytest.raises(HTTPError, match="503") as refused:
-            urlopen(told.url.replace("/metrics", "/healthz"), timeout=10)
+            urlopen(told.url.replace("/metrics", "/healthz"), timeout=60)
         assert "it broke" in json.loads(refused.value.read())["failed"]["failing"]
         refused.value.close()
         with pytest.raises(Unavailable, match="cannot listen"):

@@ -115,7 +115,7 @@ def run_stream(frame: Any, checkpoint: Path, **options: str) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(200)
 
 
 def forget_last_commit(checkpoint: Path) -> int:
@@ -177,7 +177,7 @@ def test_shuffled_batches_that_run_again_change_nothing(spark: Any, node: Node, 
         """The last batch runs again. How many there are by now."""
         for _ in range(2):
             running = query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-            assert running.awaitTermination(60)
+            assert running.awaitTermination(200)
             yield 1 + forget_last_commit(checkpoint)
 
     complete = counted.writeStream.format("tidewal").outputMode("complete").options(**target)

@@ -184,7 +184,7 @@ def test_windows_over_event_time_with_a_watermark(spark, story: Story, options, 
         .trigger(availableNow=True)
         .start(out)
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(200)
     got = {
         (row["origin"], int((row["window"]["start"].astimezone(datetime.UTC) - NOON).total_seconds()) // 3600): row
         for row in spark.read.parquet(out).collect()

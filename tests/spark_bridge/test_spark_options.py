@@ -60,7 +60,7 @@ def test_a_watermark_of_no_delay_on_log_time_drops_nothing(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(200)
     progress = [each for each in query.recentProgress if each["numInputRows"]]
     assert len(progress) >= 4
     assert (
