@@ -207,9 +207,10 @@ def _absolute(directory: str | Path) -> Path:
 
 
 def _make_directory(path: Path) -> None:
-    """Find out at the start what every flush would run into."""
+    """Find out at the start what every flush would run into. A new folder is for its user alone, as the log's is."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         writable = os.access(path, os.W_OK | os.X_OK)
     except OSError as error:
         raise DirectoryUnwritable(f"{path} cannot be created: {error.strerror}", path=str(path)) from error

@@ -3,7 +3,7 @@
 `/healthz` means progress, not that the process exists: 200 while the node's own check says ok, else 503; both carry
 what the check saw as JSON, and a check that raises is not ok. The endpoint listens on loopback unless told otherwise,
 answers GET and HEAD, one request per connection, and drops a client that has not finished its request within
-`REQUEST_TIMEOUT_S` or whose request is longer than `MAX_REQUEST_BYTES`.
+`REQUEST_TIMEOUT_S` or whose request is longer than `MAX_REQUEST_BYTES`, and any beyond `CONNECTIONS_MAX` at once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .metrics import Metrics
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 16 * 1024
+CONNECTIONS_MAX = 64  # at once; file descriptors are the journal's, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,9 @@ class MetricsServer:
         await self.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)

@@ -214,3 +214,8 @@ async def test_a_node_lends_the_interpreter_its_switch_interval_and_gives_it_bac
     async with home.node(settings=settings):
         assert sys.getswitchinterval() == pytest.approx(0.0007)
     assert sys.getswitchinterval() == before
+
+
+async def test_a_new_folder_of_tables_is_for_its_user_alone(home) -> None:
+    async with home.people_client():
+        assert home.tables.stat().st_mode & 0o777 == 0o700

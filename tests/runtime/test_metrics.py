@@ -186,6 +186,19 @@ async def test_a_silent_client_is_dropped(monkeypatch: pytest.MonkeyPatch):
         writer.close()
 
 
+async def test_connections_beyond_the_limit_are_closed_at_once_and_the_others_served(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics_server, "CONNECTIONS_MAX", 2)
+    async with MetricsServer(Metrics(), lambda: Health(ok=True)) as server:
+        silent = [await asyncio.open_connection(*server.address) for _ in range(2)]
+        reader, writer = await asyncio.open_connection(*server.address)
+        assert await read_to_end(reader) == b""
+        writer.close()
+        silent[0][1].write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert (await silent[0][0].read()).startswith(b"HTTP/1.1 200")
+        for _, each in silent:
+            each.close()
+
+
 async def test_stop_ends_open_connections_and_frees_the_port():
     server = MetricsServer(Metrics(), lambda: Health(ok=True))
     await server.start()
