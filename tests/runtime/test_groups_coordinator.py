@@ -529,3 +529,28 @@ def test_outputs_of_what_is_acknowledged_are_refused():
     coordinator.commit("g", "m", [Ack("a", lease, id_of(4))], [Append("out", b"y")], answers.append)
     assert [bytes(output.payload) for output in log.outputs] == [b"x", b"y"]
     assert len(answers) == 3
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+def test_sessions_and_hand_overs_believe_no_wall_clock(step_ms):
+    log, clock = Log(), VirtualClock()
+    log.at_once = True
+    log.create("a")
+    coordinator = Coordinator(clock, log, 1)
+    for member in ("holds", "waits"):
+        coordinator.join("g", member, ["a"], From.EARLIEST, SESSION_S, lambda: None, lambda _: None)
+    (holder,) = [member for member in ("holds", "waits") if coordinator.shares("g", member).held]
+    other = {"holds": "waits", "waits": "holds"}[holder]
+    for _ in range(3):
+        clock.jump_wall(step_ms)
+        clock.advance(SESSION_S / 4)
+        coordinator.beat("g", other)
+        coordinator.expire()
+    assert coordinator.shares("g", holder).held, "a step of the wall clock has ended a session"
+    clock.jump_wall(step_ms)
+    clock.advance(SESSION_S / 2)
+    coordinator.beat("g", other)
+    clock.advance(SESSION_S)
+    coordinator.beat("g", other)
+    coordinator.expire()
+    assert coordinator.shares("g", other).held, "a step of the wall clock has kept a silent member alive"
