@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tidewal.runtime.factory import open_wal
+from tidewal.runtime.wal import ChannelPolicy
+
 from .fixtures import require
 from .kafka import KafkaCluster
 from .proxy import Proxy
@@ -49,8 +52,12 @@ async def proxied_pulsar(directory: Path) -> AsyncIterator[Proxied]:
     }
     broker = PulsarStandalone(directory, settings=settings)
     proxy.broker_port = urlsplit(broker.url).port or 0
+    url = f"pulsar://127.0.0.1:{port}?web_url={broker.web_url}"
     async with _running(broker, proxy):
-        yield Proxied(f"pulsar://127.0.0.1:{port}?web_url={broker.web_url}", proxy, broker)
+        patient = await open_wal(url)
+        await patient.create_channel("first", ChannelPolicy())  # takes a new broker longer than all that follow
+        await patient.close()
+        yield Proxied(url, proxy, broker)
 
 
 PROXIED: dict[str, Callable[[Path], AbstractAsyncContextManager[Proxied]]] = {

@@ -15,7 +15,6 @@ from tests.brokers.proxied import proxied_pulsar
 from tests.brokers.proxy import Proxy
 from tidewal.adapters.pulsar import Pulsar
 from tidewal.adapters.pulsar import open_wal as open_pulsar_wal
-from tidewal.runtime.wal import ChannelPolicy
 
 Open = Callable[..., Awaitable[Pulsar]]
 
@@ -86,9 +85,6 @@ async def open_wal(pulsar: Any, namespace: str) -> AsyncIterator[Open]:
 async def proxied(tmp_path: Path) -> AsyncIterator[tuple[Pulsar, Proxy]]:
     """A log whose broker tells its clients to come through the proxy; its administration is reached without."""
     async with proxied_pulsar(tmp_path) as found:
-        patient = await open_pulsar_wal(found.url)
-        await patient.create_channel("first", ChannelPolicy())  # takes a new broker longer than all that follow
-        await patient.close()
         wal = await open_pulsar_wal(found.url, request_timeout_s=2)
         yield wal, found.proxy
         await wal.close()
