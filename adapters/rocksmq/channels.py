@@ -120,6 +120,7 @@ class ChannelTable:
         self.floor = 0  # no dropped channel ever gave out a higher id
         self.wall_ms = 0  # when the last snapshot was taken
         self.size = 0  # what all channels take in a snapshot, about; clients have limits of their own
+        self.log_ms = 0  # the log's own time then, and in the life of an owner now: see `Ages`
 
     def apply(self, body: Payload) -> None:
         """Let one control record take effect. Raises `FormatTooNew` for one that this version does not know."""
@@ -233,6 +234,7 @@ class ChannelTable:
             "boot": self.boot,
             "floor": self.floor,
             "wall_ms": wall_ms,
+            "log_ms": self.log_ms,
             "policies": [encode_policy(policy) for policy in policies],
             "channels": channels,
             "clients": self.clients.picture(),
@@ -244,6 +246,7 @@ class ChannelTable:
         """Also from pictures without groups and clients, in which each channel carries its own policy."""
         self.next_number, self.boot = picture["next_number"], picture["boot"]
         self.floor, self.wall_ms = picture["floor"], picture["wall_ms"]
+        self.log_ms = picture.get("log_ms", self.wall_ms)
         policies = [decode_policy(policy) for policy in picture.get("policies", ())]
         self.by_number = {}
         for number, name, policy, floor, last_id, max_timestamp, truncated_to, holds, *groups in picture["channels"]:

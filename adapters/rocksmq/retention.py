@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from ...runtime.clock import Clock
+from .channels import ChannelTable
 from .index import Index, SegmentSummary
 from .journal import Journal
 from .live import Channel
@@ -35,17 +36,18 @@ class Ages:
     believed when that has lasted for `STEP_LASTS_S`.
     """
 
-    def __init__(self, clock: Clock, log_ms: int) -> None:
-        """`log_ms` is the last time in the journal."""
-        self._clock = clock
+    def __init__(self, clock: Clock, table: ChannelTable) -> None:
+        """The journal's table keeps the log's time."""
+        self._clock, self._table = clock, table
         self._opened_at = clock.monotonic()
-        self._log_ms = min(log_ms, clock.wall_ms())  # the log's own time when it was opened
+        self._log_ms = min(table.log_ms, clock.wall_ms())  # the log's time when it was opened
         self._ahead_ms, self._ahead_since = 0.0, 0.0
         self.observe()
 
     def observe(self) -> None:
         """Look at the wall clock."""
         now = self._clock.monotonic()
+        self._table.log_ms = int(self._log_time(now))
         ahead_ms = self._clock.wall_ms() - self._log_time(now)
         if ahead_ms <= 0 or self._ahead_ms <= 0:
             self._ahead_ms, self._ahead_since = ahead_ms, now
@@ -80,7 +82,7 @@ class Retention:
         measures: Measures,
     ) -> None:
         self._journal, self._segments, self._index, self._registry = journal, segments, index, registry
-        self._ages, self._measures = Ages(clock, journal.table.wall_ms), measures
+        self._ages, self._measures = Ages(clock, journal.table), measures
         self._lock = threading.Lock()
 
     def apply(self) -> int:
