@@ -54,8 +54,7 @@ def session(app_name: str = "tidewal", *, master: str = "local[2]", **conf: str)
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if "SPARK_HOME" not in os.environ:
-        os.environ["SPARK_HOME"] = _home_without_zip().name
+    leave_out_the_zip()
     make_source_findable()
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in (SETTINGS | conf).items():
@@ -95,15 +94,22 @@ def make_source_known(spark: SparkSession) -> None:
         spark.dataSource.register(TidewalSource)
 
 
-@cache
-def _home_without_zip() -> TemporaryDirectory[str]:
-    """A Spark home that is the installed PySpark but for the zip in which Spark hands PySpark to its workers. A zip has
-    no bytecode: each worker would spend a second on compiling, and Spark waits ten for some of them, on a machine
-    however busy. Without the zip they import the installed package. It is removed when this process ends."""
+def leave_out_the_zip() -> None:
+    """Have workers import the installed PySpark. Spark hands them a zip of it, and a zip has no bytecode: each worker
+    would spend a second on compiling, and Spark waits ten for some of them, on a machine however busy. Does nothing
+    where PySpark is not all in its package, or a Spark home is set."""
     import pyspark
 
+    installed = Path(pyspark.__file__).parent
+    if "SPARK_HOME" not in os.environ and (installed / "jars").is_dir():
+        os.environ["SPARK_HOME"] = _home_without_zip(installed).name
+
+
+@cache
+def _home_without_zip(installed: Path) -> TemporaryDirectory[str]:
+    """All of `installed` but the folder with the zip. It is removed when this process ends."""
     home = tempfile.TemporaryDirectory(prefix="tidewal-spark-home-")
-    for entry in Path(pyspark.__file__).parent.iterdir():
+    for entry in installed.iterdir():
         if entry.name != "python":
             Path(home.name, entry.name).symlink_to(entry)
     return home

@@ -20,7 +20,7 @@ def python(code: str, folder: Path, **environment: str) -> str:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
