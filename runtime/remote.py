@@ -94,7 +94,10 @@ Picture: TypeAlias = dict[str, object]
 
 def encode_policy(policy: ChannelPolicy) -> dict[str, object]:
     """A msgpack-able picture of a policy."""
-    return {**asdict(policy), "acks": policy.acks.value, "delivery": policy.delivery.value}
+    picture: dict[str, object] = {**asdict(policy), "acks": policy.acks.value, "delivery": policy.delivery.value}
+    if not policy.temporary:
+        del picture["temporary"]  # as it was before there were any
+    return picture
 
 
 def decode_policy(picture: dict[str, Any]) -> ChannelPolicy:

@@ -15,7 +15,7 @@ import itertools
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -47,6 +47,8 @@ REMEMBERED_REPLY_BYTES = 16 * 1024  # larger answers come from reads, which may 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of all its pieces
 
 REQUEST_CHANNEL = ChannelPolicy(ephemeral=True, max_message_bytes=MESSAGE_BYTES_MAX, ephemeral_bytes=MESSAGE_BYTES_MAX)
+
+REPLY_CHANNEL = replace(REQUEST_CHANNEL, temporary=True)
 
 Params = Mapping[str, Any]
 
@@ -210,12 +212,15 @@ class Caller:
 
     async def open(self) -> None:
         """Create the reply channel and listen."""
+        await self._begin()
+        self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
+
+    async def _begin(self) -> None:
         channel = self._names.replies(self.name)
-        await self._wal.create_channel(channel, REQUEST_CHANNEL)
+        await self._wal.create_channel(channel, REQUEST_CHANNEL if self._shared else REPLY_CHANNEL)
         self._limit = (await self._wal.describe(channel)).max_message_bytes
         latest = await self._wal.latest_id(channel)
         self._start = From.EARLIEST if latest is None else FromId(latest)
-        self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
 
     @property
     def listening(self) -> bool:
@@ -264,13 +269,21 @@ class Caller:
 
     async def _listen(self) -> None:
         try:
-            async for entries in self._wal.read(self._names.replies(self.name), self._start):
-                for entry in entries:
-                    self._take(entry.payload)
+            await self._read()
         except TidewalError as error:
             self._fail(of_unknown_outcome(error))
         else:
             self._fail(Closed("the log was closed", outcome_unknown=True))
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                async for entries in self._wal.read(self._names.replies(self.name), self._start):
+                    for entry in entries:
+                        self._take(entry.payload)
+                return
+            except ChannelNotFound:  # the log took this process for gone, or has another owner; requests repeat
+                await self._begin()
 
     def _take(self, payload: Payload) -> None:
         try:

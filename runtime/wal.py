@@ -42,6 +42,8 @@ class ChannelPolicy:
 
     An ephemeral channel lives in memory, never touches the disk, and forgets its oldest entries over
     `ephemeral_bytes`; a reader that falls behind continues at the oldest entry there is.
+    A `temporary` one is ephemeral, and for the process that creates it alone: where the backend notices that this
+    process is gone, it drops the channel, so who needs it longer creates it again.
     `retention_s` and `retention_bytes` of None keep everything. `delivery` says what becomes of entries that consumer
     groups have acknowledged.
     """
@@ -53,6 +55,7 @@ class ChannelPolicy:
     max_message_bytes: int = 5 * 1024 * 1024
     ephemeral_bytes: int = 32 * 1024 * 1024
     delivery: Delivery = Delivery.KEEP
+    temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,12 @@ class ChannelTable:
 
     def _boot(self, number: int) -> None:
         self.boot = max(self.boot, number)
+        self.end_life()
+
+    def end_life(self) -> None:
+        """Forget the temporary channels: none outlives the log's owner."""
+        for number in [number for number, state in self.by_number.items() if state.policy.temporary]:
+            self._drop(number)
 
     def advance(self, number: int, last_id: int, max_timestamp: int) -> None:
         """Note that the channel's entries up to `last_id` are in the journal."""

@@ -29,6 +29,7 @@ from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended
 from .channels import encode_id
 from .connection import Connection
 from .reader import Reader, Source
+from .temporary import TemporaryChannels
 
 NUMBERS = 1 << 63  # of appends; those behind the last of a request still have a form in msgpack
 
@@ -82,6 +83,7 @@ class Requests:
 
     def __init__(self, store: Served, groups: Groups | None, boot: int, frame_bytes: int) -> None:
         self._store, self._groups = store, groups
+        self._temporary = TemporaryChannels(store.drop_channel)
         self._greeting = {"boot": boot, "frame_bytes": frame_bytes}
 
     def handle(self, connection: Connection, frame: Frame) -> None:
@@ -105,8 +107,10 @@ class Requests:
 
     def gone(self, connection: Connection) -> None:
         """The connection has ended."""
-        if self._groups is not None and connection.greeted:
-            self._groups.disconnected(connection.number)
+        if connection.greeted:
+            self._temporary.disconnected(connection.number)
+            if self._groups is not None:
+                self._groups.disconnected(connection.number)
 
     def _answer(self, connection: Connection, seq: int, method: str, arguments: list[object], frame: Frame) -> None:
         if not connection.greeted:
@@ -140,6 +144,7 @@ class Requests:
                     connection.refuse(seq, InvalidRequest("the token is not that of this log"))
                     return
                 connection.client, connection.greeted = client, True
+                self._temporary.connected(connection.number, client)
                 if self._groups is not None:
                     self._groups.connected(connection.number, client)
                 connection.answer(seq, self._greeting)
@@ -205,8 +210,13 @@ class Requests:
                 return lambda: _packed(seq, store.id_at(channel, timestamp))
             case ["create", str(channel), dict()]:
                 decoded = _policy(cast("dict[str, Any]", arguments[1]))
+                if decoded.temporary:
+                    if connection.client is None:
+                        raise InvalidRequest("a client that creates a temporary channel needs an id")
+                    self._temporary.created(connection.client, channel)
                 return lambda: _packed(seq, store.create_channel(channel, decoded))
             case ["drop", str(channel)]:
+                self._temporary.dropped(connection.client, channel)
                 return lambda: _packed(seq, store.drop_channel(channel))
             case ["truncate", str(channel), bytes(id)]:
                 return lambda: _packed(seq, store.truncate(channel, id))
@@ -311,6 +321,8 @@ def _policy(picture: dict[str, Any]) -> ChannelPolicy:
     seconds = cast(object, policy.retention_s or 0.0)
     if not (
         type(policy.ephemeral) is bool
+        and type(policy.temporary) is bool
+        and policy.ephemeral >= policy.temporary
         and all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
         and isinstance(seconds, int | float)
         and seconds >= 0

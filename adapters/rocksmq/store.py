@@ -191,6 +191,7 @@ class RocksMQ:
 
     def _adopt(self, recovered: Recovered, tail_bytes: int, pending_bytes: int, free_space_bytes: int) -> None:
         self.recovery: RecoveryReport = recovered.report
+        recovered.table.end_life()
         self._history = History(self._segments, self._index, recovered.sealed)
         self._registry = Registry(recovered, tail_bytes, self._segments.capacity // 7)  # an eighth of a segment
         self._keeper = Keeper(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)

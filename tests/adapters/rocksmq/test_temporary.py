@@ -1,0 +1,85 @@
+"""Channels of processes that are gone without a farewell do not stay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.runtime.names import Names
+from tidewal.runtime.rpc import REPLY_CHANNEL, Caller, RequestInbox
+from tidewal.runtime.wal import ChannelPolicy, From
+
+CLIENT = """
+import asyncio, os, sys
+from tidewal.runtime.factory import open_wal
+from tidewal.runtime.names import Names
+from tidewal.runtime.rpc import Caller
+
+async def main():
+    wal = await open_wal("rocksmq://" + sys.argv[1], own=False)
+    for _ in range(int(sys.argv[2])):
+        await Caller(wal, Names()).open()
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def store(open_rocksmq) -> RocksMQ:
+    return await open_rocksmq(serve=True)
+
+
+@pytest.mark.parametrize(
+    ("processes", "clients"), [(2, 50), pytest.param(50, 200, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, processes, clients):
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(processes):
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, directory, str(clients))
+        assert await child.wait() == -9
+    temporary = store._server._requests._temporary
+    await helpers.until(lambda: not (temporary._clients or temporary._channels or temporary._dropping))
+    assert await store.channels() == []
+    assert not store._journal.table.by_number
+    usage = store._server.usage()
+    assert (usage.connections, usage.waiting_requests, usage.in_flight_bytes, usage.outbox_bytes) == (0, 0, 0, 0)
+    assert len(os.listdir("/proc/self/fd")) <= files + 10  # of the journal and its index, however many there were
+
+
+async def test_a_caller_whose_channel_was_dropped_creates_it_again(store, directory, helpers):
+    names, shared = Names(), await open_wal(f"rocksmq://{directory}", own=False)
+    caller, inbox = Caller(shared, names, first_retry_s=0.01), RequestInbox(store, "role", names)
+    await inbox.open()
+
+    async def serve() -> None:
+        async for pack in inbox:
+            for request in pack.requests:
+                request.reply({"name": request.method})
+
+    serving = asyncio.create_task(serve())
+    await caller.open()
+    for method in ("one", "two", "three"):
+        assert (await caller.call("role", method)).values == {"name": method}
+        await store.drop_channel(names.replies(caller.name))
+    await caller.close()
+    assert names.replies(caller.name) not in await store.channels()
+    serving.cancel()
+    await shared.close()
+
+
+async def test_an_opening_forgets_the_temporary_channels_of_the_life_before(open_rocksmq):
+    for _ in range(3):
+        store = await open_rocksmq()
+        assert await store.channels() in ([], ["kept"])
+        await store.create_channel("kept", ChannelPolicy(ephemeral=True))
+        for number in range(20):
+            await store.create_channel(f"t{number}", REPLY_CHANNEL)
+        await store.append("t1", b"x")
+        assert (await anext(store.read("t1", From.EARLIEST)))[0].payload == b"x"
+        await store.close()
+    assert store._journal.table.boot == 3
