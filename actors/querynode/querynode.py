@@ -148,6 +148,8 @@ class QueryNode(Follower):
             return await pipeline.present()
         if consistency == "session":
             written: int = params.get("session_ts", 0)
+            if not self.node.clock.believes(written):
+                raise InvalidRequest(f"session_ts {written} lies days ahead: no write can have had that time")
             if written > pipeline.tsafe:
                 await pipeline.present()  # sooner than the next tick
             return written

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tidewal.runtime.clock import physical_ms
+from tidewal.runtime.clock import AHEAD_MS_MAX, LOGICAL_BITS, physical_ms
 from tidewal.runtime.errors import CollectionNotFound, InvalidFilter, InvalidRequest, MemoryLimitExceeded
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
@@ -113,6 +113,16 @@ async def test_a_session_sees_its_own_writes(home) -> None:
         for id in range(50):
             await mine.insert("people", home.people(id))
             assert await mine.count("people", consistency="session") >= id + 1
+
+
+@MEMORY_ONLY
+async def test_a_session_that_claims_a_write_days_ahead_is_refused(home) -> None:
+    async with home.people_client() as client:
+        written = await client.insert("people", home.people(1))
+        client._session["people"] = written.ts + (AHEAD_MS_MAX + 60_000 << LOGICAL_BITS)
+        error = await home.error_of(client.count("people", consistency="session"))
+        assert isinstance(error, InvalidRequest)
+        assert "days ahead" in error.message
 
 
 @MEMORY_ONLY
