@@ -282,7 +282,11 @@ class Client:
         """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
         of their distances. Exact."""
         names = None if columns is None else tuple(columns)
-        asked = SearchRequest(column, tuple(float(x) for x in vector), metric, top_k, filter, names)
+        try:
+            numbers = tuple(float(x) for x in vector)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"a search takes one vector, a list of numbers: {error}") from None
+        asked = SearchRequest(column, numbers, metric, top_k, filter, names)
         return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
 
     async def stats(self, collection: str, *, consistency: Consistency = "bounded") -> Stats:

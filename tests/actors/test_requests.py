@@ -139,6 +139,8 @@ async def test_silly_calls_of_the_client_are_told_so(home) -> None:
             client.query("people", limit=-1),
             client.query("people", limit=2**64),
             client.query("people", consistency="soon"),
+            client.search("people", "at", [[1.0], [2.0]]),
+            client.search("people", "at", None),
         ):
             assert isinstance(await home.error_of(call), InvalidRequest)
         assert isinstance(await home.error_of(client.insert("people", {"id": 1, "name": "x"})), InvalidRows)
