@@ -31,7 +31,7 @@ asyncio.run(main())
 
 @pytest.fixture
 async def store(open_rocksmq) -> RocksMQ:
-    return await open_rocksmq(serve=True)
+    return await open_rocksmq(serve=True, segment_bytes=8 * 1024 * 1024)  # room for those that wait to be dropped
 
 
 @pytest.mark.parametrize(
