@@ -134,6 +134,12 @@ class Cluster:
             raise kafka_errors.StaleMetadata(f"nobody leads {topic}")
         return await self.ask(node, request, connection)
 
+    def hang_up(self, connection: int) -> None:
+        """Close a connection to each broker; the next request on it makes another."""
+        connections: dict[tuple[int, int], Any] = self._client._conns  # the library closes all of them or none
+        for key in [key for key in connections if key[1] == connection]:
+            connections.pop(key).close()
+
     async def retrying(
         self, what: str, attempt: Callable[[], Awaitable[T]], changes: faults.Operation | None = None
     ) -> T:

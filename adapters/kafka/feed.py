@@ -45,6 +45,7 @@ class Feed:
         self._waiter: tuple[Hub, asyncio.Future[None]] | None = None
         self._room = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # of `run`
+        self._task: asyncio.Task[Any] | None = None  # of `run`
 
     # ---- the reader's side -------------------------------------------------------------------------------------------
 
@@ -83,6 +84,11 @@ class Feed:
 
     # ---- the I/O side ------------------------------------------------------------------------------------------------
 
+    def cut_short(self) -> None:
+        """After `close`: what `run` waits for is not wanted any more. One that has not begun yet ends by itself."""
+        if self._task is not None:
+            self._task.cancel()
+
     @property
     def ended(self) -> bool:
         return self._ended or self._error is not None
@@ -103,7 +109,7 @@ class Feed:
         self, cluster: Cluster, connection: int, ready: Callable[[], Awaitable[None]], started: Callable[[], None]
     ) -> None:
         """Find the start, once the topic is `ready`, tell that it has `started`, and fetch until closed."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
             try:
                 offset = await self._begin(cluster, connection, ready)

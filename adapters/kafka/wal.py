@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -209,6 +210,7 @@ class KafkaWal:
             await feed.run(self._reads, connection, lambda: self._management.ensure(feed.channel), started)
         finally:
             listeners.discard(feed)
+            self._reads.hang_up(connection)  # a broker may be holding back the answer to a fetch
             self._reading_connections.append(connection)
             self._hubs.flush()
 
@@ -216,6 +218,8 @@ class KafkaWal:
         """For `Reader`."""
         self._feeds.discard(feed)
         feed.close()
+        with contextlib.suppress(Closed):
+            self._io.post(feed.cut_short)
 
     def hub(self) -> Hub:
         """For `Reader`."""

@@ -220,3 +220,27 @@ async def test_a_start_by_time_behind_an_open_transaction_skips_nothing(kafka, o
             delivered += (await anext(member)).entries
     assert helpers.payloads(delivered) == expected
     await member.aclose()
+
+
+async def test_readers_that_are_closed_leave_no_connections(kafka, opening, helpers):
+    wal = await opening(kafka)
+    await wal.create_channel("a", PLAIN)
+    await wal.append("a", b"x")
+    sockets = wal._io.loop._connections
+
+    def open_sockets():
+        return sum(not each.is_closing() for each in tuple(sockets))
+
+    before = open_sockets()
+    for _ in range(20):
+        readers = [wal.read("a", From.EARLIEST) for _ in range(3)]
+        for reader in readers:
+            await anext(reader)
+        waiting = asyncio.ensure_future(anext(readers[0]))
+        await asyncio.gather(*(reader.aclose() for reader in readers))
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        async with asyncio.timeout(WITHIN_S):
+            await helpers.until(lambda: open_sockets() <= before)
+    await wal.append("a", b"y")
+    assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, 2)) == [b"x", b"y"]
