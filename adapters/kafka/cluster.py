@@ -196,7 +196,7 @@ class Cluster:
         """Which topic of that name there is, `NO_ID` where the brokers number none; None when the controller says that
         there is none. Raises the library's errors, `StaleMetadata` where only a broker does not know it yet."""
         try:
-            response = await self.ask(None, DescribeTopic(topic))
+            response = await self.ask(self.leader(topic), DescribeTopic(topic))  # where it matters what it is
         except NotImplementedError:  # the library's word for brokers that are too old for the request
             await self.refresh()
             return NO_ID if self.leader(topic) is not None else await self._none_if_absent(topic)
