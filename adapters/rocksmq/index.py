@@ -16,7 +16,6 @@ lenient recovery could lose for good.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import shutil
@@ -76,12 +75,13 @@ class Index:
     """The RocksDB beside the journal. Thread-safe; every call blocks for microseconds.
 
     It is a cache, and trusted as far as RocksDB's checksums go. What cannot be read when it is opened makes it begin
-    anew, from the journal. An error later ends its use for this life: it is logged, counted (`failed`) and removed, so
-    that the next opening builds it again; what is added then is dropped, and lookups raise `IndexFailed`.
+    anew, from the journal. Where no new one can be made (a full disk), and after an error later, it is not used in this
+    life: that is logged, counted (`failed`), and it is removed, so that the next opening builds it again; what is added
+    then is dropped, and lookups raise `IndexFailed`.
     """
 
     def __init__(self, path: str, failed: Callable[[], None] = lambda: None) -> None:
-        """Open, or begin anew where that fails. Raises `OSError` when that fails, too."""
+        """Open, or begin anew where that fails. Raises `OSError` for a directory that cannot be removed."""
         self.rebuilt = False
         self._path, self._failed = path, failed
         self._lock = threading.Lock()
@@ -140,14 +140,12 @@ class Index:
             shutil.rmtree(self._path)
         elif os.path.lexists(self._path):
             os.unlink(self._path)
+        self.rebuilt = True
         try:
             self._db = self._open()
             self._db.put(_FORMAT_KEY, FORMAT)
-        except Exception as error:  # a bare one again, which tells its cause in words only
-            self._release()
-            code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
-            raise OSError(code, f"the index cannot be made: {error}", self._path) from error
-        self.rebuilt = True
+        except Exception as error:  # a bare one again
+            self._give_up(f"it cannot be made: {error}")
 
     def _release(self) -> None:
         """Let RocksDB go, and its lock with it, in whatever state it is."""
@@ -159,12 +157,11 @@ class Index:
     def distrust(self, what: str) -> None:
         """The journal says otherwise: use it no more."""
         with self._lock:
-            self._give_up(what)
+            if self._db is not None:
+                self._give_up(what)
 
     def _give_up(self, what: str) -> None:
-        """Under the lock."""
-        if self._db is None:
-            return
+        """Under the lock, or before anybody else knows of this."""
         self._release()
         self._unwritten = []
         shutil.rmtree(self._path, ignore_errors=True)

@@ -211,6 +211,31 @@ async def test_an_index_that_fails_in_operation_stops_neither_readers_nor_append
     await store.close()
 
 
+async def test_a_log_opens_where_no_index_can_be_made(made, tmp_path, monkeypatch, caplog):
+    """As on a full disk that took the index of the life before."""
+    directory, written = made.copy(tmp_path / "log"), made.written
+    metrics = Metrics()
+    shutil.rmtree(directory / "index")
+
+    def fails(*_: object) -> object:
+        raise Exception("No space left on device (os error 28)")
+
+    with caplog.at_level(logging.ERROR), monkeypatch.context() as full:
+        full.setattr(Index, "_open", fails)
+        store = await open_store(directory, metrics)
+        await check(store, written)
+    assert store.recovery.index_rebuilt
+    assert "it cannot be made: No space left" in caplog.text
+    ids = [await store.append("dense", bytes([n]) * 3000, 10_000 + n) for n in range(100)]
+    more = [(id, 10_000 + n, bytes([n]) * 3000) for n, id in enumerate(ids)]
+    for _ in range(2):
+        await check(store, written | {"dense": written["dense"] + more})
+        await store.close()
+        store = await open_store(directory)
+    assert not store.recovery.index_rebuilt
+    await store.close()
+
+
 async def test_readers_get_what_lies_before_damage(made, tmp_path, helpers):
     """Also where the damage is met in the middle of a piece."""
     directory, written = made.copy(tmp_path / "log"), made.written
