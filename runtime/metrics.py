@@ -216,6 +216,7 @@ _QUERYNODE = (
 _MIXCOORD = (
     _gauge("mixcoord_leader", "info", "1 on the node that leads"),
     _counter("mixcoord_election_total", "Elections won"),
+    _counter("mixcoord_reply_channel_dropped_total", "Reply channels dropped, of callers without a sign of life"),
     _counter("mixcoord_assignment_total", "Channels assigned, by role", "role_name"),
     _gauge(
         "mixcoord_cut_lag_ms", "milliseconds", "Now minus the last stored cut; none is stored while nothing is written"

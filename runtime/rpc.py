@@ -45,6 +45,7 @@ REMEMBERED_REPLIES = 16_384
 REMEMBERED_BYTES = 16 * 1024 * 1024  # of all replies that are remembered
 REMEMBERED_REPLY_BYTES = 16 * 1024  # larger answers come from reads, which may as well be done again
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of all its pieces
+SIGN_OF_LIFE_S = 3600.0  # between two small entries that a caller writes into its own reply channel, see `Caller`
 
 REQUEST_CHANNEL = ChannelPolicy(ephemeral=True, max_message_bytes=MESSAGE_BYTES_MAX, ephemeral_bytes=MESSAGE_BYTES_MAX)
 
@@ -193,6 +194,10 @@ class Caller:
     `name` must never have been used before: answers are recognised by it. With `shared` several callers may have it,
     also one after the other: each numbers its calls from a random number on and passes over the answers to others, and
     none removes the reply channel. That is for processes that come and go without end, or are killed.
+
+    Where the log does not notice that a process is gone (`capabilities.drops_temporary`), the leader drops the reply
+    channels that stay silent for hours. So the caller writes a sign of life into its own every `SIGN_OF_LIFE_S`; it
+    creates the channel again where it was dropped all the same, as after a suspension.
     """
 
     def __init__(
@@ -206,6 +211,7 @@ class Caller:
         self._numbers = itertools.count(secrets.randbits(62) if shared else 1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._sign_of_life: asyncio.TimerHandle | None = None
         self._start: Start = From.EARLIEST
         self._pieces = Pieces(2 * MESSAGE_BYTES_MAX)
         self._limit = REQUEST_CHANNEL.max_message_bytes
@@ -214,6 +220,16 @@ class Caller:
         """Create the reply channel and listen."""
         await self._begin()
         self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
+        if not self._wal.capabilities.drops_temporary:
+            self._sign_of_life = asyncio.get_running_loop().call_later(SIGN_OF_LIFE_S, self._show_life)
+
+    def _show_life(self) -> None:
+        """One that the log does not take is made up for by the next."""
+        if not self.listening:
+            return
+        with contextlib.suppress(TidewalError):
+            self._wal.submit([Append(self._names.replies(self.name), _SIGN_OF_LIFE)], _ignore)
+        self._sign_of_life = asyncio.get_running_loop().call_later(SIGN_OF_LIFE_S, self._show_life)
 
     async def _begin(self) -> None:
         channel = self._names.replies(self.name)
@@ -314,6 +330,8 @@ class Caller:
         reader, self._reader = self._reader, None
         if reader is None:
             return
+        if self._sign_of_life is not None:
+            self._sign_of_life.cancel()
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         self._fail(Closed(f"{self.name} was closed", outcome_unknown=True))
@@ -397,3 +415,6 @@ def _may_pass(error: TidewalError) -> bool:
 
 def _ignore(_: list[bytes] | TidewalError) -> None:
     """What an ephemeral channel does with a message is known from the answer, or its absence."""
+
+
+_SIGN_OF_LIFE = encode(Record(RecordType.REPLY, key=_pack({})))  # an answer to nobody: every caller passes over it

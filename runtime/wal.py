@@ -43,7 +43,7 @@ class ChannelPolicy:
     An ephemeral channel lives in memory, never touches the disk, and forgets its oldest entries over
     `ephemeral_bytes`; a reader that falls behind continues at the oldest entry there is.
     A `temporary` one is ephemeral, and for the process that creates it alone: where the backend notices that this
-    process is gone, it drops the channel, so who needs it longer creates it again.
+    process is gone (`Capabilities.drops_temporary`), it drops the channel, so who needs it longer creates it again.
     `retention_s` and `retention_bytes` of None keep everything. `delivery` says what becomes of entries that consumer
     groups have acknowledged.
     """
@@ -90,6 +90,7 @@ class Capabilities:
     individual_acks: bool = False  # `GroupMember.acknowledge` with single ids
     atomic_commits: bool = False  # `GroupMember.commit`: positions and outputs together or not at all
     ephemeral_bounds: bool = True  # an ephemeral channel never keeps much more than its `ephemeral_bytes`
+    drops_temporary: bool = False  # a temporary channel is dropped when the process that created it is gone
 
 
 class Append(NamedTuple):

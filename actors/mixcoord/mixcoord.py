@@ -35,6 +35,7 @@ from ..measures import lag_ms
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
+from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams, RegisterParams, RenewParams
 
 CUT_INTERVAL_S = 0.5
@@ -88,6 +89,9 @@ class MixCoord(Role):
         metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
         self.spawn_task(self._draw_cuts(), name="cuts")
+        if not self.node.wal.capabilities.drops_temporary:
+            replies = ReplyChannels(self.node.wal, self.node.names, metrics)
+            self.spawn_task(replies.run(), name="silent reply channels")
 
     # ---- collections ------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,7 @@ CAPABILITIES = Capabilities(
     groups=True,
     individual_acks=True,
     atomic_commits=True,
+    drops_temporary=True,
 )
 
 
