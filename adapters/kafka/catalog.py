@@ -27,7 +27,7 @@ from . import faults
 from .cluster import LATEST, PAUSE_S, Cluster
 from .fetching import fetch, records
 from .positions import Row, prefix
-from .requests import NO_ID
+from .requests import NO_ID, may_be
 from .sender import Sender
 from .topics import UNPACKED_BYTES, catalog_configs, catalog_topic, channel_topic, channel_topics
 
@@ -45,7 +45,7 @@ class Listener(Protocol):
 @dataclass(eq=False, slots=True)
 class Channel:
     """What the catalog tells of one channel. `holds` are offsets by holder; `claims` say for each group that asked for
-    a queue where the catalog has that. `made` are ids of topics by key of the record: the first is the channel's."""
+    a queue where the catalog has that. `made` are ids of topics by key of the record, see `_which`."""
 
     name: str
     incarnation: int
@@ -138,7 +138,7 @@ class Catalog:
         """Note which topic was made for a channel, unless somebody else has noted one first."""
         key = f"{MADE}/{channel.incarnation}/{uuid4().hex}"
         await self._write([(key, {"id": topic_id.hex()})])
-        if key != next(iter(channel.made), None):
+        if key != _which(channel.made):
             await self._write([(key, None)])
 
     async def write_hold(self, channel: Channel, holder: str, offset: int | None) -> None:
@@ -221,10 +221,12 @@ class Catalog:
     # ---- its own topic -----------------------------------------------------------------------------------------------
 
     async def _find_topic(self) -> bytes:
+        orphans = channel_topics(
+            self._cluster.options.prefix, self._cluster.topics()
+        )  # before: others may begin it now
         found = await self._cluster.topic_id(self._topic)
         if found is None:
-            await self._cluster.refresh()
-            if orphans := channel_topics(self._cluster.options.prefix, self._cluster.topics()):
+            if orphans:
                 raise self._gone(f"while there are topics of channels, {orphans[0]} among them")
             await self._cluster.create_topic(self._topic, catalog_configs(self._cluster.options))
             found = await self._cluster.topic_id(self._topic)
@@ -236,7 +238,7 @@ class Catalog:
 
     async def _check_topic(self) -> None:
         """Raise `CorruptLog` once the topic is not the one that was opened."""
-        if await self._cluster.topic_id(self._topic) != self._topic_id:
+        if not may_be(await self._cluster.topic_id(self._topic), self._topic_id):
             self._lost = self._gone("while the log was open")
             self._wake()
             raise self._lost
@@ -313,7 +315,8 @@ class Catalog:
             channel.made.pop(key, None)
         else:
             channel.made[key] = topic_id
-        channel.topic_id = next(iter(channel.made.values()), None)
+        which = _which(channel.made)
+        channel.topic_id = None if which is None else channel.made[which]
 
     def _apply_claim(self, incarnation: int, group: str, offset: int | None) -> None:
         claims = self._claims.setdefault(incarnation, {})
@@ -326,6 +329,11 @@ class Catalog:
 def was_dropped(channel: Channel) -> ChannelNotFound:
     """The error of what is asked of a channel that the catalog does not have any more."""
     return ChannelNotFound(f"channel {channel.name} was dropped", channel=channel.name)
+
+
+def _which(made: Mapping[str, bytes]) -> str | None:
+    """The record that says which topic a channel is: the first with an id, or the first where brokers gave none."""
+    return next((key for key, topic_id in made.items() if topic_id != NO_ID), next(iter(made), None))
 
 
 def _claim(channel: Channel, group: str) -> str:

@@ -18,7 +18,7 @@ from .fetching import last_before
 from .lookup import at_time
 from .options import OVERHEAD_BYTES
 from .positions import ID_BYTES, offset_of
-from .requests import NO_ID
+from .requests import NO_ID, may_be
 from .retention import Retention
 from .topics import LARGEST, configs
 
@@ -63,8 +63,9 @@ class Management:
             await self._cluster.retrying(f"drop channel {name}", lambda: self._delete_topic(found), ADMINISTRATION)
 
     async def _delete_topic(self, channel: Channel) -> None:
-        """A topic that something else has made under the name is left alone."""
-        if await self._cluster.topic_id(channel.topic) in (channel.topic_id, NO_ID):
+        """A topic that something else has made under the name is left alone. One that is not noted is ours: who made
+        it did not come to that."""
+        if channel.topic_id is None or may_be(await self._cluster.topic_id(channel.topic), channel.topic_id):
             await self._cluster.delete_topic(channel.topic)
 
     async def describe(self, name: str) -> ChannelInfo:
@@ -146,19 +147,22 @@ class Management:
 
     async def _identify(self, channel: Channel) -> None:
         found = await self._cluster.topic_id(channel.topic)
-        if found is not None and found == channel.topic_id:
+        if found is not None and (found == channel.topic_id or (found == NO_ID and channel.topic_id)):
             return
         await self._catalog.sync()
         if channel.dropped:
             raise was_dropped(channel)
-        if channel.topic_id is None:
-            if found is None:
-                await self._cluster.create_topic(channel.topic, configs(channel.policy, self._cluster.options))
-                found = await self._cluster.topic_id(channel.topic)
+        if channel.topic_id is None and found is None:
+            await self._cluster.create_topic(channel.topic, configs(channel.policy, self._cluster.options))
+            found = await self._cluster.topic_id(channel.topic)
             if found is None:
                 raise kafka_errors.StaleMetadata(f"{channel.topic} is being made")
+        if found is not None and channel.topic_id in (None, NO_ID):
             await self._catalog.write_made(channel, found)
-        if found != channel.topic_id:
+            if channel.dropped:  # in the meantime, by one who may not have seen the topic
+                await self._cluster.delete_topic(channel.topic)
+                raise was_dropped(channel)
+        if not may_be(found, channel.topic_id):
             error = ChannelNotFound(
                 f"the topic {channel.topic} of channel {channel.name} was deleted from outside, and its entries with"
                 " it: drop the channel and create it again",

@@ -10,8 +10,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.protocol.fetch import FetchRequest_v11
 from aiokafka.protocol.produce import ProduceRequest_v8
 
+from tidewal.adapters.kafka.catalog import Catalog
+from tidewal.adapters.kafka.cluster import Cluster
 from tidewal.adapters.kafka.management import SEEN_S
-from tidewal.adapters.kafka.requests import FetchById, ProduceById
+from tidewal.adapters.kafka.requests import NO_ID, FetchById, ProduceById
 from tidewal.runtime.errors import ChannelNotFound, CorruptLog
 from tidewal.runtime.wal import ChannelPolicy, From, FromId
 
@@ -30,6 +32,15 @@ async def delete(kafka, topic: str, *, make_again: bool = False) -> None:
             make_again = bool(response.topic_errors[0][1])
     finally:
         await admin.close()
+
+
+async def gone(wal, topic: str) -> None:
+    """Return once the brokers do not have it any more."""
+    cluster = wal._management._cluster
+    async with asyncio.timeout(WITHIN_S):
+        await wal._call(cluster.refresh)
+        while topic in cluster.topics():
+            await wal._call(cluster.refresh)
 
 
 async def entries_of(kafka, topic: str) -> int:
@@ -98,6 +109,82 @@ async def test_two_who_make_a_topic_at_once_agree_which_it_is(kafka, opening):
         await asyncio.gather(*(wal.create_channel(name, PLAIN) for wal in wals))
         assert len({await wal.append(name, b"x") for wal in wals}) == 3
         assert len({wal._catalog.find(name).topic_id for wal in wals}) == 1
+
+
+@pytest.mark.broker
+async def test_channels_of_brokers_without_ids_are_there_when_these_are_upgraded(kafka, opening, helpers, monkeypatch):
+    asked = Cluster.topic_id
+
+    async def none(self, topic):
+        return None if await asked(self, topic) is None else NO_ID
+
+    wal = await opening(kafka)
+    with monkeypatch.context() as old:
+        old.setattr(Cluster, "topic_id", none)
+        late = await opening(kafka)
+        await late.create_channel("a", PLAIN)
+        await late.create_channel("b", PLAIN)
+        ids = [await late.append("a", b"before")]
+        for log in (wal, late):
+            log._catalog.find("a").seen_at = -SEEN_S
+    ids.append(await late.append("a", b"behind"))
+    new = await opening(kafka)
+    for log in (wal, late, new):
+        assert await log.latest_id("a") == ids[-1]
+        ids.append(await log.append("a", b"after"))
+        assert log._catalog.find("a").topic_id != NO_ID
+    with monkeypatch.context() as old:  # brokers of two versions
+        old.setattr(Cluster, "topic_id", none)
+        mixed = await opening(kafka)
+        assert await mixed.latest_id("a") == ids[-1]
+        ids.append(await mixed.append("a", b"mixed"))
+    read = []
+    reading = asyncio.create_task(helpers.drain(mixed.read("a", From.EARLIEST), read))
+    await helpers.until(lambda: [entry.id for entry in read] == ids)
+    reading.cancel()
+    for name in ("a", "b"):
+        topic = new._catalog.find(name).topic
+        await new.drop_channel(name)
+        await gone(new, topic)
+
+
+@pytest.mark.broker
+async def test_a_topic_whose_maker_died_before_it_was_noted_goes_with_its_channel(kafka, opening, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    async def killed(self, channel, topic_id):
+        raise Killed
+
+    wal, other = await opening(kafka), await opening(kafka)
+    with monkeypatch.context() as patched:
+        patched.setattr(Catalog, "write_made", killed)
+        with pytest.raises(Killed):
+            await wal.create_channel("a", PLAIN)
+    topic = wal._catalog.find("a").topic
+    await other.drop_channel("a")
+    await gone(other, topic)
+
+
+@pytest.mark.broker
+async def test_a_log_that_another_process_begins_at_the_same_time_is_not_taken_for_a_lost_one(
+    kafka, opening, monkeypatch
+):
+    asked, first = Cluster.topic_id, []
+
+    async def late(self, topic):
+        """What the brokers said of the catalog, once the other process is ready to work."""
+        found = await asked(self, topic)
+        if topic.endswith(".catalog") and not first:
+            first.append(found)
+            other = await opening(kafka)
+            await other.create_channel("a", PLAIN)
+        return found
+
+    monkeypatch.setattr(Cluster, "topic_id", late)
+    wal = await opening(kafka)
+    assert first == [None]
+    assert await wal.channels() == ["a"]
 
 
 def test_brokers_that_know_no_ids_are_asked_by_name():
