@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from ...runtime.catalog import Collection
 from ...runtime.clock import add_ms, physical_ms
 from ...runtime.errors import InvalidRequest, TidewalError
+from ...runtime.names import physical
 from ...runtime.record import DECODE_ERRORS, Record, RecordType, encode
 from ...runtime.rpc import Params, Request
 from ...runtime.wal import Append, ChannelPolicy, Payload
@@ -148,7 +149,7 @@ class QueryNode(Follower):
             return await pipeline.present()
         if consistency == "session":
             written: int = params.get("session_ts", 0)
-            if not self.node.clock.believes(written):
+            if not (self.node.clock.believes(written) or written <= self._granted_to(pipeline.collection)):
                 raise InvalidRequest(f"session_ts {written} lies days ahead: no write can have had that time")
             if written > pipeline.tsafe:
                 await pipeline.present()  # sooner than the next tick
@@ -157,6 +158,11 @@ class QueryNode(Follower):
             staleness_ms = params.get("staleness_ms") or self.node.settings.common.graceful_time
             return add_ms(self.node.clock.now(), -staleness_ms)
         return 1  # eventually: what the table and the log held when this node started is there at least
+
+    def _granted_to(self, collection: Collection) -> int:
+        """The highest time that a write to the collection may have: a successor's clock learns of it only when it takes
+        the channels."""
+        return max(self.catalog.granted(physical(vchannel)).limit for vchannel in collection.vchannels)
 
     async def _post_events(self) -> None:
         """Tell what was asked, a second's worth at a time."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, cast
 
-from ...runtime.errors import InvalidRequest, TidewalError, Unsupported
+from ...runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, Unsupported
 from ...runtime.remote import (
     ANSWER_BYTES,
     APPENDS,
@@ -83,7 +83,7 @@ class Requests:
 
     def __init__(self, store: Served, groups: Groups | None, boot: int, frame_bytes: int) -> None:
         self._store, self._groups = store, groups
-        self._temporary = TemporaryChannels(store.drop_channel)
+        self._temporary = TemporaryChannels(self._drop_temporary)
         self._greeting = {"boot": boot, "frame_bytes": frame_bytes}
 
     def handle(self, connection: Connection, frame: Frame) -> None:
@@ -224,6 +224,12 @@ class Requests:
                 return lambda: _packed(seq, store.hold(channel, holder, id))
             case _:
                 return None
+
+    async def _drop_temporary(self, channel: str) -> None:
+        """Drop what a client that is gone has created, unless that was refused because another channel has the name."""
+        with contextlib.suppress(ChannelNotFound):
+            if self._store.find(channel).policy.temporary:
+                await self._store.drop_channel(channel)
 
     async def _describe(self, channel: str) -> object:
         info = await self._store.describe(channel)

@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 class TemporaryChannels:
-    """Belongs to the server's loop. A client is a process; it may have several connections."""
+    """Belongs to the server's loop. A client is a process; it may have several connections. `drop` is given names that
+    clients asked for: it drops the temporary ones among them."""
 
     def __init__(self, drop: Callable[[str], Coroutine[object, object, None]], *, return_s: float = RETURN_S) -> None:
         self._drop, self._return_s = drop, return_s
@@ -30,7 +31,8 @@ class TemporaryChannels:
         self._clients[connection_id] = client
 
     def created(self, client: bytes, channel: str) -> None:
-        """A client creates the channel, or has it already."""
+        """A client asks to create the channel. It may be refused: this is said before, so that a client that is gone in
+        between leaves nothing."""
         self._channels.setdefault(client, set()).add(channel)
 
     def dropped(self, client: bytes | None, channel: str) -> None:

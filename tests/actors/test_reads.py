@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tidewal.runtime.clock import AHEAD_MS_MAX, LOGICAL_BITS, physical_ms
+from tidewal.runtime.clock import AHEAD_MS_MAX, LOGICAL_BITS, HybridClock, physical_ms
 from tidewal.runtime.errors import CollectionNotFound, InvalidFilter, InvalidRequest, MemoryLimitExceeded
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
@@ -123,6 +123,15 @@ async def test_a_session_that_claims_a_write_days_ahead_is_refused(home) -> None
         error = await home.error_of(client.count("people", consistency="session"))
         assert isinstance(error, InvalidRequest)
         assert "days ahead" in error.message
+
+
+@MEMORY_ONLY
+async def test_a_session_that_wrote_under_a_clock_days_ahead_is_served(home, monkeypatch) -> None:
+    """Also by a node whose own clock is right, and which has not taken the channels yet."""
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        monkeypatch.setattr(HybridClock, "believes", lambda clock, ts: False)
+        assert await client.count("people", consistency="session") == 1
 
 
 @MEMORY_ONLY

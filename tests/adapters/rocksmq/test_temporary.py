@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.runtime.errors import ChannelExists
 from tidewal.runtime.names import Names
 from tidewal.runtime.rpc import REPLY_CHANNEL, Caller, RequestInbox
 from tidewal.runtime.wal import ChannelPolicy, From
@@ -70,6 +71,20 @@ async def test_a_caller_whose_channel_was_dropped_creates_it_again(store, direct
     assert names.replies(caller.name) not in await store.channels()
     serving.cancel()
     await shared.close()
+
+
+async def test_a_client_that_is_gone_takes_no_channel_with_it_that_it_was_refused(store, directory, helpers):
+    await store.create_channel("data", ChannelPolicy())
+    await store.append("data", b"acknowledged")
+    client = await open_wal(f"rocksmq://{directory}", own=False)
+    with pytest.raises(ChannelExists):
+        await client.create_channel("data", REPLY_CHANNEL)
+    await client.create_channel("replies", REPLY_CHANNEL)
+    await client.close()
+    temporary = store._server._requests._temporary
+    await helpers.until(lambda: not (temporary._clients or temporary._channels or temporary._dropping))
+    assert await store.channels() == ["data"]
+    assert (await anext(store.read("data", From.EARLIEST)))[0].payload == b"acknowledged"
 
 
 async def test_an_opening_forgets_the_temporary_channels_of_the_life_before(open_rocksmq):
