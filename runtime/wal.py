@@ -219,7 +219,8 @@ class GroupMember(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Leave the group; its channels go to the others at once. A second call does nothing."""
+        """Leave the group; its channels go to the others at once. Returns when that is done; a second call waits for
+        the same. It goes on where the call is cancelled."""
         ...
 
 

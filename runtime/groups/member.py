@@ -77,7 +77,7 @@ class Member:
         self._passing: TidewalError | None = None  # raised once: it may succeed later
         self._fatal: Exception | None = None
         self._ended = False
-        self._left = False
+        self._leaving: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -145,10 +145,12 @@ class Member:
         await self._seek(feed, await resolve(self._wal, channel, start))
 
     async def aclose(self) -> None:
-        if self._left:
-            return
-        self._left = True
-        self._end()
+        if self._leaving is None:
+            self._end()
+            self._leaving = asyncio.create_task(self._leave(), name=f"leave group {self._group}")
+        await asyncio.shield(self._leaving)  # cancelled half-way it would keep its channels
+
+    async def _leave(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -258,7 +260,7 @@ class Member:
             for feed, plan in steps:
                 feed.unacknowledged.stored(plan)
         except Fenced as error:
-            if self._left:
+            if self._leaving is not None:
                 raise _ended() from None
             raise Fenced(error.message, **{"channel": steps[0][0].channel, **error.fields}) from None  # or the session
         finally:

@@ -504,6 +504,22 @@ async def test_turns_go_round_the_channels(wal):
             assert len(order) < 50, "the quiet channel starves"
 
 
+async def test_a_member_whose_leaving_was_cancelled_leaves_all_the_same(wal):
+    """As in a worker that ends its tasks: they stop iterating, leaving among them, and it joins again."""
+    await create(wal, "a", "b")
+    for steps in range(6):
+        leaving = await wal.join("g", ["a", "b"])
+        await having(leaving, "a", "b")
+        begun = asyncio.ensure_future(leaving.aclose())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        begun.cancel()
+        await asyncio.gather(begun, return_exceptions=True)
+        await leaving.aclose()
+        (info,) = await wal.groups()
+        assert leaving.id not in info.members, steps
+
+
 async def test_leaving_and_closing_end_the_iteration(wal):
     await create(wal, "a")
     leaving, staying = await wal.join("one", ["a"]), await wal.join("two", ["a"])
