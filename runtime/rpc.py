@@ -299,7 +299,19 @@ class Caller:
                         self._take(entry.payload)
                 return
             except ChannelNotFound:  # the log took this process for gone, or has another owner; requests repeat
-                await self._begin()
+                await self._begin_again()
+
+    async def _begin_again(self) -> None:
+        """Create the reply channel anew, also where the log refuses that for now: calls wait until their deadlines."""
+        pause_s = self._first_retry_s
+        while True:
+            try:
+                return await self._begin()
+            except TidewalError as error:
+                if not _may_pass(error):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
 
     def _take(self, payload: Payload) -> None:
         try:

@@ -10,7 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from tidewal.runtime.errors import Closed, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
+from tidewal.runtime.errors import (
+    ChannelNotFound,
+    Closed,
+    DeadlineExceeded,
+    InvalidRequest,
+    MessageTooLarge,
+    Overloaded,
+)
 from tidewal.runtime.names import Names
 from tidewal.runtime.pieces import Pieces, pieces_of
 from tidewal.runtime.record import Record, RecordType, decode
@@ -70,6 +77,29 @@ async def calling(wal: MemoryWal, name: str = "") -> AsyncIterator[Caller]:
         yield caller
     finally:
         await caller.close()
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("no room", limit="channels"), ChannelNotFound("dropped again")])
+def test_a_caller_listens_again_once_the_log_takes_its_channel_again(monkeypatch, refusal) -> None:
+    refused = 0
+
+    async def refuse(*_: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise refusal
+
+    async def run() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with serving(wal), calling(wal) as caller:
+            with monkeypatch.context() as full:
+                full.setattr(MemoryWal, "create_channel", refuse)
+                await wal.drop_channel(NAMES.replies(caller.name))
+                with pytest.raises(DeadlineExceeded):
+                    await caller.call("server", "echo", deadline_s=5)
+            assert (await caller.call("server", "echo", {"n": 1}, deadline_s=5)).values == {"n": 1}
+
+    run_virtual(run())
+    assert 1 < refused < 20
 
 
 def test_answers_with_values_and_bytes_and_raises_what_was_raised() -> None:
