@@ -135,6 +135,8 @@ class Following:
         state = self.log.state
         gone = self._presence.look(publishers, {joined.process for joined in state.members.values()})
         for member, joined in state.members.items():
+            if joined.process == self._wal.process and member not in self.log.local:
+                self.log.propose(Leave(member))  # it gave up joining or leaving, and its process still beats
             if joined.process in gone:
                 log.warning("the process of member %s of group %s is gone", member, self.group)
                 self.log.propose(Expel(member, state.last_beats[joined.process]))

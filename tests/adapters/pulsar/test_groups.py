@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tidewal.adapters.pulsar import group_log
+from tidewal.adapters.pulsar.group_records import Join
 from tidewal.adapters.pulsar.topics import HOLD_CURSOR, group_topic
 from tidewal.runtime.errors import Fenced, InvalidRequest, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -374,3 +375,26 @@ async def test_a_pipeline_that_is_killed_again_and_again_copies_everything_once(
     assert copied == {channel: [*payloads, b"last"] for channel, payloads in written.items()}
     for reader in readers:
         reader.cancel()
+
+
+async def test_a_member_that_gave_up_joining_keeps_no_channel_while_its_process_goes_on(open_wal, monkeypatch):
+    """Its joining is in the log all the same, and its process beats for another member."""
+    wal = await open_wal()
+    await wal.create_channel("a", PLAIN)
+    first = await wal.join("g", ["a"])
+    asked = group_log.GroupLog.ask
+
+    async def lost(self, *commands, token=None):
+        await asked(self, *commands, token=token)
+        if isinstance(commands[0], Join):
+            raise Unavailable("the answer was lost", outcome_unknown=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(group_log.GroupLog, "ask", lost)
+        with pytest.raises(Unavailable):
+            await wal.join("g", ["a"])
+    second = await wal.join("g", ["a"])
+    await first.aclose()
+    async with asyncio.timeout(SOON_S):
+        while (await wal.groups())[0].members != {second.id: frozenset({"a"})}:  # noqa: ASYNC110 -- others decide
+            await asyncio.sleep(0)
