@@ -17,7 +17,7 @@ from ..runtime.factory import Factory
 from ..runtime.heartbeats import announcements
 from ..runtime.names import physical
 from ..runtime.record import Record, decode, encode
-from ..runtime.rpc import REQUEST_CHANNEL, Request
+from ..runtime.rpc import Request
 from ..runtime.tt_stream import TtMsgStream
 from ..runtime.wal import Entry, From, FromTime
 from .node import Node
@@ -152,7 +152,7 @@ class Follower(Role):
         return None
 
     async def _listen(self) -> None:
-        await self.node.wal.create_channel(self.node.names.heartbeats, REQUEST_CHANNEL)
+        await self.node.make_heartbeats()
         async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
             for entry in entries:
                 try:

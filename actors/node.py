@@ -12,6 +12,7 @@ import anyio.to_thread
 from ..runtime.clock import HybridClock
 from ..runtime.metrics import Metrics
 from ..runtime.names import Names
+from ..runtime.rpc import REQUEST_CHANNEL
 from ..runtime.settings import Settings
 from ..runtime.wal import Wal
 from ..runtime.writer.lease import Lease
@@ -49,4 +50,12 @@ class Node:
     @property
     def names(self) -> Names:
         """The names of the cluster's channels."""
-        return Names(self.settings.msg_channel.chan_name_prefix.cluster)
+        given = self.settings.common.pre_created_topic
+        timeticker = given.timeticker if given.enabled else ""
+        return Names(self.settings.msg_channel.chan_name_prefix.cluster, timeticker)
+
+    async def make_heartbeats(self) -> None:
+        """Create the channel of heartbeats, unless an administrator was to do it: MixCoord has looked whether it is
+        there."""
+        if not self.names.timeticker:
+            await self.wal.create_channel(self.names.heartbeats, REQUEST_CHANNEL)

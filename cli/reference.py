@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from pydantic import BaseModel
 
@@ -41,7 +42,8 @@ def _settings(section: BaseModel, prefix: str) -> Iterator[tuple[str, str, str]]
         if isinstance(value, BaseModel):
             yield from _settings(value, f"{key}.")
         else:
-            yield key, f"`{value}`" if str(value) else "", field.description or ""
+            shown = ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
+            yield key, f"`{shown}`" if shown else "", field.description or ""
 
 
 def metrics_page() -> str:

@@ -30,7 +30,7 @@ dataNode.channel.* dataNode.compaction.* dataNode.dataSync.* dataNode.grpc.* dat
 dataNode.memory.* dataNode.port dataNode.segment.* dataNode.storage.* dataNode.timetick.*
 common.DiskIndex.* common.ImportMaxFileSize common.bloomFilter* common.buildIndexThreadPoolRatio
 common.chanNamePrefix.* common.default* common.enable* common.entityExpiration common.gracefulStopTimeout
-common.indexSliceSize common.locks.* common.maxBloomFalsePositive common.preCreatedTopic.* common.security.*
+common.indexSliceSize common.locks.* common.maxBloomFalsePositive common.security.*
 common.session.* common.simdType common.storage.* common.storageType common.subNamePrefix.*
 common.threadCoreCoefficient.* common.traceLogMode common.ttMsgEnabled
 quotaAndLimits.enabled quotaAndLimits.limits.* quotaAndLimits.quotaCenterCollectInterval quotaAndLimits.ddl.*

@@ -14,9 +14,11 @@ _VIRTUAL_TAIL = re.compile(r"_(\d+)v(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The channel names of one cluster."""
+    """The channel names of one cluster. `timeticker` is the channel of heartbeats where an administrator has made it
+    (`common.preCreatedTopic.timeticker`)."""
 
     prefix: str = DEFAULT_PREFIX
+    timeticker: str = ""
 
     def pchannel(self, number: int) -> str:
         """The physical channel `number`."""
@@ -54,7 +56,7 @@ class Names:
     @property
     def heartbeats(self) -> str:
         """Ephemeral: what the owners of channels announce."""
-        return f"{self.prefix}-heartbeats"
+        return self.timeticker or f"{self.prefix}-heartbeats"
 
     def requests(self, role: str) -> str:
         """Ephemeral: what is asked of a role."""
@@ -63,6 +65,12 @@ class Names:
     def replies(self, client: str) -> str:
         """Ephemeral: what is answered to a client."""
         return f"{self.prefix}-replies-{client}"
+
+    def may_hold_data(self, channel: str) -> bool:
+        """Whether collections may be laid on a channel of that name: it is none of those that the cluster has for
+        itself, which begin with its prefix, and does not read like a virtual one."""
+        own = channel.startswith(f"{self.prefix}-") and not channel.startswith(self.pchannel(0)[:-1])
+        return not own and physical(channel) == channel
 
 
 def physical(channel: str) -> str:

@@ -18,6 +18,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    field_validator,
 )
 from pydantic.alias_generators import to_camel
 
@@ -207,9 +208,32 @@ class QueryNode(Section):
     scheduler: Scheduler = Scheduler()
 
 
+class PreCreatedTopic(Section):
+    """Channels that an administrator has made for the node; see docs/backends.md."""
+
+    enabled: bool = Field(
+        default=False, description="lay collections on the channels `names` instead of making `…-rootcoord-dml_N`"
+    )
+    names: tuple[str, ...] = Field(
+        default=(),
+        description="channels that are there and empty; a list, or comma separated (differs from Milvus: none)",
+    )
+    timeticker: str = Field(
+        default="",
+        description="an ephemeral channel that is there, for the owners' heartbeats; empty: the node makes one "
+        "(differs from Milvus)",
+    )
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
 class Common(Section):
     """What all roles share."""
 
+    pre_created_topic: PreCreatedTopic = PreCreatedTopic()
     graceful_time: NonNegativeInt = Field(default=5000, description="ms of staleness that `bounded` reads accept")
 
 

@@ -44,9 +44,10 @@ _NAMES: Final = (
     "consistency",
     "includeHeaders",
     "tags",
+    "timeticker",
 )
 _OF_COLLECTIONS: Final = ("readChangeFeed", "history", "timestampAsOf", "versionAsOf")
-_OF_TOPICS: Final = ("consistency", "includeHeaders", "tags")
+_OF_TOPICS: Final = ("consistency", "includeHeaders", "tags", "timeticker")
 _OF_BATCHES: Final = ("endingOffsets", "endingTimestamp", "pushFilters", "timestampAsOf", "versionAsOf")
 _OF_STREAMS: Final = (
     "maxRowsPerTrigger",
@@ -107,6 +108,7 @@ class Options:
     consistency: str = CHANNEL
     headers: bool = False
     tags: tuple[str, ...] = ()
+    timeticker: str = ""  # the channel of heartbeats, where it is not the cluster's usual one
 
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
@@ -140,6 +142,7 @@ class Options:
             _one_of("consistency", options.get("consistency", CHANNEL), (CHANNEL, TICK)),
             _boolean("includeHeaders", options.get("includeHeaders", "false")),
             _list("tags", options.get("tags")),
+            options.get("timeticker", ""),
         )
         _check_bounds(parsed, streaming)
         return parsed
@@ -188,6 +191,8 @@ def _check_mode(options: Mapping[str, str], streaming: bool | None) -> None:
         raise ConfigError(
             "option maxTriggerDelay says how long to wait for minRowsPerTrigger: give that too", key="maxTriggerDelay"
         )
+    if "timeticker" in options and options.get("consistency") != TICK:
+        raise ConfigError("option timeticker goes with consistency=tick: give that too", key="timeticker")
 
 
 def _check_time_travel(options: Mapping[str, str]) -> None:

@@ -109,7 +109,7 @@ class ByTick(TopicPlan):
     def __init__(self, log: Log, options: Options) -> None:
         super().__init__(log, options)
         self._catalog = CatalogView(log, Names(options.prefix).catalog)
-        self._heartbeats = Heartbeats(log, Names(options.prefix).heartbeats)
+        self._heartbeats = Heartbeats(log, Names(options.prefix, options.timeticker).heartbeats)
         self._last: dict[str, _Told] = {}
 
     def begin(self) -> Offset:

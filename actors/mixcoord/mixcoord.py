@@ -14,7 +14,6 @@ from ...runtime.clock import add_ms
 from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
     ActorStopped,
-    ChannelExists,
     CollectionExists,
     DeadlineExceeded,
     Fenced,
@@ -28,13 +27,13 @@ from ...runtime.names import physical
 from ...runtime.record import encode
 from ...runtime.rpc import Params, Reply, Request
 from ...runtime.schema import CollectionSchema
-from ...runtime.settings import MIB
 from ...runtime.wal import ChannelPolicy, ControlAppend
 from ...runtime.writer.lease import LEASE_MS, LEASE_S
 from ..measures import lag_ms
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
+from .pchannels import Pchannels
 from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams, RegisterParams, RenewParams
 
@@ -62,6 +61,7 @@ class MixCoord(Role):
         self._assigning = asyncio.Lock()  # not the same: a collection in the making may wait for new terms
         self._cut_ends: dict[int, dict[str, CutEnd]] = {}
         self._cut_time = 0
+        self._pchannels = Pchannels(node, self.catalog)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -80,6 +80,7 @@ class MixCoord(Role):
     async def prepare(self) -> None:
         if self.ref.cell.restarts and self.deposed:
             return  # whoever has taken over since the last life keeps the log
+        await self._pchannels.check()  # before a node that works is deposed
         await self.catalog.claim(self.node.life)
         self._claimed_s = self.node.clock.clock.monotonic()
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
@@ -120,24 +121,11 @@ class MixCoord(Role):
 
     async def _add(self, schema: CollectionSchema, shards: int) -> Collection:
         id = self.catalog.catalog.next_id
-        names, channel_count = self.node.names, self.node.settings.root_coord.dml_channel_num
-        vchannels: list[str] = []
-        for shard in range(shards):
-            pchannel = names.pchannel((id - 1 + shard) % channel_count)
-            with suppress(ChannelExists):  # made under other settings: a channel keeps the policy it was made with
-                await self.node.wal.create_channel(pchannel, self._policy())
-            vchannels.append(names.vchannel(pchannel, id, shard))
-        collection = Collection(id, schema, tuple(vchannels), self.node.clock.now())
+        pchannels = [await self._pchannels.for_shard(id, shard) for shard in range(shards)]
+        vchannels = tuple(self.node.names.vchannel(name, id, shard) for shard, name in enumerate(pchannels))
+        collection = Collection(id, schema, vchannels, self.node.clock.now())
         await self.catalog.append({"kind": "create", "collection": collection.to_wire()})
         return collection
-
-    def _policy(self) -> ChannelPolicy:
-        settings, brokers = self.node.settings, {"kafka": self.node.settings.kafka, "pulsar": self.node.settings.pulsar}
-        kept = brokers.get(self.node.wal.name, settings.rocksmq)
-        minutes, size = kept.retention_time_in_minutes, kept.retention_size_in_mb
-        return ChannelPolicy(
-            retention_s=None if minutes < 0 else minutes * 60.0, retention_bytes=None if size < 0 else size * MIB
-        )
 
     async def _finish_create(self, collection: Collection) -> None:
         await self._assign(physical(vchannel) for vchannel in collection.vchannels)

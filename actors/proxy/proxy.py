@@ -24,7 +24,7 @@ from ...runtime.errors import (
 )
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, decode
-from ...runtime.rpc import REQUEST_CHANNEL, Request
+from ...runtime.rpc import Request
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.wal import ChannelPolicy, Entry, From
 from ...runtime.writer import Appended, Grant, Writer
@@ -80,7 +80,7 @@ class Proxy(Role):
 
     async def prepare(self) -> None:
         node = self.node
-        await node.wal.create_channel(node.names.heartbeats, REQUEST_CHANNEL)
+        await node.make_heartbeats()
         await node.wal.create_channel(node.names.insert_events, ChannelPolicy())
         self._writer = Writer(
             node.wal,

@@ -31,7 +31,7 @@ from tidewal.runtime.writer.measures import WriterMeasures
 
 PEOPLE = CollectionSchema("people", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
 ONLY_ON_FAULT = {  # each has a test below
-    "mixcoord_reply_channel_dropped_total",
+    "mixcoord_reply_channel_dropped_total",  # in test_reply_channels.py
     "wal_append_deduplicated_total",
     "wal_append_outcome_unknown_total",
     "wal_scan_time_tick_violation_message_total",

@@ -248,6 +248,7 @@ def test_every_known_key_is_accepted_from_the_environment():
         value: object = plain
         for part in key.split("."):
             value = value[part]
+        value = ",".join(value) if isinstance(value, tuple) else value
         text = str(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
         name = "TIDEWAL__" + key.upper().replace(".", "__")
         assert load_settings(environment={name: text}) == load_settings(environment={})

@@ -99,6 +99,7 @@ def test_durations_are_written_as_in_spark(text: str, seconds: float) -> None:
         (GOOD | {"startingTimestamp": "2", "endingTimestamp": "1"}, False, "endingTimestamp", "before"),
         (GOOD | {"consistency": "tick"}, None, "consistency", "goes with topic or subscribePattern"),
         (TOPIC | {"consistency": "cut"}, None, "consistency", "channel or tick"),
+        (TOPIC | {"timeticker": "ticks"}, None, "timeticker", "goes with consistency=tick"),
         (TOPIC | {"readChangeFeed": "true"}, None, "readChangeFeed", "goes with collection, not with topic"),
         (TOPIC | {"startingOffsets": "1700"}, True, "startingOffsets", "give it as startingTimestamp"),
         (GOOD | {"versionAsOf": "1"}, False, "versionAsOf", "say with history"),

@@ -426,9 +426,10 @@ def test_ticks_make_lines_across_channels(rng: random.Random, limit: Limits, tas
     assert upto["t"] >= max((ts for ts, _, _ in owned.written), default=0)
 
 
-def test_the_slowest_channel_holds_time_until_its_owner_announces_more(rng: random.Random) -> None:
+@pytest.mark.parametrize("timeticker", ["", "ticks"])
+def test_the_slowest_channel_holds_time_until_its_owner_announces_more(rng: random.Random, timeticker: str) -> None:
     owned = Owned(rng)
-    plan = by_tick(owned.log, topics=("a", "b", "c"))
+    plan = by_tick(owned.log, topics=("a", "b", "c"), timeticker=timeticker)
     for channel in owned.names:
         owned.tick(channel)
     idle = owned.story.now
@@ -445,7 +446,7 @@ def test_the_slowest_channel_holds_time_until_its_owner_announces_more(rng: rand
         Announcement("a", reader.term, 10**6, owned.story.now),  # of a record that is not here yet
         Announcement("b", reader.term - 1, 10**6, owned.story.now),
     ]
-    owned.log.append(NAMES.heartbeats, encode(heartbeat(told)), owned.story.now)
+    owned.log.append(timeticker or NAMES.heartbeats, encode(heartbeat(told)), owned.story.now)
     newest = plan.newest()
     assert newest is not None
     assert newest["t"] == owned.written[0][0]

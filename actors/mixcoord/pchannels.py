@@ -1,0 +1,102 @@
+"""The physical channels that collections are laid on: the node makes them, or uses those that an administrator has made
+(`common.preCreatedTopic`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+
+from ...runtime.catalog_log import CatalogLog
+from ...runtime.errors import ChannelExists, ChannelNotFound, ConfigError
+from ...runtime.settings import MIB
+from ...runtime.wal import ChannelPolicy, Delivery
+from ..node import Node
+
+KEY = "common.preCreatedTopic"
+
+_MISSING = "(no channel of this log: create it with `Wal.create_channel`)"
+_IN_USE = "(has entries that this cluster did not write: use an empty one)"
+_NO_POLICY = "(does not keep what tables need: create it durable, with `Delivery.KEEP`)"
+_NO_NAME = "(a name that begins with the cluster's prefix, or ends like `_1v0`, means something else)"
+_TWICE = "(named twice, or the `timeticker`, too)"
+_NOT_EPHEMERAL = "(would keep every heartbeat: create it ephemeral, and not temporary)"
+
+
+class Pchannels:
+    """Which physical channel a shard is laid on. A pre-created channel is the cluster's own once the catalog has it;
+    before, it must be empty."""
+
+    def __init__(self, node: Node, catalog: CatalogLog) -> None:
+        self._node, self._catalog = node, catalog
+        self._given = node.settings.common.pre_created_topic
+
+    async def check(self) -> None:
+        """Raise `ConfigError` (`key`, `channels`), which names the pre-created channels that cannot be used."""
+        if not self._given.enabled:
+            return
+        if not self._given.names:
+            raise ConfigError(f"{KEY}.enabled is set, and {KEY}.names names no channel", key=f"{KEY}.names")
+        await self._check_names(self._given.names)
+        timeticker = self._given.timeticker
+        fault = await self._fault_of_timeticker(timeticker) if timeticker else ""
+        if fault:
+            raise ConfigError(f"{KEY}.timeticker: {timeticker} {fault}", key=f"{KEY}.timeticker", channels=timeticker)
+
+    async def for_shard(self, collection_id: int, shard: int) -> str:
+        """The channel for a shard of a new collection, which is there when this returns. Raises `ConfigError` for a
+        pre-created one that can no longer be used, such as one that another cluster has begun to use."""
+        place = collection_id - 1 + shard
+        if self._given.enabled:
+            name = self._given.names[place % len(self._given.names)]
+            fault = await self._fault(name)
+            if fault:
+                raise _refusal({fault: [name]})
+            return name
+        name = self._node.names.pchannel(place % self._node.settings.root_coord.dml_channel_num)
+        with suppress(ChannelExists):  # made under other settings: a channel keeps the policy it was made with
+            await self._node.wal.create_channel(name, self._policy())
+        return name
+
+    def _policy(self) -> ChannelPolicy:
+        settings = self._node.settings
+        kept = {"kafka": settings.kafka, "pulsar": settings.pulsar}.get(self._node.wal.name, settings.rocksmq)
+        minutes, size = kept.retention_time_in_minutes, kept.retention_size_in_mb
+        return ChannelPolicy(
+            retention_s=None if minutes < 0 else minutes * 60.0, retention_bytes=None if size < 0 else size * MIB
+        )
+
+    async def _check_names(self, names: tuple[str, ...]) -> None:
+        faults: dict[str, list[str]] = defaultdict(list)
+        for name in dict.fromkeys(names):
+            twice = names.count(name) > 1 or name == self._given.timeticker
+            fault = _TWICE if twice else await self._fault(name)
+            if fault:
+                faults[fault].append(name)
+        if faults:
+            raise _refusal(faults)
+
+    async def _fault(self, name: str) -> str:
+        """Why collections cannot be laid on a channel; "" where they can."""
+        if not self._node.names.may_hold_data(name):
+            return _NO_NAME
+        try:
+            found = await self._node.wal.describe(name)
+        except ChannelNotFound:
+            return _MISSING
+        if found.policy.ephemeral or found.policy.delivery is not Delivery.KEEP:
+            return _NO_POLICY
+        ours = name in self._catalog.catalog.channels  # since before the first entry was written
+        return _IN_USE if found.first_id is not None and not ours else ""
+
+    async def _fault_of_timeticker(self, name: str) -> str:
+        try:
+            policy = (await self._node.wal.describe(name)).policy
+        except ChannelNotFound:
+            return _MISSING
+        return "" if policy.ephemeral and not policy.temporary else _NOT_EPHEMERAL
+
+
+def _refusal(faults: dict[str, list[str]]) -> ConfigError:
+    told = "; ".join(f"{', '.join(names)} {fault}" for fault, names in faults.items())
+    channels = ", ".join(name for names in faults.values() for name in names)
+    return ConfigError(f"{KEY}.names: {told}", key=f"{KEY}.names", channels=channels)
