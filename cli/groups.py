@@ -24,7 +24,7 @@ T = TypeVar("T")
 @groups.command("list")
 def list_groups(url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show all groups: their members, and for each channel how far they are and where the channel ends."""
-    told = _over(url, pictures)
+    told = _over(url, pictures, read_only=True)
     typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(lines(told)) or "none")
 
 
@@ -101,11 +101,11 @@ def lines(told: list[dict[str, Any]]) -> list[str]:
     return shown
 
 
-def _over(url: str, work: Callable[[Wal], Awaitable[T]]) -> T:
+def _over(url: str, work: Callable[[Wal], Awaitable[T]], *, read_only: bool = False) -> T:
     import uvloop
 
     async def run() -> T:
-        async with opened(url) as wal:
+        async with opened(url, read_only=read_only) as wal:
             return await work(wal)
 
     try:

@@ -13,23 +13,28 @@ from ..runtime.config import load_settings, wal_options
 from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
 from ..runtime.factory import open_wal
 from ..runtime.names import Names
+from ..runtime.read_only import ReadOnlyWal
 from ..runtime.redaction import shown_url, split_url
 from ..runtime.remote import Address
 from ..runtime.wal import Entry, From, Start, Wal
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncGenerator[Wal]:
+async def opened(url: str, *, read_only: bool = True) -> AsyncGenerator[Wal]:
     """The log at `url`: through its owner where there is one, for whose return it waits without taking its place; else
     by owning it for as long as it looks, or until a node comes. The environment says who logs in at brokers. Raises
-    `ConfigError` where there is no log, since opening would create it, and `Unavailable` when the owner has gone and
-    none comes."""
+    `ConfigError` and `Unavailable` where there is no log, and `Unavailable` when the owner has gone and none comes.
+    Unless `read_only`, a log of brokers that is not there is made."""
     parts = split_url(url)
-    if parts.scheme == "rocksmq" and parts.port is None:  # a port names a process that has it open
+    embedded = parts.scheme == "rocksmq" and parts.port is None  # a port names a process that has it open
+    if embedded:
         local_directory(url)
-        wal = await open_wal(url, own=None if await _abandoned(url) else False)
+    if embedded and await _abandoned(url):  # its directory cannot be read in another way
+        owned = await open_wal(url)
+        wal = ReadOnlyWal(owned) if read_only else owned
     else:
-        wal = await open_wal(url, **({} if parts.scheme == "rocksmq" else wal_options(load_settings(), url)))
+        options = {"own": False} if embedded else {} if parts.scheme == "rocksmq" else wal_options(load_settings(), url)
+        wal = await open_wal(url, read_only=read_only, **options)
     try:
         yield wal
     finally:

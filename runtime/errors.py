@@ -151,6 +151,10 @@ class InvalidRequest(TidewalError):
     """The request cannot be served as it stands; the message says what to change."""
 
 
+class ReadOnly(InvalidRequest):
+    """The log was opened with `read_only=True`, and the call writes (`call`): nothing was sent."""
+
+
 class InvalidRows(InvalidRequest):
     """Rows do not fit the collection: a null key, NaN, a wrong type or vector length (`column`, `row`)."""
 

@@ -12,6 +12,7 @@ from .dead_letters import DeadLetters
 from .errors import ConfigError
 from .metrics import Metrics
 from .pursuit import Pursuit
+from .read_only import ReadOnlyWal
 from .redaction import shown_url, split_url
 from .settings import Settings
 from .stream import MsgStream
@@ -24,17 +25,25 @@ PACK_BYTES = 4 * 1024 * 1024  # what one pack of `mq.mqBufSize` counts for in a 
 OpenWal = Callable[..., Awaitable[Wal]]
 
 
-async def open_wal(url: str, **options: object) -> Wal:
+async def open_wal(url: str, *, read_only: bool = False, **options: object) -> Wal:
     """Open the log at `url` ("rocksmq:///path"). The adapter is the entry point of the group `tidewal.wal` named like
     the URL's scheme, up to a `+`; `options` are the adapter's. Raises `ConfigError` for a scheme that no installed
-    adapter has and for an adapter whose packages are missing, and what the adapter raises."""
+    adapter has and for an adapter whose packages are missing, and what the adapter raises.
+
+    `read_only` opens a log that is there and changes nothing: no directory, topic or namespace is made, no ownership is
+    taken over, now or later, and every call that writes raises `ReadOnly`. Where there is no log, or no process that
+    owns its directory, this raises `Unavailable`. The adapter gets `read_only=True` as an option and sees to it that
+    opening and reading make nothing; writing calls do not reach it."""
     scheme = split_url(url).scheme.partition("+")[0]  # pulsar+ssl is pulsar
     known = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme not in known:
         names = ", ".join(f"{name}://" for name in sorted(known))
         missing = f"{scheme}:// is not there yet" if scheme == "woodpecker" else f"no adapter for {shown_url(url)!r}"
         raise ConfigError(f"{missing}; known are {names}: set wal to one of these, or mq.type", key="wal")
-    return await _load(known[scheme])(url, **options)
+    opening = _load(known[scheme])
+    if read_only:
+        return ReadOnlyWal(await opening(url, read_only=True, **options))
+    return await opening(url, **options)
 
 
 def _load(entry: EntryPoint) -> OpenWal:

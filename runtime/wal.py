@@ -91,6 +91,7 @@ class Capabilities:
     atomic_commits: bool = False  # `GroupMember.commit`: positions and outputs together or not at all
     ephemeral_bounds: bool = True  # an ephemeral channel never keeps much more than its `ephemeral_bytes`
     drops_temporary: bool = False  # a temporary channel is dropped when the process that created it is gone
+    read_only: bool = False  # it was opened so: every call that writes raises `ReadOnly`
 
 
 class Append(NamedTuple):

@@ -79,7 +79,7 @@ class BrokerLog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop.run_forever, name="tidewal-spark-log", daemon=True)
                 self._thread.start()
-            self._wal = self._run(open_wal(self._url, **wal_options(load_settings(), self._url)))
+            self._wal = self._run(open_wal(self._url, read_only=True, **wal_options(load_settings(), self._url)))
         return self._wal
 
     def _let_go(self, batches: Any) -> None:

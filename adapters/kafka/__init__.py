@@ -25,16 +25,17 @@ async def open_wal(
     own: bool | None = None,
     settings: Kafka | None = None,
     metrics: Metrics | None = None,
+    read_only: bool = False,
     **options: object,
 ) -> Wal:
     """Open `kafka://host:port[,host:port…][/PREFIX][?option=value]`, with the options of `options.Options`.
 
     `PREFIX` ("tidewal") is what the names of the log's topics begin with: one cluster holds many logs. `settings` are
     the keys `kafka.*`, for who may log in; stalls are counted in `metrics`. `own` means nothing here: any number of
-    processes open one log.
-    Raises `Unavailable` when no broker answers in time, `ConfigError`.
+    processes open one log. `read_only`: no topic is made, neither now nor by reading.
+    Raises `Unavailable` when no broker answers in time and where `read_only` finds no log, `ConfigError`.
     """
-    return await KafkaWal.connect(parse(url, settings, **options), metrics)
+    return await KafkaWal.connect(parse(url, settings, **options), metrics, read_only=read_only)
 
 
 __all__ = ["KafkaWal", "open_wal"]

@@ -74,9 +74,17 @@ class Channel:
 class Catalog:
     """Follows the topic, and writes into it. Belongs to the I/O loop; `find` may be called from any thread."""
 
-    def __init__(self, cluster: Cluster, connections: tuple[int, int], on_removed: Callable[[], None]) -> None:
-        """`connections` are for following and for writing. `on_removed` is called when something was dropped."""
-        self._cluster = cluster
+    def __init__(
+        self,
+        cluster: Cluster,
+        connections: tuple[int, int],
+        on_removed: Callable[[], None],
+        *,
+        read_only: bool = False,
+    ) -> None:
+        """`connections` are for following and for writing. `on_removed` is called when something was dropped.
+        `read_only`: its topic is not made."""
+        self._cluster, self._read_only = cluster, read_only
         self._topic = catalog_topic(cluster.options.prefix)
         self._reading, writing = connections
         self._topic_id: bytes | None = None
@@ -105,7 +113,8 @@ class Catalog:
         return [self._channels[name] for name in self.names()]
 
     async def open(self) -> None:
-        """Make the topic where there is none. Raises `CorruptLog` where there are topics of channels all the same."""
+        """Make the topic where there is none; where this is to read only, raise `Unavailable`. Raises `CorruptLog`
+        where there are topics of channels all the same."""
         self._topic_id = await self._cluster.retrying("find the catalog", self._find_topic)
 
     async def sync(self) -> None:
@@ -228,6 +237,11 @@ class Catalog:
         if found is None:
             if orphans:
                 raise self._gone(f"while there are topics of channels, {orphans[0]} among them")
+            if self._read_only:
+                raise Unavailable(
+                    f"there is no log to read, for there is no topic {self._topic}: check brokers and prefix, or start "
+                    "a node, which makes it"
+                )
             await self._cluster.create_topic(self._topic, catalog_configs(self._cluster.options))
             found = await self._cluster.topic_id(self._topic)
         if self._cluster.leader(self._topic) is None:

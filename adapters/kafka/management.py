@@ -31,8 +31,17 @@ ADMINISTRATION = faults.Operation.ADMINISTRATION
 class Management:
     """Belongs to the I/O loop. Every call looks at the end of the catalog first, so it knows what others have done."""
 
-    def __init__(self, cluster: Cluster, catalog: Catalog, acknowledged_to: Callable[[Channel], int]) -> None:
-        """`acknowledged_to` is the last offset that this process was told of, -1 for none."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        catalog: Catalog,
+        acknowledged_to: Callable[[Channel], int],
+        *,
+        read_only: bool = False,
+    ) -> None:
+        """`acknowledged_to` is the last offset that this process was told of, -1 for none. `read_only`: no topic is
+        made, and a channel is there once whoever makes it has made that."""
+        self._read_only = read_only
         self._cluster, self._catalog, self._acknowledged_to = cluster, catalog, acknowledged_to
         self._retention = Retention(cluster, catalog)
         self._creating = asyncio.Lock()
@@ -53,6 +62,8 @@ class Management:
 
     async def names(self) -> list[str]:
         await self._catalog.sync()
+        if self._read_only:
+            return [channel.name for channel in self._catalog.all() if channel.topic_id is not None]
         return self._catalog.names()
 
     async def drop(self, name: str) -> None:
@@ -134,8 +145,8 @@ class Management:
 
     async def ensure(self, channel: Channel) -> None:
         """Return when the topic of a channel is there: the very topic that the catalog names, as of a moment ago. Make
-        it where whoever made the channel did not come so far, but never twice. Raises `ChannelNotFound` when the
-        channel is gone or its topic is, and the library's errors."""
+        it where whoever made the channel did not come so far, but never twice, and not to read only. Raises
+        `ChannelNotFound` when the channel is gone or its topic is, and the library's errors."""
         now = asyncio.get_running_loop().time()
         if now - channel.seen_at > SEEN_S:
             await self._identify(channel)
@@ -152,12 +163,14 @@ class Management:
         await self._catalog.sync()
         if channel.dropped:
             raise was_dropped(channel)
+        if channel.topic_id is None and self._read_only:
+            raise ChannelNotFound(f"channel {channel.name} is not made to its end yet", channel=channel.name)
         if channel.topic_id is None and found is None:
             await self._cluster.create_topic(channel.topic, configs(channel.policy, self._cluster.options))
             found = await self._cluster.topic_id(channel.topic)
             if found is None:
                 raise kafka_errors.StaleMetadata(f"{channel.topic} is being made")
-        if found is not None and channel.topic_id in (None, NO_ID):
+        if found is not None and channel.topic_id in (None, NO_ID) and not self._read_only:
             await self._catalog.write_made(channel, found)
             if channel.dropped:  # in the meantime, by one who may not have seen the topic
                 await self._cluster.delete_topic(channel.topic)

@@ -64,9 +64,10 @@ class KafkaWal:
     capabilities = CAPABILITIES
 
     @classmethod
-    async def connect(cls, options: Options, metrics: Metrics | None = None) -> KafkaWal:
-        """Raises `Unavailable` when no broker answers within `delivery_timeout_s`, `ConfigError`."""
-        wal = cls(options, metrics)
+    async def connect(cls, options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> KafkaWal:
+        """`read_only`: opening and reading make no topics. Raises `Unavailable` when no broker answers within
+        `delivery_timeout_s`, and where `read_only` finds no log, `ConfigError`."""
+        wal = cls(options, metrics, read_only=read_only)
         try:
             await wal._io.call(wal._open)
         except BaseException:
@@ -74,9 +75,9 @@ class KafkaWal:
             raise
         return wal
 
-    def __init__(self, options: Options, metrics: Metrics | None = None) -> None:
+    def __init__(self, options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
         """Use `connect`."""
-        self._options = options
+        self._options, self._read_only = options, read_only
         self._stalls = StallWatch(metrics)
         self._io = IoThread("tidewal-kafka")
         self._hubs = Hubs()
@@ -105,8 +106,12 @@ class KafkaWal:
         self._clusters = [self._writes, self._reads]
         await self._writes.open()
         await self._reads.open()
-        self._catalog = Catalog(self._writes, CATALOG_CONNECTIONS, lambda: self._appender.forget_dropped())
-        self._management = Management(self._writes, self._catalog, lambda of: self._appender.acknowledged_to(of))
+        self._catalog = Catalog(
+            self._writes, CATALOG_CONNECTIONS, lambda: self._appender.forget_dropped(), read_only=self._read_only
+        )
+        self._management = Management(
+            self._writes, self._catalog, lambda of: self._appender.acknowledged_to(of), read_only=self._read_only
+        )
         self._appender = Appender(
             self._writes,
             self._catalog,

@@ -16,12 +16,14 @@ async def open_wal(
     own: bool | None = None,
     settings: PulsarSettings | None = None,
     metrics: Metrics | None = None,
+    read_only: bool = False,
     **options: object,
 ) -> Pulsar:
     """Open `pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?option=value]`, with the options of `options.Options`.
 
     `settings` are the keys `pulsar.*`; stalls are counted in `metrics`. `own` means nothing here: any number of
-    processes open one log.
-    Raises `Unavailable` when Pulsar's web service does not answer in time, `ConfigError`.
+    processes open one log. `read_only`: neither the namespace nor a topic is made, and no setting is changed.
+    Raises `Unavailable` when Pulsar's web service does not answer in time and where `read_only` finds no namespace,
+    `ConfigError`, also where `read_only` finds one in which readers make topics.
     """
-    return await Pulsar.open(parse(url, settings, **options), metrics)
+    return await Pulsar.open(parse(url, settings, **options), metrics, read_only=read_only)

@@ -83,6 +83,28 @@ class Admin:
             key="pulsar.namespace",
         )
 
+    def check_namespace(self) -> None:
+        """Whether one may read in the namespace without making anything there: `Unavailable` where there is none,
+        `ConfigError` where topics make themselves, since a reader of a deleted channel would bring its topic back."""
+        path = f"namespaces/{self._namespace}"
+        try:
+            is_there = self._call("GET", path, absent=None) is not None
+            makes_topics = is_there and self._makes_topics(path)
+        except ConfigError as error:  # we may not know
+            log.warning("allowAutoTopicCreation must be off in the namespace %s: %s", self._namespace, error)
+            return
+        if not is_there:
+            raise Unavailable(
+                f"there is no log to read, for there is no namespace {self._namespace}: check the URL, or start a "
+                f"node, which makes it"
+            )
+        if makes_topics:
+            raise ConfigError(
+                f"in {self._namespace} topics make themselves, so a reader of a channel that was deleted would bring "
+                f"its topic back: have allowAutoTopicCreation=false there, as a node sets it",
+                key="pulsar.namespace",
+            )
+
     def _makes_topics(self, path: str) -> bool:
         """Whether a client that asks for a topic that is not there gets one."""
         rule = cast("Json | None", self._call("GET", f"{path}/autoTopicCreation", absent=None))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
-from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, TidewalError, Unavailable
+from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, ReadOnly, TidewalError, Unavailable
 from ...runtime.groups.link import Ack, Shares
 from ...runtime.groups.member import Member, start_member
 from ...runtime.groups.positions import resolve
@@ -89,7 +89,7 @@ class Groups:
             await followed.log.catch_up()
             return None if followed.log.state.dropped else followed.log.state.info()
 
-        with suppress(ChannelNotFound, Fenced):  # dropped meanwhile
+        with suppress(ChannelNotFound, Fenced, ReadOnly):  # dropped meanwhile, or not begun: not by who only reads
             return await self._visit(group, info, make=False)
         return None
 

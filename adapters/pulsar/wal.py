@@ -31,6 +31,7 @@ from ...runtime.errors import (
     Unavailable,
 )
 from ...runtime.metrics import Metrics
+from ...runtime.read_only import refused
 from ...runtime.stalls import Operation, StallWatch
 from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
@@ -91,8 +92,8 @@ class Pulsar(WithGroups):
         ephemeral_bounds=False,
     )
 
-    def __init__(self, options: Options, metrics: Metrics | None = None) -> None:
-        self._options = options
+    def __init__(self, options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
+        self._options, self._read_only = options, read_only
         self.stalls = StallWatch(metrics)
         self._namespace = options.namespace
         self.admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
@@ -122,11 +123,12 @@ class Pulsar(WithGroups):
         self.stalls.start()
 
     @staticmethod
-    async def open(options: Options, metrics: Metrics | None = None) -> Pulsar:
-        """Connect, and make the namespace where there is none. Raises `Unavailable`, `ConfigError`."""
-        wal = Pulsar(options, metrics)
+    async def open(options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> Pulsar:
+        """Connect, and make the namespace where there is none, but not to read only. Raises `Unavailable`,
+        `ConfigError`."""
+        wal = Pulsar(options, metrics, read_only=read_only)
         try:
-            await wal.blocking(wal.admin.prepare_namespace)
+            await wal.blocking(wal.admin.check_namespace if read_only else wal.admin.prepare_namespace)
             wal._largest = await wal.blocking(wal.admin.max_message_bytes) - METADATA_BYTES
             wal._message_bytes = min(wal._largest, options.max_message_bytes or wal._largest)
         except BaseException:
@@ -235,6 +237,8 @@ class Pulsar(WithGroups):
         return await future
 
     def _open_producer(self, channel: str) -> Producer:
+        if self._read_only:  # nobody but a group whose log has no beginning yet asks for one
+            raise refused("append")
         survey = self.survey(channel)
         assert survey.policy is not None
         topic = Topic(channel, survey.policy)

@@ -14,7 +14,14 @@ from .shared import FAILOVER_S, SharedRocksMQ
 from .store import RocksMQ
 
 
-async def open_wal(url: str, *, own: bool | None = None, failover_s: float = FAILOVER_S, **options: Any) -> Wal:
+async def open_wal(
+    url: str,
+    *,
+    own: bool | None = None,
+    failover_s: float = FAILOVER_S,
+    read_only: bool = False,
+    **options: Any,
+) -> Wal:
     """Open `rocksmq:///absolute/path`, `rocksmq://./relative/path`, or `rocksmq://127.0.0.1:PORT?token_file=/path`.
 
     The first process to open a directory owns it, with `options` of `RocksMQ.open`. Others do all that the owner does,
@@ -22,16 +29,18 @@ async def open_wal(url: str, *, own: bool | None = None, failover_s: float = FAI
     log is closed. Who owns it without insisting hands it over, and goes on as the others do; where that takes longer
     than `failover_s`, or another process insists already, `DirectoryInUse` is raised. `own` False, or a port: never own
     the directory. `failover_s` is also how long calls wait for an owner before they raise `Unavailable`; with 0 this
-    opening tries once.
+    opening tries once. `read_only` is `own` False; with `own` True it raises `ConfigError`.
 
     Returns a `RocksMQ` with `own` True, else a `SharedRocksMQ`.
     """
     address = Address.parse(url)
+    if own and read_only:
+        raise ConfigError("own=True and read_only=True contradict each other: who only reads owns nothing", key="wal")
     if own:
         if not address.directory:
             raise ConfigError(f"{shown_url(url)!r}: a directory is owned by its path, not through a port", key="wal")
         return await insist(address, failover_s, options)
-    return await SharedRocksMQ.connect(address, may_own=own is None, failover_s=failover_s, **options)
+    return await SharedRocksMQ.connect(address, may_own=own is None and not read_only, failover_s=failover_s, **options)
 
 
 def directory_of(url: str) -> str:

@@ -358,7 +358,10 @@ class SharedRocksMQ:
 
     def _nobody(self, error: Exception) -> Unavailable:
         reason = str(error) or type(error).__name__
-        return Unavailable(f"no owner of {self._address} answers: {reason}", path=str(self._address))
+        message = f"no owner of {self._address} answers: {reason}"
+        if not self._may_own:
+            message += ". This process never owns it (read_only, own=False or a port): start one that does, e.g. a node"
+        return Unavailable(message, path=str(self._address))
 
     # ---- closing -----------------------------------------------------------------------------------------------------
 

@@ -106,6 +106,23 @@ async def test_a_channel_whose_maker_died_before_its_topic_is_made_by_who_needs_
     assert [entry.id for entry in await asyncio.wait_for(waiting, WITHIN_S)] == [id]
 
 
+async def test_who_only_reads_makes_no_topic_for_a_channel_whose_maker_died(kafka, opening):
+    wal = await opening(kafka)
+    await wal._io.call(lambda: wal._catalog.write_channel("half", PLAIN))
+    half = wal._catalog.find("half")
+    reading = await opening(kafka, read_only=True)
+    for _ in range(2):
+        assert await reading.channels() == []
+        for call in (reading.describe("half"), reading.latest_id("half"), anext(reading.read("half", From.EARLIEST))):
+            with pytest.raises(ChannelNotFound):
+                await call
+        assert await wal._io.call(lambda: wal._writes.topic_id(half.topic)) is None  # the controller says so
+    await wal.create_channel("half", PLAIN)
+    id = await wal.append("half", b"x")
+    assert await reading.channels() == ["half"]
+    assert (await anext(reading.read("half", From.EARLIEST)))[0].id == id
+
+
 async def test_plain_kafka_tools_read_a_channel_and_write_into_it(kafka, opening, helpers):
     wal = await opening(kafka)
     await wal.create_channel("a", PLAIN)

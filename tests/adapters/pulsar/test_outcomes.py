@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http
 import socket
 import urllib.error
@@ -300,6 +301,24 @@ def test_topics_that_make_themselves_are_switched_off(answers, asked):
     admin = Scripted(*answers)
     admin.prepare_namespace()
     assert admin.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([None], Unavailable),
+        ([{}, ON], ConfigError),
+        ([{}, NONE, {}], ConfigError),  # what the brokers do unless told otherwise
+        ([{}, OFF], None),
+        ([{}, NONE, {"allowAutoTopicCreation": "false"}], None),
+        ([_Refused(403, "")], None),  # we may not know: it is logged
+    ],
+)
+def test_a_namespace_is_read_only_where_reading_makes_no_topics(answers, error):
+    admin = Scripted(*answers)
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        admin.check_namespace()
+    assert admin.asked == len(answers)
 
 
 def test_a_namespace_of_others_where_topics_make_themselves_is_refused():

@@ -8,6 +8,7 @@ import pulsar as client_library
 import pytest
 
 from tidewal.adapters.pulsar.ids import before_ledger
+from tidewal.adapters.pulsar.topics import Topic, group_policy, group_topic
 from tidewal.runtime.errors import ChannelExists, ChannelNotFound, ConfigError, PositionLost, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
@@ -181,6 +182,33 @@ async def test_a_namespace_made_before_has_no_topics_that_make_themselves(open_w
     with pytest.raises(ConfigError) as caught:
         await open_wal()
     assert "'foreign'" in caught.value.message
+
+
+async def test_who_only_reads_changes_no_setting_and_begins_no_group(open_wal, web):
+    with pytest.raises(Unavailable):
+        await open_wal(read_only=True)
+    await asyncio.to_thread(web.namespace, "PUT")
+    await asyncio.to_thread(web.namespace, "POST", RULE, TOPICS_MAKE_THEMSELVES)
+    with pytest.raises(ConfigError):
+        await open_wal(read_only=True)
+    assert await asyncio.to_thread(web.namespace, "GET", RULE) == TOPICS_MAKE_THEMSELVES
+    wal = await open_wal()  # which switches it off
+    await wal.create_channel("a", PLAIN)
+    log = group_topic("not-begun")
+    await wal.blocking(lambda: wal.admin.create(Topic(log, group_policy())))
+    reading = await open_wal(read_only=True)
+    assert await reading.groups() == []
+    assert await wal.latest_id(log) is None
+    reader = reading.read("a", From.EARLIEST)
+    waiting = asyncio.ensure_future(anext(reader))
+    await wal.append("a", b"x")
+    await waiting
+    await asyncio.to_thread(web.call, "DELETE", "/a?force=true")
+    with pytest.raises(ChannelNotFound):
+        async with asyncio.timeout(BOUND_S):
+            await anext(reader)
+    assert await reading.channels() == []
+    assert not [topic for topic in await asyncio.to_thread(web.call, "GET", "") if topic.endswith("/a")]
 
 
 @pytest.mark.parametrize("topics_make_themselves", [False, True])

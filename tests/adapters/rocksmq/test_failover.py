@@ -26,6 +26,7 @@ from tidewal.runtime.errors import (
     TidewalError,
     Unavailable,
 )
+from tidewal.runtime.factory import open_wal as open_any
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.wal import Append, ChannelPolicy, From
 
@@ -185,6 +186,32 @@ async def test_who_may_not_own_waits_for_an_owner_and_never_is_one(opening, help
     await opening(own=True)
     await waiting
     assert wal.store is None
+
+
+async def test_who_only_reads_goes_on_over_owners_and_never_is_one(opening, directory, helpers):
+    with pytest.raises(ConfigError):
+        await opening(own=True, read_only=True)
+    with pytest.raises(Unavailable, match="start one that does"):
+        await opening(read_only=True, failover_s=0)
+    assert not Path(directory).exists()  # noqa: ASYNC240 -- a moment in a test
+    entries = []
+    owner = await opening()
+    await owner.create_channel("a", PLAIN)
+    wal = await open_any(f"rocksmq://{directory}", read_only=True)
+    reading = asyncio.ensure_future(helpers.drain(wal.read("a", From.EARLIEST), entries))
+    for count in range(1, 4):
+        await owner.append("a", str(count).encode())
+        await owner.close()
+        described = asyncio.ensure_future(wal.describe("a"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not described.done()
+        owner = await opening(own=True)  # which it could not be if the reader were
+        assert (await described).name == "a"
+    await helpers.until(lambda: len(entries) == 3)
+    assert helpers.payloads(entries) == [b"1", b"2", b"3"]
+    await wal.close()
+    await reading
 
 
 async def test_an_option_that_is_none_is_told_at_once(tmp_path):
