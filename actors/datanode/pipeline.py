@@ -83,18 +83,13 @@ class FlushPipeline:
 
     async def run(self) -> None:
         """Open the table, hold the log from its T on, and read."""
-        schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
-        self.log = await self._node.blocking(partial(LogTable.open, self._log_path, schema, key))
-        await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
-        self._stored = min([await self._node.blocking(partial(self.log.flushed, v)) for v in self.collection.vchannels])
-        self._stream = open_stream(self._role, self.collection, self._stored)
-        self._measures = FlushMeasures(
-            self._node.metrics, self._node.clock, self.collection, self._stream, lambda: self._buffer.bytes
-        )
-        await self._hold_start()
-        if self._stored:
-            await self._tell(self._stored, FlushResult(self.log.version, 0, 0))
-        self._opened.set()
+        try:
+            await self._open()
+        except BaseException:
+            self._ending.set()
+            raise
+        finally:
+            self._opened.set()
         try:
             async for pack in self._stream:
                 self._take(pack)
@@ -107,6 +102,19 @@ class FlushPipeline:
                 await asyncio.gather(self._flushing, return_exceptions=True)
             self._measures.publish()
             await self._stream.close()
+
+    async def _open(self) -> None:
+        schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
+        self.log = await self._node.blocking(partial(LogTable.open, self._log_path, schema, key))
+        await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
+        self._stored = min([await self._node.blocking(partial(self.log.flushed, v)) for v in self.collection.vchannels])
+        self._stream = open_stream(self._role, self.collection, self._stored)
+        self._measures = FlushMeasures(
+            self._node.metrics, self._node.clock, self.collection, self._stream, lambda: self._buffer.bytes
+        )
+        await self._hold_start()
+        if self._stored:
+            await self._tell(self._stored, FlushResult(self.log.version, 0, 0))
 
     async def _hold_start(self) -> None:
         """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
@@ -245,7 +253,7 @@ class FlushPipeline:
         await self._opened.wait()
         async with self._compacting:
             if self._ending.is_set():
-                raise Unavailable(f"the tables of {self.collection.name} are being let go; retry")
+                raise Unavailable(f"the tables of {self.collection.name} are not open; retry")
             result = await self._node.blocking(self._compact_blocking)
             self._compacted = self._loop.time()
         return result

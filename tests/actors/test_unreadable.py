@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tidewal.actors.datanode import pipeline
-from tidewal.runtime.errors import CorruptLog, DiskFull
+from tidewal.runtime.errors import CorruptLog, DiskFull, Unavailable
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -90,3 +92,22 @@ async def test_a_collection_whose_table_is_mended_is_loaded_once_more(home, time
         await client.flush("people")
         assert not node.health().details["unreadable"]
         assert next(failures, None) is None
+
+
+async def test_a_compaction_that_waits_for_tables_that_do_not_open_ends(home, monkeypatch) -> None:
+    opening, failing = asyncio.Event(), asyncio.Event()
+
+    async def fail(_: object) -> None:
+        opening.set()
+        await failing.wait()
+        raise CorruptLog("a file is gone")
+
+    monkeypatch.setattr(pipeline.FlushPipeline, "_hold_start", fail)
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await opening.wait()
+        compacting = asyncio.create_task(home.error_of(client.compact("people")))
+        await home.elapse(0.1)
+        failing.set()
+        assert isinstance(await compacting, Unavailable)
+        assert asyncio.get_running_loop().time() < 10
