@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import quote
 
 import yaml
@@ -151,7 +151,7 @@ def _url(settings: Settings, name: str) -> str:
             return ""
 
 
-def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, object]:
+def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, Any]:
     """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
     options of its adapter, and where it counts."""
     scheme = split_url(url or wal_url(settings)).scheme
