@@ -1,4 +1,4 @@
-"""Between clients and a broker: a proxy that holds what clients send, for as long as a test wants."""
+"""Between clients and a broker: a proxy that holds, delays and cuts what passes, for as long as a test wants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ class Proxy:
     """Between clients and one broker. What it holds reaches the broker later, also when the client has gone."""
 
     def __init__(self) -> None:
-        self.broker_port = 0
+        self.broker_port = 0  # may be set after `start`
+        self.delay_s = 0.0  # each piece waits so long, in both directions
+        self._silent = False  # no client gets an answer
         self._closed = asyncio.Event()  # what is held waits for this one
         self._open = asyncio.Event()
         self._open.set()
@@ -47,6 +49,17 @@ class Proxy:
         """Let nothing of what the broker answers on the connections of now reach the clients."""
         self._deaf.update(self._gates)
 
+    def half_close(self) -> None:
+        """Connections stay open, those to come too, and no answer reaches a client any more, until `restore`."""
+        self._silent = True
+
+    def restore(self) -> None:
+        """Neither delay nor silence from now on; half-closed connections end."""
+        self.delay_s = 0.0
+        if self._silent:
+            self._silent = False
+            self.cut()
+
     def cut(self) -> None:
         """End all connections of now without a farewell."""
         for writer in self._writers:
@@ -63,8 +76,13 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            from_broker, to_broker = await asyncio.open_connection("127.0.0.1", self.broker_port)
+        except OSError:  # the broker is away, and so is its proxy
+            back_to_client.transport.abort()
+            return
         self._gates[client] = self._new
-        from_broker, to_broker = await asyncio.open_connection("127.0.0.1", self.broker_port)
         writers = {to_broker, back_to_client}
         self._writers |= writers
         try:
@@ -73,6 +91,8 @@ class Proxy:
                 both.create_task(self._pump(from_broker, back_to_client, client))
         finally:
             self._writers -= writers
+            del self._gates[client]
+            self._deaf.discard(client)
             to_broker.transport.abort()
             back_to_client.transport.abort()
 
@@ -81,7 +101,9 @@ class Proxy:
     ) -> None:
         with suppress(OSError):
             while data := await source.read(PIECE_BYTES):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 await self._gates.get(source, self._open).wait()
-                if source is client or client not in self._deaf:
+                if source is client or not (self._silent or client in self._deaf):
                     target.write(data)
             target.close()

@@ -13,12 +13,12 @@ from urllib.parse import quote, urlsplit
 
 from tests.brokers.kafka import KafkaCluster
 from tests.brokers.processes import BrokerFailed, free_ports
+from tests.brokers.proxy import Proxy
 from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar.topics import Topic
 from tidewal.runtime.wal import Wal
 
 from .inside import FULL
-from .proxy import FaultyProxy
 
 SLOW_COPY_S = 0.3  # how long the leader that ends waits for its slow copy
 LEFT_ALONE_S = 4.0  # how long two of three brokers are away
@@ -69,7 +69,7 @@ class _Proxied(LogUnderTest):
 
     def __init__(self, folder: Path, proxies: int) -> None:
         super().__init__(folder)
-        self.proxies = [FaultyProxy() for _ in range(proxies)]
+        self.proxies = [Proxy() for _ in range(proxies)]
         self._hurt = asyncio.Lock()  # held while brokers are away
         self.disturbances = {"cut": self._cut, "half-close": self._half_close, "delay": self._delay}
 
@@ -94,13 +94,13 @@ class _Proxied(LogUnderTest):
         await _restored_after(rng.choice(self.proxies), length_s, lambda proxy: proxy.half_close())
 
     async def _delay(self, length_s: float, rng: random.Random) -> None:
-        def slow(proxy: FaultyProxy) -> None:
+        def slow(proxy: Proxy) -> None:
             proxy.delay_s = rng.uniform(0.02, 0.5)
 
         await _restored_after(rng.choice(self.proxies), length_s, slow)
 
 
-async def _restored_after(proxy: FaultyProxy, length_s: float, disturb: Callable[[FaultyProxy], None]) -> None:
+async def _restored_after(proxy: Proxy, length_s: float, disturb: Callable[[Proxy], None]) -> None:
     disturb(proxy)
     await asyncio.sleep(length_s)
     proxy.restore()
