@@ -53,6 +53,7 @@ class Following:
         self._suspicious = False
         self._looking: asyncio.Task[None] | None = None
         self.log.on_applied = self._outbox.applied
+        self.log.on_restored = self._outbox.restored
 
     def look(self) -> None:
         """Look from now on at what is there; at once when it does so already, since something has changed."""

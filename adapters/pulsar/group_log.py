@@ -72,6 +72,7 @@ class GroupLog:
         self.local: dict[str, asyncio.Event] = {}  # members that live here, and who waits for their shares
         self.ended: TidewalError | None = None
         self.on_applied: Callable[[bytes, Command], None] | None = None
+        self.on_restored: Callable[[], None] | None = None
         self.beat_every_s = 10.0
         self._wal = wal
         self._state: GroupState | None = None
@@ -216,6 +217,8 @@ class GroupLog:
             elif isinstance(command, Picture) and self._fits(entry.id, command):
                 self._state = GroupState(self.group, self._changed)
                 self._state.restore(command.state)
+                if self.on_restored is not None:
+                    self.on_restored()
                 self._base = command.base
                 early, self._early = self._early, []
                 for record in early:

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
@@ -67,8 +67,9 @@ class Outbox:
         self._number = 0
         self._after: dict[str, bytes] = {}  # by channel, an id behind which our next outputs will be
         self._producers: dict[str, NativeProducer] = {}
-        self._queue: deque[Decided] = deque()
+        self._queue: deque[Decided] = deque()  # of ours, until it is published or has failed
         self._failed: set[bytes] = set()  # of ours, left to be adopted
+        self._published: set[bytes] = set()  # of ours, of which the log does not say so yet
         self._waiting: dict[bytes, asyncio.Future[list[bytes]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
@@ -134,17 +135,29 @@ class Outbox:
         """Look at each record of the log that took effect: one of ours may have decided something."""
         if isinstance(command, Commit) and command.publisher == self._publisher:
             decided = self._log.state.undelivered.get(token)
-            if decided is not None:
-                self._queue.append(decided)
-                if self._task is None or self._task.done():
-                    self._task = asyncio.create_task(self._run(), name=f"outputs of group {self._log.group}")
+            self._begin([] if decided is None else [decided])
+
+    def restored(self) -> None:
+        """Look at a state that comes out of a picture. This process has not read the records before it, so commits
+        of ours may be in it that `applied` was never called for. They have to be published before the later ones of
+        ours: Pulsar would drop their numbers behind higher ones."""
+        undelivered = self._log.state.undelivered
+        self._published &= undelivered.keys()
+        begun = {each.token for each in self._queue} | self._failed | self._published
+        ours = (each for each in undelivered.values() if each.publisher == self._publisher)
+        self._begin([each for each in ours if each.token not in begun])
+
+    def _begin(self, decided: Sequence[Decided]) -> None:
+        self._queue.extend(decided)
+        if self._queue and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run(), name=f"outputs of group {self._log.group}")
 
     # ---- publishing -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while self._queue:
             await self._wait_for_orphans(self._queue[0])
-            decided, self._queue = list(self._queue), deque()
+            decided = list(self._queue)
             try:
                 places = await self._publish(decided)
             except Exception as error:  # the record of the commit stays, and with it what is to be done
@@ -154,14 +167,22 @@ class Outbox:
                 for each in decided:
                     self._failed.add(each.token)
                     self._answer(each.token, call_failure(error, "appending outputs", outcome_unknown=True))
-                continue
-            for each in decided:
-                ids = [places.get(output.number, b"") for output in each.outputs]
-                for output, id in zip(each.outputs, ids, strict=True):
-                    channel = output.append.channel
-                    self._after[channel] = max(self._after.get(channel, b""), id)
-                self._answer(each.token, ids)
-            self._log.propose(Published([each.token for each in decided]))
+            else:
+                self._note(decided, places)
+            for _ in decided:
+                self._queue.popleft()
+
+    def _note(self, decided: Sequence[Decided], places: Mapping[int, bytes]) -> None:
+        """The outputs of these commits are in their channels."""
+        for each in decided:
+            ids = [places.get(output.number, b"") for output in each.outputs]
+            for output, id in zip(each.outputs, ids, strict=True):
+                channel = output.append.channel
+                self._after[channel] = max(self._after.get(channel, b""), id)
+            self._answer(each.token, ids)
+        tokens = [each.token for each in decided]
+        self._published.update(tokens)
+        self._log.propose(Published(tokens))
 
     async def _publish(self, decided: Sequence[Decided]) -> dict[int, bytes]:
         try:
@@ -236,7 +257,11 @@ class Outbox:
 
     async def _adopt(self) -> None:
         with suppress(TidewalError):
-            for decided in list(self._log.state.undelivered.values()):
+            undelivered = self._log.state.undelivered
+            self._published &= undelivered.keys()
+            if self._published:  # the record that says so may not have been stored
+                self._log.propose(Published(list(self._published)))
+            for decided in list(undelivered.values()):
                 if self._is_orphan(decided):
                     try:
                         await self._wal.blocking(partial(self._publish_again, decided))

@@ -1,0 +1,259 @@
+"""Outputs of commits, over a log and topics in memory: of a process that is stopped, of records that are not stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+
+from tests.adapters.pulsar.test_group_log import TOPIC, Process, join
+from tidewal.adapters.pulsar import group_following, group_log, group_outputs
+from tidewal.adapters.pulsar.client import NUMBER_PROPERTY, OK
+from tidewal.adapters.pulsar.group_following import Following
+from tidewal.adapters.pulsar.group_records import Published, Release
+from tidewal.adapters.pulsar.ids import Place
+from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.groups.link import Ack
+from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.wal import Append, ChannelPolicy
+
+RECORDS_PER_PICTURE = 15
+BOUND_S = 20
+
+
+class Topics:
+    """What the outputs go to. As Pulsar, it stores the numbers of a name upward and drops the others."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, list[tuple[str, int, bytes]]] = defaultdict(list)  # by channel: name, number, payload
+        self.highest: dict[tuple[str, str], int] = {}
+        self.taken: set[tuple[str, str]] = set()
+
+    def payloads(self, channel: str) -> list[bytes]:
+        return [payload for _, _, payload in self.stored[channel]]
+
+
+class TopicProducer:
+    def __init__(self, topics: Topics, channel: str, name: str) -> None:
+        if (channel, name) in topics.taken:
+            raise Unavailable("the name is taken")
+        topics.taken.add((channel, name))
+        self._topics, self._channel, self._name = topics, channel, name
+
+    def send_async(self, sent, answered) -> None:
+        payload, _, number = sent
+        topic, key = self._topics.stored[self._channel], (self._channel, self._name)
+        if number <= self._topics.highest.get(key, 0):
+            place = Place(-1, -1)  # how Pulsar answers to a duplicate
+        else:
+            self._topics.highest[key] = number
+            topic.append((self._name, number, payload))
+            place = Place(1, len(topic) - 1)
+        answered(OK, Id(place))
+
+    def flush_async(self, answered) -> None:
+        answered(OK)
+
+    def close_async(self, answered) -> None:
+        self._topics.taken.discard((self._channel, self._name))
+        answered(OK)
+
+
+class Id:
+    def __init__(self, place: Place) -> None:
+        self.ledger_id, self.entry_id = (lambda: place.ledger), (lambda: place.entry)
+        self.batch_index = lambda: place.batch_index
+
+
+class TopicReader:
+    def __init__(self, topic: list[tuple[str, int, bytes]], start: Place) -> None:
+        self._topic, self._next = topic, max(start.entry, 0)
+
+    def read_next(self, timeout_ms: int) -> object:
+        at, self._next = self._next, self._next + 1
+        name, number, _ = self._topic[at]
+        return SimpleNamespace(
+            message_id=lambda: Id(Place(1, at)),
+            producer_name=lambda: name,
+            properties=lambda: {NUMBER_PROPERTY: str(number)},
+        )
+
+    def close_async(self, answered) -> None:
+        answered(OK)
+
+
+class Member(Process):
+    """A process with the topics, one member and what it follows the group with. It can be stopped."""
+
+    timeout_ms = 10_000
+
+    def __init__(self, memory: MemoryLog, topics: Topics, name: str) -> None:
+        super().__init__(memory, name)
+        self._topics = topics
+        self._running = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._running.set()
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.refuses: type | None = None  # records of this type are not stored
+
+    async def begin(self) -> None:
+        self.following = Following(self, "g", None)
+        await self.following.log.open()
+        await join(self.following.log, self.process, self, 3000.0)
+
+    def stop(self) -> None:
+        """It reads nothing any more, as after SIGSTOP; what it appended before is in the log all the same."""
+        self._running.clear()
+        self._stopping.set()
+
+    def go_on(self) -> None:
+        self._stopping.clear()
+        self._running.set()
+
+    async def read(self, channel, start):
+        await self._running.wait()
+        reader = self._wal.read(channel, start)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            while True:
+                reading = asyncio.ensure_future(anext(reader))
+                await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done():
+                    raise Unavailable("the process was stopped")
+                yield reading.result()
+        finally:
+            stopping.cancel()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await reader.aclose()
+
+    def submit(self, entries, done) -> None:
+        decoded = [group_log.decode_record(entry.payload) for entry in entries]
+        if self.refuses and any(each and isinstance(each[1], self.refuses) for each in decoded):
+            done(Unavailable("it was not stored", outcome_unknown=True))
+        else:
+            self._wal.submit(entries, done)
+
+    async def blocking(self, call):
+        if call.func.__name__ == "_send":
+            await self.may_send.wait()
+        return call()
+
+    def policy(self, channel) -> ChannelPolicy:
+        return ChannelPolicy()
+
+    def behind_all(self, channel) -> Place:
+        return Place(1, len(self._topics.stored[channel]) - 1)
+
+    last = behind_all
+
+    def publisher(self, channel, name, *, batches) -> TopicProducer:
+        return TopicProducer(self._topics, channel, name)
+
+    def open_reader(self, channel, start, queue_messages=None) -> TopicReader:
+        return TopicReader(self._topics.stored[channel], start)
+
+    # ---- what the tests do ------------------------------------------------------------------------------------------
+
+    @property
+    def undelivered(self) -> dict:
+        return self.following.log.state.undelivered
+
+    async def commit(self, payload: bytes) -> None:
+        shares = await self.following.log.shares(self.process, None, 0)
+        channel = min(shares.held)
+        ack = Ack(channel, shares.held[channel].lease, payload.rjust(20, b"\x02"))
+        await self.following.commit(self.process, [ack], [Append("out", payload)])
+
+
+@pytest.fixture
+async def two(monkeypatch):
+    """Two processes, each with a member that holds channels. The first one draws the pictures."""
+    monkeypatch.setattr(group_outputs, "message", lambda *sent: sent)
+    monkeypatch.setattr(group_outputs, "PAUSE_S", 0)
+    monkeypatch.setattr(group_log, "PAUSE_S", 0)
+    monkeypatch.setattr(group_log, "RECORDS_PER_PICTURE", RECORDS_PER_PICTURE)
+    monkeypatch.setattr(group_following, "group_topic", lambda group: TOPIC)
+    memory, topics = MemoryLog(), Topics()
+    members = [Member(memory, topics, name) for name in ("a", "b")]
+    await members[0].create_channel(TOPIC, ChannelPolicy())
+    for member in members:
+        await member.begin()
+    first, second = members
+    shares = await first.following.log.shares("a", None, 0)
+    for channel in shares.wanted_back:
+        await first.following.log.ask(Release("a", channel, shares.held[channel].lease))
+    await second.following.log.catch_up()
+    yield SimpleNamespace(first=first, second=second, topics=topics)
+    for member in members:
+        member.go_on()
+        member.may_send.set()
+        await member.following.close()
+        await member.close()
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110 -- what it waits for happens on this loop
+            await asyncio.sleep(0)
+
+
+async def log_moves_on(two) -> None:
+    """The first one draws pictures until the log begins behind all that was in it."""
+    end = await two.first.latest_id(TOPIC)
+    while (await two.first.describe(TOPIC)).first_id <= end:
+        two.first.following.log.beat()
+        await two.first.following.log.catch_up()
+
+
+async def test_a_process_stopped_longer_than_the_log_of_its_group_lasts_publishes_what_it_decided(two):
+    """A later output of it may not come first: the earlier ones would be dropped as duplicates, and the others would
+    wait for ever to publish them."""
+    await two.second.commit(b"1")
+    two.second.stop()
+    deciding = [asyncio.create_task(two.second.commit(payload)) for payload in (b"2", b"3")]
+    await until(lambda: len(two.first.undelivered) == 2)
+    await log_moves_on(two)
+    two.second.go_on()
+    for outcome in await asyncio.gather(*deciding, return_exceptions=True):
+        assert isinstance(outcome, Unavailable)
+        assert outcome.outcome_unknown
+    await two.second.commit(b"4")
+    assert two.topics.payloads("out") == [b"1", b"2", b"3", b"4"]
+    await until(lambda: not two.first.undelivered)
+    await until(lambda: not two.second.undelivered)
+
+
+async def test_what_was_on_its_way_when_the_process_stopped_comes_first(two):
+    await two.second.commit(b"1")
+    await until(lambda: not two.second.undelivered)
+    two.second.may_send.clear()
+    deciding = [asyncio.create_task(two.second.commit(b"2"))]
+    await until(lambda: two.second.undelivered)
+    two.second.stop()
+    deciding.append(asyncio.create_task(two.second.commit(b"3")))
+    await until(lambda: len(two.first.undelivered) == 2)
+    await log_moves_on(two)
+    two.second.go_on()
+    await until(lambda: deciding[1].done())
+    deciding.append(asyncio.create_task(two.second.commit(b"4")))
+    await until(lambda: len(two.first.undelivered) == 3)
+    two.second.may_send.set()
+    await asyncio.gather(*deciding, return_exceptions=True)
+    assert two.topics.payloads("out") == [b"1", b"2", b"3", b"4"]
+    assert [type(each.exception()) for each in deciding] == [type(None), Unavailable, type(None)]
+    await until(lambda: not two.first.undelivered)
+
+
+async def test_what_is_published_and_not_noted_as_such_is_noted_later(two):
+    two.second.refuses = Published
+    await two.second.commit(b"1")
+    await two.first.following.log.catch_up()
+    assert two.first.undelivered
+    two.second.refuses = None
+    two.second.following._outbox.adopt()  # which a process does every second
+    await until(lambda: not two.first.undelivered)
+    assert two.topics.payloads("out") == [b"1"]
