@@ -62,16 +62,23 @@ class Admin:
         """Have the namespace, without topics that make themselves: a producer of a deleted channel would bring its
         topic back, which is no channel, and appends would be acknowledged there.
 
-        In a namespace that was made before this is switched off, unless it has topics of others, whose clients may
-        count on it: `ConfigError`."""
+        In a namespace that was made before this is switched off, which is logged, unless it has topics of others,
+        non-persistent ones included, whose clients may count on it: `ConfigError`. A non-persistent topic that is not
+        partitioned is known to the brokers only while a client uses it."""
         path = f"namespaces/{self._namespace}"
         made = self._call("GET", path, absent=None) is None and self._call("PUT", path, conflict=False) is not False
         try:
             if not made and not self._makes_topics(path):
                 return
-            other = None if made else next((name for name in self.topics() if not self._is_ours(name)), None)
+            other = None if made else self._topic_of_others()
             if other is None:
                 self._call("POST", f"{path}/autoTopicCreation", {"allowAutoTopicCreation": False})
+                if not made:
+                    log.warning(
+                        "topics made themselves in the namespace %s; allowAutoTopicCreation is switched off there now, "
+                        "since a channel that is deleted would come back: clients that need it use another namespace",
+                        self._namespace,
+                    )
                 return
         except ConfigError as error:  # we may not know, or not change it
             log.warning("allowAutoTopicCreation must be off in the namespace %s: %s", self._namespace, error)
@@ -112,8 +119,16 @@ class Admin:
             return bool(rule["allowAutoTopicCreation"])
         return str(self._configuration().get("allowAutoTopicCreation", "true")) == "true"
 
+    def _topic_of_others(self) -> str | None:
+        """One that is neither a channel, nor the log of a group, nor of Pulsar itself."""
+        namespace = f"non-persistent/{self._namespace}"  # ours are persistent
+        not_persistent = self._list(namespace) + self._list(f"{namespace}/partitioned")
+        other = next((name for name in not_persistent if not name.startswith("__")), None)
+        if other is not None:
+            return other
+        return next((name for name in self.topics() if not self._is_ours(name)), None)
+
     def _is_ours(self, name: str) -> bool:
-        """Whether the topic is a channel, the log of a group, or of Pulsar itself."""
         if name.startswith("__"):
             return True
         path = f"persistent/{self._namespace}/{quote(name, safe='')}/properties"
@@ -137,8 +152,11 @@ class Admin:
 
     def topics(self) -> list[str]:
         """The local names of all persistent topics."""
-        found = cast("list[str]", self._call("GET", f"persistent/{self._namespace}"))
-        return [name.rpartition("/")[2] for name in found]
+        return self._list(f"persistent/{self._namespace}")
+
+    def _list(self, path: str) -> list[str]:
+        """The local names of the topics that are listed there."""
+        return [name.rpartition("/")[2] for name in cast("list[str]", self._call("GET", path))]
 
     def create(self, topic: Topic) -> bool:
         """Make the topic with its properties, in one step. False when it is there already."""

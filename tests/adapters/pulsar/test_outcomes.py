@@ -284,6 +284,7 @@ def test_what_went_into_a_ledger_that_the_channel_does_not_have_is_unknown(produ
 
 OFF, ON, NONE = {"allowAutoTopicCreation": False}, {"allowAutoTopicCreation": True}, None
 OURS, THEIRS = {POLICY_PROPERTY: ""}, {}
+NO_LISTS = [], []  # of non-persistent topics, and of partitioned ones of these
 
 
 @pytest.mark.parametrize(
@@ -292,8 +293,8 @@ OURS, THEIRS = {POLICY_PROPERTY: ""}, {}
         ([None, None, None], 3),  # there is no namespace: it is made, and switched off
         ([{}, OFF], 2),
         ([{}, NONE, {"allowAutoTopicCreation": "false"}], 3),  # the brokers' own setting
-        ([{}, NONE, {}, ["persistent://t/n/a", "persistent://t/n/__change_events"], OURS, None], 6),
-        ([{}, ON, ["persistent://t/n/a"], None, None], 5),  # one that was deleted meanwhile
+        ([{}, NONE, {}, *NO_LISTS, ["persistent://t/n/a", "persistent://t/n/__change_events"], OURS, None], 8),
+        ([{}, ON, *NO_LISTS, ["persistent://t/n/a"], None, None], 7),  # one that was deleted meanwhile
         ([{}, _Refused(403, "")], 2),  # we may not know: it is logged
     ],
 )
@@ -321,7 +322,17 @@ def test_a_namespace_is_read_only_where_reading_makes_no_topics(answers, error):
     assert admin.asked == len(answers)
 
 
-def test_a_namespace_of_others_where_topics_make_themselves_is_refused():
+@pytest.mark.parametrize(
+    ("lists", "named"),
+    [
+        ([*NO_LISTS, ["persistent://t/n/a", "persistent://t/n/b"], OURS, THEIRS], "'b'"),
+        ([["non-persistent://t/n/live"], []], "'live'"),
+        ([[], ["non-persistent://t/n/wide"]], "'wide'"),
+    ],
+)
+def test_a_namespace_of_others_where_topics_make_themselves_is_refused(lists, named):
+    admin = Scripted({}, ON, *lists)
     with pytest.raises(ConfigError) as caught:
-        Scripted({}, ON, ["persistent://t/n/a", "persistent://t/n/b"], OURS, THEIRS).prepare_namespace()
-    assert "'b'" in caught.value.message
+        admin.prepare_namespace()
+    assert named in caught.value.message
+    assert admin.asked == 2 + len(lists)  # so nothing was changed

@@ -184,6 +184,18 @@ async def test_a_namespace_made_before_has_no_topics_that_make_themselves(open_w
     assert "'foreign'" in caught.value.message
 
 
+async def test_where_others_have_topics_that_are_not_stored_they_keep_making_themselves(
+    open_wal, web, plain_client, namespace
+):
+    await asyncio.to_thread(web.namespace, "PUT")
+    await asyncio.to_thread(plain_client.create_producer, f"non-persistent://{namespace}/live")
+    with pytest.raises(ConfigError) as caught:
+        await open_wal()
+    assert "'live'" in caught.value.message
+    assert await asyncio.to_thread(web.namespace, "GET", RULE) is None
+    await asyncio.to_thread(plain_client.create_producer, f"non-persistent://{namespace}/another")
+
+
 async def test_who_only_reads_changes_no_setting_and_begins_no_group(open_wal, web):
     with pytest.raises(Unavailable):
         await open_wal(read_only=True)
