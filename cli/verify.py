@@ -65,7 +65,8 @@ def tables(
     directory: Annotated[Path, typer.Argument(help="The tables of a node: the folder `tables` of its directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a line per file, then the verdict.")] = False,
 ) -> None:
-    """Read every page of the tables and check it: that the files are there, page checksums, and numbers of rows.
+    """Read every page of the tables and check it: that the files are there, page checksums, and numbers of rows; and
+    that no other tool has changed rows.
 
     A node may be at work meanwhile. Files of `current`, which the Delta library writes, have no checksums: it is made
     from `log`, so remove it where it is damaged, and it is made anew. Exits with 0 when all is well, with 1 when

@@ -129,7 +129,8 @@ class DiskFull(JournalFailed):
 
 
 class CorruptLog(TidewalError):
-    """Stored data fails its checksum (`path`, `offset`). What lies before it is intact and readable."""
+    """Stored data fails its checksum (`path`, `offset`): what lies before it is intact and readable. Or another tool
+    has changed the rows of a table (`path`, `version`, `operation`): go back to the version before."""
 
 
 class FormatTooNew(TidewalError):

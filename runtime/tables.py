@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
-from .errors import FormatTooNew, InvalidRequest, InvalidSchema
+from .errors import CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema
 
 PositionValue: TypeAlias = str | int | float | bytes | bool | None
 Position: TypeAlias = Mapping[str, PositionValue]
@@ -22,6 +23,7 @@ Positions: TypeAlias = dict[str, dict[str, PositionValue]]
 FORMAT: Final = 1
 FORMAT_KEY, SCHEMA_KEY, PRIMARY_KEY = "tidewal.format", "tidewal.schema", "tidewal.primaryKey"
 POSITIONS_KEY: Final = "tidewal.positions"
+TRANSACTION_PREFIX: Final = "tidewal/"
 
 
 def log_table(root: str | Path, collection: str) -> Path:
@@ -40,7 +42,7 @@ def check_format(properties: Mapping[str, str | None], path: Path) -> None:
 
 def transaction_of(vchannel: str) -> str:
     """The application transaction whose version is the T of `vchannel`."""
-    return f"tidewal/{vchannel}"
+    return f"{TRANSACTION_PREFIX}{vchannel}"
 
 
 def commit_file(table: Path, version: int) -> Path:
@@ -53,29 +55,94 @@ def encode_positions(positions: Mapping[str, Position]) -> str:
     return json.dumps(positions, default=_encode_bytes)
 
 
-def positions_at(table: Path, version: int, above: int = -1) -> Positions | None:
-    """The positions in the newest commit from `version` down to (not with) `above` that has them: each flush writes
-    those of all vchannels. None when there is none.
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one commit of a table says of itself.
+
+    `own`: Tidewal made it; `positions` are those of all vchannels then, in a table of row versions. `changes`: it adds
+    or removes rows, as an OPTIMIZE does not. `restored`: the version that a RESTORE went back to.
+    """
+
+    version: int
+    operation: str
+    own: bool
+    changes: bool
+    restored: int | None
+    positions: Positions
+
+
+def newest_own_commit(table: Path, version: int, above: int = -1) -> Commit | None:
+    """The newest commit from `version` down to (not with) `above` that Tidewal made; None when there is none.
+
+    Raises `CorruptLog` (`path`, `version`, `operation`) when another tool has changed rows behind it: T and positions
+    tell of rows then that may be gone. Tidewal never commits behind such a change, so each one that was not undone is
+    found here. A RESTORE of a version from before the change undoes it.
 
     Commit files are read directly: `history()` of the library numbers them wrongly when the snapshot is not the newest.
     """
+    found: Commit | None = None
+    foreign: list[Commit] = []
     for candidate in range(version, above, -1):
-        found = _positions_in(commit_file(table, candidate))
-        if found is not None:
-            return found
-    return None
+        commit = _read_commit(table, candidate)
+        if commit is not None and commit.own:
+            found = commit
+            break
+        if commit is not None:
+            foreign.append(commit)
+    if foreign:
+        _check_foreign(table, foreign[::-1])
+    return found
 
 
-def _positions_in(commit: Path) -> Positions | None:
+def _check_foreign(table: Path, foreign: Sequence[Commit]) -> None:
+    """Raise `CorruptLog` unless the commits `foreign`, oldest first, leave the rows as they were before them."""
+    change: Commit | None = None
+    changes: dict[int | None, Commit | None] = {foreign[0].version - 1: None}  # up to each version, what changed rows
+    for commit in foreign:
+        if commit.restored in changes:
+            change = changes[commit.restored]
+        elif commit.changes and change is None:
+            change = commit
+        changes[commit.version] = change
+    if change is not None:
+        raise CorruptLog(
+            f"version {change.version} of {table} ({change.operation}) is another tool's and changes rows, which only "
+            "Tidewal may: go back to the version before with "
+            f"deltalake.DeltaTable({str(table)!r}).restore({change.version - 1})",
+            path=str(table),
+            version=change.version,
+            operation=change.operation,
+        )
+
+
+def _read_commit(table: Path, version: int) -> Commit | None:
+    """None where the file was cleaned up."""
     try:
-        lines = commit.read_bytes().splitlines()
+        lines = commit_file(table, version).read_bytes().splitlines()
     except FileNotFoundError:
         return None
+    own, changes = False, False
+    info: dict[str, Any] = {}
     for line in lines:
-        if b'"commitInfo"' in line:
-            text = json.loads(line)["commitInfo"].get(POSITIONS_KEY)
-            return None if text is None else cast(Positions, json.loads(text, object_hook=_decode_bytes))
-    return None
+        [(kind, action)] = json.loads(line).items()
+        if kind == "commitInfo":
+            info = action
+            if POSITIONS_KEY in info:  # it is the first line of Tidewal's commits: the others need not be read
+                own = True
+                break
+        elif kind == "txn":
+            own |= action["appId"].startswith(TRANSACTION_PREFIX)
+        elif kind in ("add", "remove"):
+            changes |= action["dataChange"]
+    text = info.get(POSITIONS_KEY)
+    positions = cast(Positions, json.loads(text, object_hook=_decode_bytes)) if text else {}
+    return Commit(version, str(info.get("operation")), own, changes, _restored(info), positions)
+
+
+def _restored(info: Mapping[str, Any]) -> int | None:
+    """The version that a commit went back to. Delta's libraries write it as text, or none where a time was given."""
+    version = info["operationParameters"].get("version") if info.get("operation") == "RESTORE" else None
+    return None if version is None else int(version)
 
 
 def _encode_bytes(value: object) -> dict[str, str]:

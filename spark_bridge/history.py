@@ -26,7 +26,7 @@ from ..runtime.cuts import CutEnd
 from ..runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionMismatch
 from ..runtime.names import physical
 from ..runtime.schema import CollectionSchema
-from ..runtime.tables import check_format, log_table, positions_at, transaction_of
+from ..runtime.tables import check_format, log_table, newest_own_commit, transaction_of
 from .offsets import UNKNOWN, scheme_of
 from .options import Limits
 from .rows import ChannelRange
@@ -67,7 +67,8 @@ class Snapshot:
         self.version = table.version()
         self.times = {name: table.transaction_version(transaction_of(name)) or 0 for name in vchannels}
         self.time = min(self.times.values())
-        self._positions = positions_at(self.path, self.version) or {}
+        commit = newest_own_commit(self.path, self.version)
+        self._positions = {} if commit is None else commit.positions
         self._check_origin(scheme_of(wal))
         self._files = _files(table, self.path)
 

@@ -18,6 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
+from ...runtime.tables import newest_own_commit, transaction_of
 from .delta_errors import storage_errors
 from .delta_files import CHECKED, RETENTION_H, open_table, sync_added_files, vacuum_table
 from .log_reader import NewestVersions, newest_versions
@@ -26,7 +27,7 @@ from .row_versions import stored_schema, version_schema
 
 ROWS_PER_STEP: Final = 1_000_000
 
-_APP = "tidewal/current"
+_APP = transaction_of("current")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class CurrentTable:
         self.user_schema = user_schema
         self.primary_key = primary_key
         self._table = table
+        self._newest_own = -1
 
     @classmethod
     def open(cls, path: str | Path, schema: pa.Schema | None = None, primary_key: str | None = None) -> CurrentTable:
@@ -62,9 +64,12 @@ class CurrentTable:
 
     @property
     def t(self) -> int:
-        """The T that the table reflects as of its newest commit; 0 while it is empty."""
+        """The T that the table reflects as of its newest commit; 0 while it is empty. Raises `CorruptLog` when another
+        tool has changed its rows: merging would not bring them back."""
         with storage_errors(self.path):
             self._table.update_incremental()
+            commit = newest_own_commit(self.path, self._table.version(), self._newest_own)
+            self._newest_own = self._newest_own if commit is None else commit.version
             return self._table.transaction_version(_APP) or 0
 
     @property

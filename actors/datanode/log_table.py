@@ -33,7 +33,7 @@ from ...runtime.tables import (
     Positions,
     commit_file,
     encode_positions,
-    positions_at,
+    newest_own_commit,
     transaction_of,
 )
 from .delta_errors import storage_errors
@@ -76,7 +76,7 @@ class LogTable:
         self._table = table
         self._checkpoint_every = int(table.metadata().configuration["delta.checkpointInterval"])
         self._positions: Positions = {}
-        self._positions_version = -1
+        self._newest_own = -1  # the version of the commit that has these positions
         self._lock = threading.RLock()
 
     @classmethod
@@ -92,6 +92,8 @@ class LogTable:
 
         Raises `InvalidSchema` when the table has another schema or key, `FormatTooNew` when a newer Tidewal made it,
         `CorruptLog` when it is absent and no schema was given, or damaged, `DirectoryUnwritable`, `DiskFull`.
+
+        All other calls raise `CorruptLog`, too, and store nothing, when the rows were changed by another tool.
         """
         path = Path(path)
         with storage_errors(path):
@@ -118,8 +120,7 @@ class LogTable:
         goes on by seeking its T.
         """
         with self._lock, storage_errors(self.path):
-            self._refresh()
-            return self._read_positions()
+            return self._refresh()
 
     def flush(
         self,
@@ -212,8 +213,9 @@ class LogTable:
 
     def _until_committed(self, attempt: Callable[[], R]) -> R:
         """Run `attempt` on the snapshot in hand, and again on the next one whenever another commit came first."""
-        if not commit_file(self.path, self._table.version()).exists():
-            self._table = DeltaTable(self.path)  # a snapshot whose commit was cleaned up is too old to be read
+        version = self._table.version()
+        if self._newest_own != version or not commit_file(self.path, version).exists():
+            self._refresh()  # another tool's commit may have been undone; one that was cleaned up is too old to be read
         for _ in range(COMMIT_ATTEMPTS):
             try:
                 return attempt()
@@ -270,8 +272,8 @@ class LogTable:
     def _stored_t(self, vchannel: str) -> int:
         return self._table.transaction_version(transaction_of(vchannel)) or 0
 
-    def _refresh(self) -> None:
-        """Move the snapshot to the newest version.
+    def _refresh(self) -> Positions:
+        """Move the snapshot to the newest version, and return its positions, as `_read_positions` does.
 
         A snapshot that has been moved over many commits gets slower (5 to 30 ms a commit after 600); one that is read
         from a checkpoint is fast again.
@@ -279,17 +281,20 @@ class LogTable:
         before = self._table.version()
         try:
             self._table.update_incremental()
+            passed_checkpoint = self._table.version() // self._checkpoint_every != before // self._checkpoint_every
         except DeltaError:
             # The commits in between may have been cleaned up, or the table is damaged: reading it anew tells which.
+            passed_checkpoint = True
+        if passed_checkpoint:
             self._table = DeltaTable(self.path)
-            return
-        if self._table.version() // self._checkpoint_every != before // self._checkpoint_every:
-            self._table = DeltaTable(self.path)
+        return self._read_positions()
 
     def _read_positions(self) -> Positions:
-        version = self._table.version()
-        self._positions = positions_at(self.path, version, self._positions_version) or self._positions
-        self._positions_version = version
+        """The positions in the newest commit of Tidewal. Raises `CorruptLog` when another tool changed rows since."""
+        commit = newest_own_commit(self.path, self._table.version(), self._newest_own)
+        if commit is not None:
+            self._newest_own = commit.version
+            self._positions = commit.positions or self._positions
         return dict(self._positions)
 
 

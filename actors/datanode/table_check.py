@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from ...runtime.errors import TidewalError
+from ...runtime.errors import CorruptLog, TidewalError
+from ...runtime.tables import newest_own_commit
 from .delta_errors import storage_errors
 from .delta_files import digest_in, digest_of
 
@@ -32,8 +33,8 @@ class FileReport:
 
 def check_tables(root: Path) -> Iterator[FileReport]:
     """Check the files of the newest snapshot of each table in the folder `root`: that they are there, that each page
-    can be read and has its checksum, that their bytes have the digest in their name, and that they have the rows that
-    their commit says. May run beside a node.
+    can be read and has its checksum, that their bytes have the digest in their name, that they have the rows that their
+    commit says, and that no other tool has changed the rows of the table. May run beside a node.
 
     Files of `current`, which the Delta library writes, and those of before Tidewal wrote checksums have neither: of
     these only what cannot be decoded is found."""
@@ -51,6 +52,10 @@ def _check_table(collection: str, name: str, path: Path) -> Iterator[FileReport]
     except TidewalError as error:
         yield FileReport(collection, name, "", 0, 0, error.message)
         return
+    try:
+        newest_own_commit(path, table.version())
+    except CorruptLog as error:
+        yield FileReport(collection, name, "", 0, 0, error.message)
     for file, size, rows in zip(*(cast("list[object]", column.to_pylist()) for column in named.columns), strict=True):
         yield _check_file(collection, name, path, str(file), cast(int, size), cast("int | None", rows))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from deltalake import DeltaTable
 
 from tidewal.actors.datanode import pipeline
-from tidewal.runtime.errors import CorruptLog, DiskFull, Unavailable
+from tidewal.runtime.errors import CorruptLog, DiskFull, TidewalError, Unavailable
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -39,6 +40,32 @@ async def test_a_missing_file_of_one_collection_leaves_the_others_alone_and_may_
             await home.elapse(0.2)
         assert await client.count("people", consistency="strong") == 4
         assert node.node.metrics.value("wal_collection_unreadable", **labels) == 0
+
+
+async def test_a_table_that_another_tool_restored_is_told_and_nothing_is_lost(home) -> None:
+    path = home.tables / "people" / "log"
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        for number in range(3):
+            await client.insert("people", home.people(number))
+            await client.flush("people")
+        sound = DeltaTable(path).version()
+        DeltaTable(path).restore(sound - 1)
+        await client.insert("people", home.people(3))
+        assert isinstance(await home.error_of(client.flush("people", deadline_s=5)), TidewalError)
+        while not (told := node.health().details["unreadable"]):
+            await home.elapse(0.2)
+        assert list(told) == ["datanode people"]
+        assert "(RESTORE) is another tool's" in told["datanode people"]
+        assert await client.count("people", consistency="strong") == 4  # from memory and the log
+    async with home.node() as node, node.client() as client:
+        assert isinstance(await home.error_of(client.count("people", consistency="strong")), CorruptLog)
+        DeltaTable(path).restore(sound)
+        while node.health().details["unreadable"]:
+            await home.elapse(0.2)
+        await client.flush("people")
+        assert await client.count("people", consistency="strong") == 4
+    assert sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3]
 
 
 async def test_an_unreadable_collection_can_be_dropped_and_made_again(home) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from tidewal.runtime.cuts import Cut
 from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.names import physical
 from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.tables import log_table
 from tidewal.spark_bridge import history
 from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
 from tidewal.spark_bridge.history_plan import HistoryPlan, HistoryPlanner, end_at
@@ -379,6 +381,18 @@ def test_a_file_that_is_gone_or_damaged_is_told(stored: StoredStory) -> None:
         list(task.batches(COLUMNS))
 
 
+def test_a_table_that_another_tool_restored_is_no_history(stored: StoredStory) -> None:
+    within = history_cut(stored.flights, stored.time)
+    table = DeltaTable(log_table(stored.folder, "flights"))
+    sound = table.version()
+    table.restore(1)
+    for end in (within, stored.story.cuts[-1]):
+        with pytest.raises(CorruptLog, match=r"\(RESTORE\) is another tool's"):
+            read(stored, beginning(stored.flights), end)
+    DeltaTable(table.table_uri).restore(sound)
+    assert read(stored, beginning(stored.flights), within) == stored.story.between(0, stored.time)
+
+
 def test_a_log_that_forgets_while_it_is_read_asks_to_begin_again(
     stored: StoredStory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,7 +416,7 @@ def test_a_log_that_forgets_while_it_is_read_asks_to_begin_again(
 def test_a_table_without_positions_is_read_and_told_where_the_log_is_needed(
     stored: StoredStory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "positions_at", lambda *_: None)
+    monkeypatch.setattr(history, "newest_own_commit", lambda *_: None)
     within = history_cut(stored.flights, stored.time)
     assert read(stored, beginning(stored.flights), within) == stored.story.between(0, stored.time)
     with pytest.raises(CorruptLog, match=r"does not say where .* ends in the log"):
