@@ -78,7 +78,8 @@ class CollectionSink:
         if repeats:
             Batch(task.batch, task.run).check_repeats(done)
         shards, chunk_bytes = log.persist(lambda: division(log.wal, self.collection), f"batch {task.batch}", deadline_s)
-        sender = ChunkSender(lambda: log.caller(self.options.prefix), self.collection, task, deadline_s)
+        caller = partial(log.caller, self.options.prefix)
+        sender = ChunkSender(caller, self.collection, task, deadline_s, allow_old=self.options.allow_old)
         rows = (log_rows(batch, self.plan) for batch in batches)
         divided = chunks(rows, self.collection.schema, shards=shards, chunk_bytes=chunk_bytes)
         digest = 0

@@ -55,12 +55,20 @@ class ChunkSender:
     it has forgotten is not compared by itself: the digest of each chunk stands for all chunks before it, too."""
 
     def __init__(
-        self, caller: Callable[[], Awaitable[Caller]], collection: Collection, task: Task, deadline_s: float
+        self,
+        caller: Callable[[], Awaitable[Caller]],
+        collection: Collection,
+        task: Task,
+        deadline_s: float,
+        *,
+        allow_old: bool = False,
     ) -> None:
+        """`allow_old`: option `allowOldBatches`, a batch behind which a later one was written counts as written."""
         self._caller = caller
         self._collection = collection
         self._task = task
         self._deadline_s = deadline_s
+        self._allow_old = allow_old
         self._digest = 0
         self._forgotten = False
 
@@ -94,8 +102,7 @@ class ChunkSender:
         except OutcomeUnknown as error:
             if "forgotten" not in error.fields:
                 raise
-            self._check_forgotten(cast(int, error.fields["forgotten"]))
-            self._forgotten = True
+            self._forgotten = not self._passed_over(cast(int, error.fields["forgotten"]))
             return  # it did happen, long ago
         except InvalidRows as error:
             raise self._explained(error, chunk) from error
@@ -111,9 +118,14 @@ class ChunkSender:
                 "checkpoint or txnVersion"
             )
 
-    def _check_forgotten(self, forgotten: int) -> None:
-        if forgotten >> CHUNK_BITS > self._task.batch:
+    def _passed_over(self, forgotten: int) -> bool:
+        """Whether a later batch was written, so that this one counts as written. Raises `InvalidRequest` for such a
+        batch unless that is allowed."""
+        if forgotten >> CHUNK_BITS <= self._task.batch:
+            return False
+        if not self._allow_old:
             Batch(self._task.batch, self._task.run).check_repeats(Batch(forgotten >> CHUNK_BITS, self._task.run))
+        return True
 
     def _compare(self, rows: int, digest: int, number: int, chunk: Chunk) -> None:
         self._forgotten = False

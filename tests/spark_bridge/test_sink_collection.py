@@ -203,6 +203,15 @@ async def test_what_is_forgotten_is_compared_by_what_comes_behind_it_or_refused(
             shorter.finish()
         with pytest.raises(InvalidRequest, match="batch 2 is not written: batch 3 is done, and this one is older"):
             await spark.sender(2, 0).send(0, parts[0])
+        for batch in (0, 2):
+            allowed = ChunkSender(spark.caller, spark.collection, Task("q", batch, 0), 30.0, allow_old=True)
+            await allowed.send(0, chunk(rows_of(0, 77, 3)))
+            allowed.finish()
+        allowed = ChunkSender(spark.caller, spark.collection, Task("q", 3, 0), 30.0, allow_old=True)
+        await allowed.send(0, parts[0])
+        with pytest.raises(InvalidRequest, match="batch 3 was begun so long ago"):  # it is not old
+            allowed.finish()
+        assert (await spark.client.stats("numbers", consistency="strong")).versions["upsert"] == 60
 
 
 async def test_another_operation_and_other_values_under_a_number_are_an_error(tmp_path: Path) -> None:
