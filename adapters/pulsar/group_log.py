@@ -28,6 +28,7 @@ from ...runtime.errors import (
 )
 from ...runtime.groups.link import Shares
 from ...runtime.wal import Append, Entry, From, FromId, OnAppended, Start
+from .failures import may_have_happened
 from .group_records import Beat, Command, Expel, Join, Leave, Picture, Release, decode_record, encode_record
 from .group_state import GroupState
 
@@ -265,9 +266,7 @@ class GroupLog:
     def _begin_anew(self) -> None:
         self._state, self._early, self._first = None, [], None
         self._silence = _Silence()
-        self._fail_asked(
-            Unavailable(f"group {self.group} moved on faster than this process has read", outcome_unknown=True)
-        )
+        self._fail_asked(Unavailable(f"group {self.group} moved on faster than this process has read"))
         self._wake()
 
     def _end(self, error: TidewalError) -> None:
@@ -282,6 +281,8 @@ class GroupLog:
             event.set()
 
     def _fail_asked(self, error: TidewalError) -> None:
+        """The records of those who wait may lie in the log, and count."""
+        error = may_have_happened(error)
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(error)

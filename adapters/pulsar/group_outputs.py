@@ -23,7 +23,7 @@ from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalE
 from ...runtime.groups.link import Ack
 from ...runtime.wal import Append, ChannelPolicy
 from .client import NUMBER_PROPERTY, OK, NativeId, NativeProducer, NativeReader, NativeResult, ignore, message, place_of
-from .failures import call_failure, unknown_outcome
+from .failures import call_failure, may_have_happened, unknown_outcome
 from .group_log import GroupLog
 from .group_records import Command, Commit, Output, Published
 from .group_state import Decided
@@ -164,9 +164,10 @@ class Outbox:
                 if not isinstance(error, Closed):
                     log.exception("outputs of group %s are not appended", self._log.group)
                 self._drop_producers()
+                failure = may_have_happened(call_failure(error, "appending outputs"))
                 for each in decided:
                     self._failed.add(each.token)
-                    self._answer(each.token, call_failure(error, "appending outputs", outcome_unknown=True))
+                    self._answer(each.token, failure)
             else:
                 self._note(decided, places)
             for _ in decided:

@@ -174,7 +174,8 @@ class Groups:
         except Fenced as error:
             if "channel" in error.fields or not acks:
                 raise
-            raise Fenced(error.message, channel=acks[0].channel, term=acks[0].lease) from error
+            fields = {**error.fields, "channel": acks[0].channel, "term": acks[0].lease}
+            raise Fenced(error.message, **fields) from error
         for ack in acks:
             await self._forget(followed.log.state.known.get(ack.channel), ack.channel, ack.upto)
         return ids

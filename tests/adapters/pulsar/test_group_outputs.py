@@ -14,7 +14,7 @@ from tidewal.adapters.pulsar.client import NUMBER_PROPERTY, OK
 from tidewal.adapters.pulsar.group_following import Following
 from tidewal.adapters.pulsar.group_records import Published, Release
 from tidewal.adapters.pulsar.ids import Place
-from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.errors import Closed, Unavailable
 from tidewal.runtime.groups.link import Ack
 from tidewal.runtime.testing.memory import MemoryLog
 from tidewal.runtime.wal import Append, ChannelPolicy
@@ -257,3 +257,30 @@ async def test_what_is_published_and_not_noted_as_such_is_noted_later(two):
     two.second.following._outbox.adopt()  # which a process does every second
     await until(lambda: not two.first.undelivered)
     assert two.topics.payloads("out") == [b"1"]
+
+
+async def test_a_commit_that_lies_in_the_log_when_its_process_closes_is_unknown(two):
+    two.second.stop()
+    committing = asyncio.create_task(two.second.commit(b"1"))
+    await until(lambda: two.first.undelivered)
+    await two.second.following.close()
+    with pytest.raises(Closed) as caught:
+        await committing
+    assert caught.value.outcome_unknown
+    assert two.first.undelivered  # it is decided, and counts
+    with pytest.raises(Closed) as caught:
+        await two.second.commit(b"2")
+    assert not caught.value.fields.get("outcome_unknown")
+
+
+async def test_a_commit_whose_outputs_are_left_to_others_as_its_log_closes_is_unknown(two, monkeypatch):
+    async def closed(call):
+        if call.func.__name__ in ("_send", "_publish_again"):
+            raise Closed("the Pulsar log is closed")
+        return call()
+
+    monkeypatch.setattr(two.second, "blocking", closed)
+    with pytest.raises(Closed) as caught:
+        await two.second.commit(b"1")
+    assert caught.value.outcome_unknown
+    assert two.second.undelivered
