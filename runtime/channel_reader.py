@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 from .clock import MAX_TIMESTAMP
 from .errors import BadRecord, TidewalError
-from .record import Record, decode
+from .record import NOT_A_RECORD, Record, decode
 from .wal import Entry
 
 BAD_RECORDS_MAX = 100  # intact ones without a good one between: then it is the code that is wrong, and the reader stops
 
-_DAMAGED = ("length", "frame", "checksum", "grant")  # whatever the code: no record, or none of an owner
+_FOREIGN = (*NOT_A_RECORD, "grant")  # whatever the code: no record, or none of an owner
 
 OnBadRecord = Callable[[str, Entry, BadRecord], None]
 
@@ -183,7 +183,7 @@ class ChannelReader:
 
     def _bad(self, entry: Entry, error: BadRecord) -> None:
         self.counts.bad += 1
-        self._bad_in_a_row += error.fields.get("reason") not in _DAMAGED
+        self._bad_in_a_row += error.fields.get("reason") not in _FOREIGN
         if self._on_bad is not None:
             self._on_bad(self.channel, entry, error)
         if self._bad_in_a_row >= BAD_RECORDS_MAX:

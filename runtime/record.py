@@ -29,6 +29,8 @@ MAX_HEADER_BYTES = 256 * 1024
 BODY_ALIGNMENT = 16  # so that columns in the body need not be copied to be computed with
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
+NOT_A_RECORD = ("length", "frame", "checksum")  # reasons of `BadRecord` for bytes that no Tidewal wrote, of any version
+
 _PREFIX = struct.Struct("<2sBBIQ")
 DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
 

@@ -9,6 +9,7 @@ and a digest of the rows. Two records are kept at most.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ import xxhash
 
 from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest
 from ...runtime.names import DEFAULT_PREFIX
-from ...runtime.record import DECODE_ERRORS, Record, RecordType, decode, encode
+from ...runtime.record import DECODE_ERRORS, NOT_A_RECORD, Record, RecordType, decode, encode
 from ...runtime.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
+
+_logger = logging.getLogger("tidewal.spark")
 
 VERSION: Final = 1
 DIGEST_MASK: Final = (1 << 63) - 1
@@ -120,6 +123,8 @@ class Ledger:
                 async for entries in pieces:
                     for entry in entries:
                         found = self._read(entry)
+                        if found is None:
+                            continue
                         if isinstance(found, Batch):
                             done = max(done, found, key=lambda each: each.number)
                         elif decision is None or decision.batch < found.batch:
@@ -128,9 +133,13 @@ class Ledger:
             return State(done, None)
         return State(done, decision if decision is not None and decision.batch > done.number else None)
 
-    def _read(self, entry: Entry) -> Batch | Decision:
+    def _read(self, entry: Entry) -> Batch | Decision | None:
+        """What an entry says; None for one that somebody else appended. Raises `CorruptLog`."""
         try:
-            body = cast("dict[str, Any]", msgpack.unpackb(decode(entry.payload).body))
+            record = record_in(entry, self._channel, RecordType.LEDGER)
+            if record is None:
+                return None
+            body = cast("dict[str, Any]", msgpack.unpackb(record.body))
             if body["v"] != VERSION:
                 raise ValueError(f"version {body['v']}")
             if "done" in body:
@@ -159,6 +168,22 @@ class Ledger:
     async def _append(self, body: Mapping[str, object]) -> bytes:
         packed = cast(bytes, msgpack.packb({"v": VERSION, **body}))
         return await self._wal.append(self._channel, encode(Record(RecordType.LEDGER, body=packed)))
+
+
+def record_in(entry: Entry, channel: str, type: RecordType) -> Record | None:
+    """The record of `type` in an entry of a query's own channel; None, with a warning, for what no Tidewal wrote there:
+    the log itself answers for the bytes of what one did write. Raises `BadRecord` for a record of a newer Tidewal."""
+    try:
+        record = decode(entry.payload)
+        if record.type is type:
+            return record
+        what = f"a record of type {record.type.name}"
+    except BadRecord as error:
+        if error.fields.get("reason") not in NOT_A_RECORD:
+            raise
+        what = error.message
+    _logger.warning("%s: entry %s is skipped, it is not of this query: %s", channel, entry.id.hex(), what)
+    return None
 
 
 async def upto(wal: Wal, channel: str, start: Start, last: bytes) -> AsyncGenerator[Sequence[Entry]]:

@@ -20,7 +20,7 @@ import msgpack
 from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
 from ...runtime.record import Record, RecordType, decode, encode
 from ...runtime.wal import Append, From, FromId, Wal
-from .ledger import DIGEST_MASK, Attempt, Batch, Decision, Ledger, upto
+from .ledger import DIGEST_MASK, Attempt, Batch, Decision, Ledger, record_in, upto
 from .messages import Message
 from .patience import persistently
 
@@ -217,9 +217,9 @@ class Publisher:
         async with aclosing(upto(self._wal, self._staged, FromId(first, inclusive=True), last)) as pieces:
             async for entries in pieces:
                 for entry in entries:
-                    record = decode(entry.payload)
-                    token = cast(str, record.tags["token"])
-                    if token not in attempts or record.tags["chunk"] != seen[token]:
+                    record = record_in(entry, self._staged, RecordType.LEDGER)
+                    token = None if record is None else record.tags.get("token")
+                    if record is None or token not in attempts or record.tags["chunk"] != seen[token]:
                         continue  # of another attempt, or there twice after an append of unknown outcome
                     seen[token] += 1
                     targets, rows = cast(Any, msgpack.unpackb(record.body, use_list=False))

@@ -146,7 +146,8 @@ class Process:
     def _send(self, number: signal.Signals) -> None:
         assert self.running, "not running"
         assert self._pid  # 0 would be all of our own process group
-        os.kill(self._pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended, and its guard is about to
+            os.kill(self._pid, number)
 
 
 def free_ports(count: int) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from tests.torture.faults import garbage
 from tidewal.runtime.errors import CorruptLog, DeadlineExceeded, InvalidRequest, OutcomeUnknown, Unavailable
 from tidewal.runtime.record import Record, RecordType, decode, encode
 from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
@@ -94,12 +95,16 @@ async def commit(
     await publisher.commit(batch, [each for each in attempts if each is not None], TOPICS, run)
 
 
-async def content(wal: Wal, topic: str) -> list[Record]:
-    last = await wal.latest_id(topic)
+async def payloads(wal: Wal, channel: str) -> list[bytes]:
+    last = await wal.latest_id(channel)
     if last is None:
         return []
-    async with aclosing(upto(wal, topic, From.EARLIEST, last)) as pieces:
-        return [decode(entry.payload) async for entries in pieces for entry in entries]
+    async with aclosing(upto(wal, channel, From.EARLIEST, last)) as pieces:
+        return [bytes(entry.payload) async for entries in pieces for entry in entries]
+
+
+async def content(wal: Wal, topic: str) -> list[Record]:
+    return [decode(payload) for payload in await payloads(wal, topic)]
 
 
 async def values(wal: Wal) -> Counter[tuple[str, bytes]]:
@@ -359,13 +364,38 @@ def test_what_retention_took_is_told_instead_of_doubled() -> None:
     run_virtual(main())
 
 
-def test_a_ledger_that_cannot_be_read_stops_everything() -> None:
+def test_what_no_tidewal_wrote_into_the_channels_of_a_query_is_passed_by(rng: random.Random) -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        await create(wal)
+        for channel in (LEDGER, STAGED_CHANNEL):
+            await wal.create_channel(channel, POLICY)
+
+        async def pollute() -> None:
+            for channel in (LEDGER, STAGED_CHANNEL):
+                foreign = garbage(rng, await payloads(wal, channel))
+                for payload in (*foreign, encode(Record(RecordType.CUT)), b"not a record"):
+                    await wal.append(channel, payload)
+
+        for batch in range(3):
+            await pollute()
+            first = await stage(wal, batch, 0, [("a", b"%d" % batch)] * 3)
+            await pollute()
+            await commit(wal, batch, [first, await stage(wal, batch, 1, [("a", b"%d" % batch)] * 3)])
+        assert await values(wal) == Counter({("a", b"%d" % batch): 6 for batch in range(3)})
+
+    run_virtual(main())
+
+
+def test_a_ledger_of_a_newer_tidewal_stops_everything() -> None:
     async def main() -> None:
         wal = MemoryWal()
         await create(wal)
         attempt = await stage(wal, 0, 0, [("a", b"x")])
         await Ledger(wal, LEDGER).create()
-        await wal.append(LEDGER, b"not a record")
+        newer = bytearray(encode(Record(RecordType.LEDGER)))
+        newer[2] += 1
+        await wal.append(LEDGER, bytes(newer))
         with pytest.raises(CorruptLog, match="nothing is written, for that might double rows"):
             await commit(wal, 0, [attempt])
 

@@ -11,6 +11,7 @@ PER_ROUND = (4, 10)
 LENGTHS_S = (0.5, 8.0)
 GARBAGE = 30  # entries at a time: a reader stops at 100 bad records in a row
 WORKERS = ("kill", "pause", "kill", "clock")  # what happens to processes; each as often as it stands here
+VERSION_AT = 2  # in a record
 FROM_OUTSIDE = ("garbage", "delete", "garbage")
 
 
@@ -55,7 +56,10 @@ def _garbage(rng: random.Random, real: Sequence[bytes]) -> bytes:
         case "cut" if len(original) > 1:
             return bytes(original[: rng.randrange(1, len(original))])
         case "flipped" if original:
-            original[rng.randrange(len(original))] ^= 1 << rng.randrange(8)
+            position = rng.randrange(len(original))
+            if position == VERSION_AT:  # a record of a newer Tidewal: what must know it stops, as it should
+                position -= 1
+            original[position] ^= 1 << rng.randrange(8)
             return bytes(original)
         case "again" if original:
             return bytes(original)
