@@ -28,6 +28,7 @@ from .group_log import GroupLog
 from .group_records import Command, Commit, Output, Published
 from .group_state import Decided
 from .ids import Place, decode_end, encode, encode_end, pack
+from .topics import Survey
 
 log = logging.getLogger("tidewal.pulsar")
 
@@ -51,6 +52,8 @@ class Channels(Protocol):
     def behind_all(self, channel: str) -> Place: ...
 
     def last(self, channel: str) -> Place: ...
+
+    def survey(self, channel: str) -> Survey: ...
 
     def publisher(self, channel: str, name: str, *, batches: bool) -> NativeProducer: ...
 
@@ -292,17 +295,25 @@ class Outbox:
         name = _name(decided.publisher)
         producer = self._wal.publisher(channel, name, batches=False)  # from now on nobody else sends under the name
         try:
-            places = self._look(channel, decode_end(decided.after[channel]), name)
-            for output in outputs:
-                if output.number not in places:
-                    answers = _Answers(1)
-                    _send_one(producer, output, partial(answers.answer, output.number))
-                    places |= answers.wait(self._wal.timeout_ms / 1000)
+            after = decode_end(decided.after[channel])
+            places = self._look(channel, after, name)
+            missing = [output for output in outputs if output.number not in places]
+            # One that is not there and yet a duplicate was there, where retention has removed ledgers since.
+            removed = bool(missing) and self._begins_behind(channel, after)
+            for output in missing:
+                answers = _Answers(1)
+                _send_one(producer, output, partial(answers.answer, output.number))
+                places |= answers.wait(self._wal.timeout_ms / 1000, duplicates=removed)
         finally:
             closed = threading.Event()
             producer.close_async(lambda _: closed.set())
             closed.wait(self._wal.timeout_ms / 1000)
-        return {output.number: places[output.number] for output in outputs}
+        return {output.number: places.get(output.number, b"") for output in outputs}
+
+    def _begins_behind(self, channel: str, after: Place) -> bool:
+        """Whether retention has removed the ledger of `after`, and maybe what was behind it."""
+        first = self._wal.survey(channel).stored_from
+        return first is None or first.ledger > after.ledger
 
     def _look(self, channel: str, after: Place, name: str) -> dict[int, bytes]:
         """What of this publisher is in the channel behind `after`, by number."""
@@ -353,6 +364,7 @@ class _Answers:
         self._missing = count
         self._places: dict[int, bytes] = {}
         self._failure: str | None = None
+        self._duplicate = False
         self._changed = threading.Condition()
 
     def answer(self, number: int, result: NativeResult, id: NativeId) -> None:
@@ -360,17 +372,21 @@ class _Answers:
             if int(result) != OK:
                 self._failure = result.name
             elif id.ledger_id() < 0:
-                self._failure = "a duplicate"
+                self._duplicate = True
             else:
                 self._places[number] = pack(id.ledger_id(), id.entry_id(), max(id.batch_index(), 0))
             self._missing -= 1
             self._changed.notify()
 
-    def wait(self, timeout_s: float) -> dict[int, bytes]:
+    def wait(self, timeout_s: float, *, duplicates: bool = False) -> dict[int, bytes]:
+        """The places by number. With `duplicates` those are left out whose number Pulsar has had already; otherwise
+        that is `Unavailable`, like all that is not sure to be stored."""
         deadline = time.monotonic() + 2 * timeout_s  # the library answers sooner, by its own limit
         with self._changed:
             while self._missing and time.monotonic() < deadline:
                 self._changed.wait(1.0)
+            if self._duplicate and not duplicates:
+                self._failure = self._failure or "a duplicate"
             if self._missing or self._failure is not None:
                 raise Unavailable(f"Pulsar answered {self._failure or 'nothing'} to outputs of a commit")
             return self._places

@@ -30,6 +30,7 @@ class Topics:
         self.stored: dict[str, list[tuple[str, int, bytes]]] = defaultdict(list)  # by channel: name, number, payload
         self.highest: dict[tuple[str, str], int] = {}
         self.taken: set[tuple[str, str]] = set()
+        self.first_ledger = 1  # that retention has left
 
     def payloads(self, channel: str) -> list[bytes]:
         return [payload for _, _, payload in self.stored[channel]]
@@ -150,6 +151,9 @@ class Member(Process):
 
     last = behind_all
 
+    def survey(self, channel) -> object:
+        return SimpleNamespace(stored_from=Place(self._topics.first_ledger, 0))
+
     def publisher(self, channel, name, *, batches) -> TopicProducer:
         return TopicProducer(self._topics, channel, name)
 
@@ -257,6 +261,20 @@ async def test_what_is_published_and_not_noted_as_such_is_noted_later(two):
     two.second.following._outbox.adopt()  # which a process does every second
     await until(lambda: not two.first.undelivered)
     assert two.topics.payloads("out") == [b"1"]
+
+
+async def test_outputs_that_retention_has_removed_before_they_are_noted_hold_up_nobody(two):
+    two.second.refuses = Published
+    await two.second.commit(b"1")
+    await two.second.following.leave("b")
+    await two.second.following.close()
+    await two.first.following.log.catch_up()
+    assert two.first.undelivered
+    two.topics.stored["out"][0] = ("removed", 0, b"")  # what has its name and number is gone
+    two.topics.first_ledger = 2
+    await two.first.commit(b"2")
+    assert two.topics.payloads("out") == [b"", b"2"]
+    await until(lambda: not two.first.undelivered)
 
 
 async def test_a_commit_that_lies_in_the_log_when_its_process_closes_is_unknown(two):
