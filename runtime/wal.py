@@ -259,9 +259,10 @@ class Wal(Protocol):
         channels' durability is reached, or with the error: a `TidewalError` whose `outcome_unknown` field is set when
         the entries may still be there. With `capabilities.atomic_batches` all entries appear or none.
 
-        Raises at once, having queued nothing: `MessageTooLarge`, `ChannelNotFound`, `Closed`, `JournalFailed`,
-        `DiskPressure`, `Overloaded` (`limit` "pending_bytes": too much waits for the backend already; retry after a
-        pause). Where the log is in another process these may come through `done` instead."""
+        Raises at once, having queued nothing: `InvalidRequest` (a payload is text or the like), `MessageTooLarge`,
+        `ChannelNotFound`, `Closed`, `JournalFailed`, `DiskPressure`, `Overloaded` (`limit` "pending_bytes": too much
+        waits for the backend already; retry after a pause). Where the log is in another process these may come through
+        `done` instead."""
         ...
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:

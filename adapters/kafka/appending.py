@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...runtime.errors import Closed, MessageTooLarge, TidewalError
+from ...runtime.payloads import as_bytes
 from ...runtime.wal import Append, Durability, OnAppended
 from .catalog import Catalog, Channel
 from .cluster import Cluster
@@ -55,7 +56,7 @@ class Appender:
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         """`Wal.submit`, of one entry at least."""
         names, payloads, timestamps = zip(*entries, strict=True)
-        payloads = payloads if set(map(type, payloads)) == {bytes} else tuple(map(bytes, payloads))
+        payloads = payloads if set(map(type, payloads)) == {bytes} else tuple(map(as_bytes, payloads))
         sizes = list(map(len, payloads))
         size = sum(sizes) + ROW_BYTES * len(sizes)
         found = {name: self._catalog.find(name) for name in set(names)}

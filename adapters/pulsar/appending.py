@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 from ...runtime.errors import Closed, MessageTooLarge, Overloaded, TidewalError
+from ...runtime.payloads import as_bytes
 from ...runtime.wakeup import Bell
 from ...runtime.wal import Append, OnAppended
 from .failures import call_failure
@@ -115,7 +116,7 @@ class Appender:
     def queue(self, entries: Sequence[Append], done: OnAppended) -> None:
         """`submit` without its last step, which `wake` is."""
         own = [
-            entry if isinstance(entry.payload, bytes) else entry._replace(payload=bytes(entry.payload))
+            entry if isinstance(entry.payload, bytes) else entry._replace(payload=as_bytes(entry.payload))
             for entry in entries
         ]
         for entry in own:

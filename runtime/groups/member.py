@@ -11,6 +11,7 @@ from uuid import uuid4
 from prometheus_client import Counter
 
 from ..errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLost, TidewalError, Unavailable
+from ..payloads import check_payload
 from ..wal import Append, Delivered, From, Start, Wal
 from .feed import Feed, lease_over
 from .link import GroupLink, Shares
@@ -120,6 +121,8 @@ class Member:
             await self._commit([(feed, plan)], [])
 
     async def commit(self, delivered: Sequence[Delivered], outputs: Sequence[Append]) -> list[bytes]:
+        for output in outputs:
+            check_payload(output.payload)
         steps: dict[str, tuple[Feed, Plan]] = {}
         for each in delivered:
             feed = self._feed_of(each)

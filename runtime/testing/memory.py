@@ -23,6 +23,7 @@ from ..groups.local_link import LocalLink, settled
 from ..groups.member import Member, start_member
 from ..groups.positions import resolve
 from ..groups.progress import Change
+from ..payloads import as_bytes
 from ..wakeup import conclude
 from ..wal import (
     Append,
@@ -122,18 +123,19 @@ class MemoryWal:
     def _submit(self, entries: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
         self._check_open()
         channels = [self._channel(entry.channel) for entry in entries]
-        for entry, channel in zip(entries, channels, strict=True):
+        payloads = [as_bytes(entry.payload) for entry in entries]
+        for entry, payload, channel in zip(entries, payloads, channels, strict=True):
             limit = channel.policy.max_message_bytes
-            if len(entry.payload) > limit:
+            if len(payload) > limit:
                 raise MessageTooLarge(
-                    f"a message of {len(entry.payload)} bytes for {entry.channel} is over its limit of {limit}",
-                    size=len(entry.payload),
+                    f"a message of {len(payload)} bytes for {entry.channel} is over its limit of {limit}",
+                    size=len(payload),
                     limit=limit,
                 )
         submitted = Submitted(
             [
-                (channel, bytes(entry.payload), entry.timestamp)
-                for entry, channel in zip(entries, channels, strict=True)
+                (channel, payload, entry.timestamp)
+                for entry, payload, channel in zip(entries, payloads, channels, strict=True)
             ],
             [(self._channel(change.channel), change) for change in changes],
             done,

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tidewal.runtime.errors import Closed, MessageTooLarge
+from tidewal.runtime.errors import Closed, InvalidRequest, MessageTooLarge
 from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
 
 PLAIN = ChannelPolicy()
@@ -80,6 +80,21 @@ async def test_payloads_come_back_byte_for_byte_and_belong_to_the_log(wal, helpe
     await future
     assert isinstance(done[0], list)
     assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, len(sent))) == sent
+
+
+@pytest.mark.parametrize("payload", ["text", 5, None, [1, 2]], ids=repr)
+async def test_a_payload_that_is_no_bytes_is_refused_by_name(wal, helpers, payload):
+    await wal.create_channel("a", PLAIN)
+    named = f"not {type(payload).__name__}: encode it first"
+    with pytest.raises(InvalidRequest, match=named):
+        await wal.append("a", payload)
+    for entries in ([Append("a", payload)], [Append("a", b"good"), Append("a", payload)]):
+        with pytest.raises(InvalidRequest, match=named):
+            await wal.append_many(entries)
+        with pytest.raises(InvalidRequest, match=named):
+            await helpers.submitted(wal, entries)
+    await wal.append("a", b"after")
+    assert helpers.payloads(await helpers.take(wal, "a", From.EARLIEST, 1)) == [b"after"]
 
 
 async def test_the_size_limit_is_exact_and_harmless(wal, helpers):

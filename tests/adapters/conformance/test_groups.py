@@ -216,6 +216,18 @@ async def test_what_is_not_acknowledged_is_delivered_again_after_a_leave(wal):
     assert await position(wal, "g", "a") == ids[-1]
 
 
+async def test_an_output_that_is_no_bytes_is_refused_and_the_batch_stays(wal):
+    await create(wal, "a", "out")
+    await fill(wal, "a", 2)
+    member = await wal.join("g", ["a"])
+    delivered = await one(member)
+    for payload in ("text", 5):
+        with pytest.raises(InvalidRequest, match="encode it first"):
+            await member.commit([delivered], [Append("out", b"good"), Append("out", payload)])
+    assert await wal.latest_id("out") is None
+    assert await member.commit([delivered], [Append("out", b"good")]) == [await wal.latest_id("out")]
+
+
 async def test_an_acknowledgement_under_a_lease_that_is_over_is_fenced(wal):
     await create(wal, "a", "out")
     ids = await fill(wal, "a", 4)
