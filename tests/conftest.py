@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ("tests.brokers.fixtures", "tests.backends")
+pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spark")
 
 SPARK_S = 300  # a start of Spark is part of the first test's time, and on a busy machine takes a minute
 SHARED = ("kafka", "kafka3", "pulsar", "spark")  # fixtures and parameters of what takes long to start

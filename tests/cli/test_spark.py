@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -22,7 +22,7 @@ from tidewal.cli import spark_running
 from tidewal.cli.java import Java
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.wal import ChannelPolicy
-from tidewal.spark_bridge import local, session
+from tidewal.spark_bridge import local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,22 +72,6 @@ def test_what_is_missing_is_named(command: Callable[..., Any], monkeypatch: pyte
 
 
 # ---- with it ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session that the commands find running."""
-    folder = tmp_path_factory.mktemp("spark")
-    made = session(
-        "tests",
-        **{
-            "spark.local.dir": str(folder / "local"),
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-            "spark.log.level": "OFF",
-        },
-    )
-    yield made
-    made.stop()
 
 
 @pytest.fixture
