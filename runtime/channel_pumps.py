@@ -227,8 +227,13 @@ class ChannelPumps(ABC, Generic[Channel]):
         start = await self._placed(channel)
         async with reading(self._wal, channel.name, start) as batches:
             async for entries in batches:
-                for record in await channel.reader.accept_granted(entries):
+                records, doubtful = channel.reader.accept_granted(entries)
+                for record in records:
                     self._keep(channel, record)
+                if doubtful:
+                    await channel.reader.learn_grants()
+                    for record in channel.reader.accept(doubtful):
+                        self._keep(channel, record)
                 if not channel.buffer:
                     channel.position = channel.reader.position
                 self._caught(channel)

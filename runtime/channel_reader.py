@@ -93,16 +93,18 @@ class ChannelReader:
         self._bad_in_a_row = 0
         self._parts: list[Record] = []
 
-    async def accept_granted(self, entries: Sequence[Entry]) -> list[Record]:
-        """As `accept`, and before a record is taken for bad because nobody was granted its term or time, the grants are
-        read to their present end, once: the grant stood there before the record was written."""
+    def accept_granted(self, entries: Sequence[Entry]) -> tuple[list[Record], Sequence[Entry]]:
+        """As `accept`, up to the first record that no known grant covers: what counts before it, and the entries from
+        it on. Before such a record is taken for bad the grants are read anew: hand out what counts, for this reader
+        stands behind it, then await `learn_grants`, and `accept` the rest."""
         accepted: list[Record] = []
-        rest = self._accept(entries, accepted, doubting=self._grants is not None)
-        if rest and self._grants is not None:
-            await self._grants.catch_up()
-            self._granted = self._grants.granted(self.channel)
-            self._accept(rest, accepted, doubting=False)
-        return accepted
+        return accepted, self._accept(entries, accepted, doubting=self._grants is not None)
+
+    async def learn_grants(self) -> None:
+        """Read the grants to their present end: that of a record stood there before the record was written."""
+        assert self._grants is not None
+        await self._grants.catch_up()
+        self._granted = self._grants.granted(self.channel)
 
     def accept(self, entries: Sequence[Entry]) -> list[Record]:
         """The records of `entries` that count, in order. An incomplete batch is held until its last part is here.

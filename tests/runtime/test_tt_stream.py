@@ -11,6 +11,8 @@ import pytest
 
 from tests.backends import Backend, Observed, fill_segment
 from tidewal.runtime.channel_pumps import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.channel_reader import Granted
+from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.errors import (
     Closed,
     InvalidRequest,
@@ -324,6 +326,39 @@ async def test_a_heartbeat_moves_an_idle_channel_once_its_records_are_read(wal):
     await put(wal, "c1", *(rows(597 + cseq, cseq) for cseq in range(4, 500)))
     await follower.settle()
     assert follower.packs[-1].end_ts == 1099
+    await follower.stop()
+
+
+class SlowCatalog:
+    """Grants times up to 20, and all when it has been read to its end, which waits until it may."""
+
+    def __init__(self) -> None:
+        self._limit = 20
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    def granted(self, pchannel: str) -> Granted:
+        return Granted(1, self._limit)
+
+    async def catch_up(self) -> None:
+        self.asked.set()
+        await self.may.wait()
+        self._limit = MAX_TIMESTAMP
+
+
+async def test_a_heartbeat_while_grants_are_read_does_not_overtake_what_was_read_before(memory):
+    """The record at 30 needs a grant that the reader does not know yet; the one at 10 was read with it."""
+    catalog = SlowCatalog()
+    follower = following(memory, "c1", grants=catalog)
+    await put(memory, "c1", rows(10, 1), rows(30, 2))
+    await catalog.asked.wait()
+    follower.stream.announce("c1", 1, 1, 15)
+    await turns()
+    assert follower.times == [10]
+    assert follower.packs[-1].end_ts == 15
+    assert follower.packs[-1].end_positions["c1"].cseq == 1
+    catalog.may.set()
+    await turns()
+    assert follower.times == [10, 30]
     await follower.stop()
 
 
