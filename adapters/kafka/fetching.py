@@ -16,7 +16,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from ...runtime.errors import CorruptLog
 from ...runtime.wal import Entry
 from . import faults
-from .cluster import PARTITION, Cluster
+from .cluster import EARLIEST, PARTITION, Cluster
 from .positions import from_native
 from .requests import NO_ID, FetchById
 from .unpacking import Packed, split
@@ -68,16 +68,19 @@ async def fetch(
 
 async def last_before(cluster: Cluster, topic: str, end: int, connection: int) -> int | None:
     """The offset of the last entry before `end` that readers may see: behind it are ends of transactions, and what was
-    aborted or is not committed. None where there is none. Raises the library's errors."""
+    aborted or is not committed. None where there is none. Raises the library's errors; `StaleMetadata` where a new
+    leader has not learned yet that so much is acknowledged: it answers with nothing, which says nothing."""
     at = end - 1
     while at >= 0:
         try:
             answer = await _ask(cluster, topic, at, connection, READ_UNCOMMITTED, 0, ONE_BATCH)
-        except kafka_errors.OffsetOutOfRangeError:  # removed
-            return None
+        except kafka_errors.OffsetOutOfRangeError:
+            if at < (await cluster.offset(topic, EARLIEST) or 0):  # removed
+                return None
+            raise kafka_errors.StaleMetadata(f"{topic} does not reach to {at} here") from None
         batch = next(iter(answer.batches), None)
         if batch is None:
-            return None
+            raise kafka_errors.StaleMetadata(f"{topic} ends at {answer.end} here, before {at}, which is acknowledged")
         if batch.is_transactional and not batch.is_control_batch:
             committed = (await fetch(cluster, topic, at, connection, 0)).batches
             visible = any(each.base_offset == batch.base_offset for each in committed)

@@ -7,6 +7,7 @@ import inspect
 import json
 from itertools import count
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiokafka import errors as kafka_errors
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tidewal.adapters.kafka import faults, open_wal
 from tidewal.adapters.kafka.batch import Batch
 from tidewal.adapters.kafka.catalog import Catalog, Channel
+from tidewal.adapters.kafka.fetching import last_before
 from tidewal.adapters.kafka.lane import Backlog, Lane, Part, Write
 from tidewal.adapters.kafka.options import CODECS, parse
 from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, prefix, to_rows
@@ -27,6 +29,7 @@ from tidewal.runtime.settings import Kafka
 from tidewal.runtime.wal import ChannelPolicy
 
 NOW_MS = 1_700_000_000_000
+OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno
 EVERY_ERROR = [
     error
     for _, error in inspect.getmembers(kafka_errors, inspect.isclass)
@@ -385,3 +388,27 @@ async def test_a_channel_that_is_dropped_while_it_is_made_is_made_again():
     found = await catalog.write_channel("a", ChannelPolicy())
     assert catalog.find("a") is found
     assert found.incarnation == len(written) == 2
+
+
+class Leader:
+    """Answers to each fetch with `code` and `data`; its log begins at `first`."""
+
+    def __init__(self, code: int = 0, data: bytes = b"", first: int = 0) -> None:
+        self._code, self._data, self._first = code, data, first
+
+    async def ask_leader(self, topic: str, request: Any, connection: int = 0) -> Any:
+        return SimpleNamespace(API_VERSION=4, topics=[(topic, [(0, self._code, 0, 0, [], self._data)])])
+
+    async def offset(self, topic: str, timestamp: int) -> int:
+        return self._first
+
+
+@pytest.mark.parametrize("code", [0, OUT_OF_RANGE])
+async def test_a_new_leader_that_does_not_know_its_end_yet_says_nothing_of_what_is_there(code):
+    """It has the entries and answers with none of them: taken for an empty channel, acknowledged ones would not be."""
+    with pytest.raises(kafka_errors.StaleMetadata):
+        await last_before(cast(Any, Leader(code)), "topic", 5, 0)
+
+
+async def test_what_is_removed_is_no_last_entry():
+    assert await last_before(cast(Any, Leader(OUT_OF_RANGE, first=5)), "topic", 5, 0) is None
