@@ -263,9 +263,9 @@ class ChannelPumps(ABC, Generic[Channel]):
         start = channel.start
         if isinstance(start, FromId) or start is From.EARLIEST:
             return start
+        known = await self._wal.describe(channel.name)  # first: what is appended from now on must not be skipped
         if isinstance(start, FromTime) and await self._wal.id_at(channel.name, start.timestamp) is not None:
             return start
-        known = await self._wal.describe(channel.name)
         if known.first_id is None or known.latest_id is None:
             return From.EARLIEST
         channel.skipped = known.latest_id

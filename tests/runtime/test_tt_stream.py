@@ -393,6 +393,24 @@ async def test_from_a_time_on_only_what_lies_behind_it_is_delivered(wal):
     assert [message.ts for pack in packs for message in pack.messages] == [6, 7, 8, 9, 10]
 
 
+async def test_a_record_appended_while_a_start_at_a_time_is_looked_up_is_delivered(memory, monkeypatch):
+    """Nothing at or behind the time is there yet when the reader asks: what comes next is no history."""
+    await put(memory, "c1", rows(5, 1))
+    id_at = memory.id_at
+
+    async def id_at_and_append(channel: str, timestamp: int) -> bytes | None:
+        found = await id_at(channel, timestamp)
+        if found is None:
+            await put(memory, channel, rows(120, 2))
+        return found
+
+    monkeypatch.setattr(memory, "id_at", id_at_and_append)
+    follower = following(memory, "c1", start=FromTime(100))
+    await turns()
+    assert follower.times == [120]
+    await follower.stop()
+
+
 async def test_positions_before_anything_was_taken_can_be_sought(wal):
     await put(wal, "c1", rows(50, 7), rows(60, 8))
     await put(wal, "c2", rows(20, 3), rows(30, 4))
