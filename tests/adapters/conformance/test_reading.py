@@ -82,7 +82,7 @@ async def test_closing_ends_a_waiting_reader_without_error(wal):
     waiting = asyncio.ensure_future(anext(reader, None))
     await idle(waiting)
     await wal.close()
-    assert await asyncio.wait_for(waiting, 5) is None
+    assert await asyncio.wait_for(waiting, 60) is None
 
 
 async def test_readers_are_independent(wal, helpers):
@@ -101,7 +101,7 @@ async def test_a_position_that_never_existed_is_lost_at_once(wal):
     future = (int.from_bytes(ids[-1], "big") + 5).to_bytes(len(ids[-1]), "big")
     for start in (FromId(future), FromId(future, inclusive=True), FromId(b"?")):
         with pytest.raises(PositionLost) as caught:
-            await asyncio.wait_for(anext(wal.read("a", start)), 5)
+            await asyncio.wait_for(anext(wal.read("a", start)), 60)
         assert caught.value.requested == start.id
 
 
@@ -112,7 +112,7 @@ async def test_a_removed_position_is_lost_and_names_the_first_there_is(backend, 
     await backend.remove_before(wal, "a", later[0])
     for start in (FromId(ids[3]), FromId(ids[0], inclusive=True)):
         with pytest.raises(PositionLost) as caught:
-            await asyncio.wait_for(anext(wal.read("a", start)), 5)
+            await asyncio.wait_for(anext(wal.read("a", start)), 60)
         assert caught.value.first_available == later[0]
     assert [e.id for e in await helpers.take(wal, "a", From.EARLIEST, 3)] == later
     assert [e.id for e in await helpers.take(wal, "a", FromId(ids[9]), 3)] == later  # nothing between was removed

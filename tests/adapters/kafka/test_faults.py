@@ -16,7 +16,7 @@ pytestmark = pytest.mark.broker
 
 PLAIN = ChannelPolicy()
 WITHIN_S = 60.0
-SOON = {"request_timeout_s": 0.5, "delivery_timeout_s": 1.0}  # for tests that wait for a time-out
+SOON = {"request_timeout_s": 2.0, "delivery_timeout_s": 4.0}  # for tests that wait for a time-out
 
 
 async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, opening):
@@ -49,7 +49,7 @@ async def test_a_paused_broker_is_an_unknown_outcome_in_time_and_all_goes_on(kaf
         await wal.describe("a")
     with pytest.raises(Unavailable):
         await wal.create_channel("b", PLAIN)
-    assert time.monotonic() - began_s < 12
+    assert time.monotonic() - began_s < 60
     kafka.resume()
     after = None
     async with asyncio.timeout(WITHIN_S):
@@ -76,7 +76,7 @@ async def test_while_nobody_answers_the_backlog_is_bounded_and_closing_ends(kafk
     with pytest.raises(Overloaded) as caught:
         await wal.append("a", bytes(4000))
     assert caught.value.limit == "pending_bytes"
-    await asyncio.wait_for(wal.close(), 15)
+    await asyncio.wait_for(wal.close(), 60)
     for append in waiting:
         with pytest.raises(Unavailable):
             await append
@@ -87,7 +87,7 @@ async def test_no_broker_at_all_is_told_in_time(opening):
         url = "kafka://127.0.0.1:9"
 
     with pytest.raises(Unavailable):
-        await asyncio.wait_for(opening(Nowhere, **SOON), 15)
+        await asyncio.wait_for(opening(Nowhere, **SOON), 60)
 
 
 async def test_a_reader_survives_a_restart_without_loss_or_repetition(kafka, opening, helpers):
@@ -134,7 +134,7 @@ async def test_an_append_that_lands_after_its_time_out_is_harmless(proxied, open
     entries = list(await anext(reader))
     proxy.hold()
     with pytest.raises(Unavailable) as caught:
-        await asyncio.wait_for(wal.append("a", b"late"), 15)
+        await asyncio.wait_for(wal.append("a", b"late"), 60)
     assert caught.value.outcome_unknown
     proxy.pass_new()
     after = [await wal.append("a", b"after %d" % i) for i in range(3)]

@@ -188,7 +188,7 @@ async def test_a_reader_that_retention_overtakes_is_told(open_rocksmq, clock, he
     clock.advance(DAY_S)
     assert removed(store) >= 3
     with pytest.raises(PositionLost):
-        await asyncio.wait_for(helpers.drain(reader, []), 5)
+        await asyncio.wait_for(helpers.drain(reader, []), 60)
 
 
 async def test_payloads_in_hand_outlive_the_segment_they_came_from(open_rocksmq, clock, helpers):
