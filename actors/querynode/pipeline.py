@@ -80,8 +80,8 @@ class RowPipeline:
             raise
         finally:
             self._measures.publish()
-            await self._stream.close()
             self._fail(Lagging(f"{self.collection.name} is being loaded again; retry"))
+            await self._stream.close()
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
@@ -153,13 +153,14 @@ class RowPipeline:
     async def wait_for(self, time: int) -> None:
         """Wait until everything up to `time` is applied. Raises `Lagging` at once while that is further away than
         `queryNode.scheduler.maxTimestampLag`."""
-        if self._failure is not None:
-            raise self._failure
-        if time > self.tsafe:
+        time = max(time, 1)  # until the table is loaded, when `tsafe` is 0, there are some rows of it only
+        if self._failure is None and time > self.tsafe:
             self._check_lag()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiters, (time, next(self._numbers), waiter))
             await waiter
+        if self._failure is not None:  # also behind the wait: by now the rows may be gone again
+            raise self._failure
 
     def _check_lag(self) -> None:
         limit_s = self._node.settings.query_node.scheduler.max_timestamp_lag

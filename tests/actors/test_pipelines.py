@@ -7,8 +7,12 @@ import asyncio
 import pytest
 from deltalake import DeltaTable
 
+from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.proxy import proxy
 from tidewal.actors.querynode import pipeline as querynode_pipeline
+from tidewal.actors.querynode.pipeline import RowPipeline
+from tidewal.actors.querynode.segments import RowStore
+from tidewal.runtime.errors import MemoryLimitExceeded
 from tidewal.runtime.names import Names
 from tidewal.runtime.record import decode
 
@@ -51,3 +55,58 @@ async def test_a_reader_never_sees_part_of_a_batch_though_the_pack_is_applied_in
         await writer
         assert all(count % batch_rows == 0 for count in seen), seen
         assert await client.count("people", consistency="strong") == batches * batch_rows
+
+
+@MEMORY_ONLY
+async def test_a_session_does_not_see_a_table_that_is_being_loaded(home) -> None:
+    """A client that has written nothing asks for no time at all; the first shard is loaded, the second is not."""
+    async with home.people_client() as client:
+        await client.insert("people", home.people(*range(20)))
+        await client.flush("people")
+    loads, may = 0, asyncio.Event()
+
+    async def blocking(call):
+        nonlocal loads
+        if getattr(call, "func", None) is read_current_at:
+            loads += 1
+            if loads == 2:
+                await may.wait()
+        return call()
+
+    async with home.node(blocking=blocking) as node, node.client() as client:
+        await home.until(lambda: loads == 2)
+        count = asyncio.create_task(client.count("people", consistency="session"))
+        await home.elapse(1)
+        assert not count.done()
+        may.set()
+        assert await count == 20
+
+
+@MEMORY_ONLY
+async def test_a_question_whose_rows_go_as_its_wait_ends_gets_no_empty_answer(home, monkeypatch) -> None:
+    """The pack that ends the wait is the one behind which the memory limit is passed."""
+    advance, maintain = RowPipeline._advance, RowStore.maintain
+    pipelines: list[RowPipeline] = []
+    ended = False
+
+    def watched(pipeline: RowPipeline, time: int) -> None:
+        nonlocal ended
+        pipelines.append(pipeline)
+        waiting = len(pipeline._waiters)
+        advance(pipeline, time)
+        ended |= len(pipeline._waiters) < waiting
+
+    def limited(store: RowStore) -> bool:
+        if ended:
+            raise MemoryLimitExceeded("full", limit="queryNode.memoryLimitBytes")
+        return maintain(store)
+
+    monkeypatch.setattr(RowPipeline, "_advance", watched)
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        assert await client.count("people", consistency="strong") == 1
+        monkeypatch.setattr(RowStore, "maintain", limited)
+        error = await home.error_of(pipelines[-1].wait_for(node.node.clock.now()))
+        assert ended
+        assert isinstance(error, MemoryLimitExceeded)
