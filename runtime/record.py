@@ -152,6 +152,9 @@ def decode(payload: Payload, id: bytes = b"") -> Record:
         raise BadRecord("checksum does not match", reason="checksum")
     try:
         fields = cast("tuple[object, ...]", msgpack.unpackb(view[_PREFIX.size : header_end], use_list=False))
+    except DECODE_ERRORS as error:  # its length is not under the checksum
+        raise BadRecord(f"not a Tidewal record: {error}", reason="frame") from error
+    try:
         return _from_fields(fields, view[body_at:], id)
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable header: {error}", reason="header") from error
