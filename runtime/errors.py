@@ -205,6 +205,8 @@ class HandlerFailed(TidewalError):
 
 def of_unknown_outcome(error: TidewalError) -> TidewalError:
     """The same error, with the field `outcome_unknown`: what was asked for may have happened, or may still happen."""
+    if error.fields.get("outcome_unknown"):
+        return error
     return _rebuild(type(error).__name__, error.message, {**error.fields, "outcome_unknown": True})
 
 

@@ -26,7 +26,7 @@ from aiokafka.protocol.admin import (
 )
 from aiokafka.protocol.offset import OffsetRequest
 
-from ...runtime.errors import ConfigError, TidewalError
+from ...runtime.errors import ConfigError, TidewalError, of_unknown_outcome
 from ...runtime.stalls import StallWatch
 from . import faults
 from .options import Options
@@ -157,7 +157,7 @@ class Cluster:
                 if faults.final(error) or loop.time() > deadline:
                     raise faults.mapped(error, what, outcome_unknown=unknown) from error
             except TidewalError as error:
-                raise faults.unknown(error) if unknown else error from error.__cause__
+                raise of_unknown_outcome(error) if unknown else error from error.__cause__
             await asyncio.sleep(pause_s)
             pause_s = PAUSE_S
             if self._client.cluster.brokers():

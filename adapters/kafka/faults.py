@@ -213,13 +213,6 @@ def mapped(error: BaseException, what: str, *, outcome_unknown: bool = False) ->
     return Unavailable(f"Kafka could not {what}: {reason}")
 
 
-def unknown(error: TidewalError) -> TidewalError:
-    """The same error, of a request that may have had its effect."""
-    if error.fields.get("outcome_unknown"):
-        return error
-    return type(error)(error.message, **{**error.fields, "outcome_unknown": True})
-
-
 def never_sent(error: TidewalError) -> TidewalError:
     """The same error, of what waited behind a request that failed so."""
     return type(error)(error.message, **{name: at for name, at in error.fields.items() if name != "outcome_unknown"})

@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, Overloaded, TidewalError, Unavailable
+from ...runtime.errors import (
+    ChannelNotFound,
+    Closed,
+    InvalidRequest,
+    Overloaded,
+    TidewalError,
+    Unavailable,
+    of_unknown_outcome,
+)
 from ...runtime.wal import OnAppended
 from . import faults
 from .batch import Batch
@@ -63,7 +71,7 @@ class Write:
     def answer(self) -> None:
         error = self._error
         if error is not None and self._partly:
-            error = faults.unknown(error)
+            error = of_unknown_outcome(error)
         try:
             self._done(self._ids if error is None else error)
         except Exception:  # the fault of who submitted; the channel goes on

@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
-from ...runtime.errors import TidewalError, Unavailable
+from ...runtime.errors import TidewalError, Unavailable, of_unknown_outcome
 from ...runtime.stalls import Waiting
 from . import faults
 from .batch import Batch
@@ -105,7 +105,7 @@ class Sender:
             if not unknown:
                 raise
             self._cluster.stalls.outcome_unknown(self._channel, batch.count)
-            raise faults.unknown(error) from error.__cause__
+            raise of_unknown_outcome(error) from error.__cause__
         finally:
             if unknown:  # the brokers may have the sequence: what comes next under it would be taken for this batch
                 self._producer = None

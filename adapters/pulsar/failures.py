@@ -102,11 +102,6 @@ def unknown_outcome(message: str, channel: str) -> Unavailable:
     return Unavailable(message, channel=channel, outcome_unknown=True)
 
 
-def may_have_happened(error: TidewalError) -> TidewalError:
-    """The same error, for a request that may have taken effect, or will."""
-    return type(error)(error.message, **{**error.fields, "outcome_unknown": True})
-
-
 def call_failure(error: BaseException, doing: str, **fields: FieldValue) -> TidewalError:
     """The error for an exception of the client library while `doing` something that stored nothing."""
     if isinstance(error, TidewalError):

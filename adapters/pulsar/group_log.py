@@ -25,10 +25,10 @@ from ...runtime.errors import (
     PositionLost,
     TidewalError,
     Unavailable,
+    of_unknown_outcome,
 )
 from ...runtime.groups.link import Shares
 from ...runtime.wal import Append, Entry, From, FromId, OnAppended, Start
-from .failures import may_have_happened
 from .group_records import Beat, Command, Expel, Join, Leave, Picture, Release, decode_record, encode_record
 from .group_state import GroupState
 
@@ -282,7 +282,7 @@ class GroupLog:
 
     def _fail_asked(self, error: TidewalError) -> None:
         """The records of those who wait may lie in the log, and count."""
-        error = may_have_happened(error)
+        error = of_unknown_outcome(error)
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(error)

@@ -19,11 +19,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
+from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable, of_unknown_outcome
 from ...runtime.groups.link import Ack
 from ...runtime.wal import Append, ChannelPolicy
 from .client import NUMBER_PROPERTY, OK, NativeId, NativeProducer, NativeReader, NativeResult, ignore, message, place_of
-from .failures import call_failure, may_have_happened, unknown_outcome
+from .failures import call_failure, unknown_outcome
 from .group_log import GroupLog
 from .group_records import Command, Commit, Output, Published
 from .group_state import Decided
@@ -167,7 +167,7 @@ class Outbox:
                 if not isinstance(error, Closed):
                     log.exception("outputs of group %s are not appended", self._log.group)
                 self._drop_producers()
-                failure = may_have_happened(call_failure(error, "appending outputs"))
+                failure = of_unknown_outcome(call_failure(error, "appending outputs"))
                 for each in decided:
                     self._failed.add(each.token)
                     self._answer(each.token, failure)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from aiokafka.protocol.commit import OffsetCommitRequest
 
-from ....runtime.errors import Overloaded, TidewalError
+from ....runtime.errors import Overloaded, TidewalError, of_unknown_outcome
 from ....runtime.groups.progress import Progress
 from ....runtime.wal import From
 from .. import faults
@@ -98,7 +98,7 @@ class Committed:
                     return
                 pause_s = STALE_S
             except TidewalError as error:
-                raise faults.unknown(error) if unsure else error from error.__cause__
+                raise of_unknown_outcome(error) if unsure else error from error.__cause__
             except faults.Foreign as error:
                 if faults.outcome(error, faults.Operation.POSITION) is faults.Outcome.UNKNOWN:
                     unsure = True

@@ -21,7 +21,7 @@ from aiokafka.protocol.transaction import (
     InitProducerIdRequest,
 )
 
-from ....runtime.errors import TidewalError, Unavailable
+from ....runtime.errors import TidewalError, Unavailable, of_unknown_outcome
 from .. import faults
 from ..batch import Batch
 from ..cluster import PARTITION, Cluster
@@ -183,7 +183,7 @@ class Producer:
             await self._cluster.retrying("commit a transaction", attempt)
         except TidewalError as error:
             self._identity = None
-            raise faults.unknown(error) if unsure else error from error.__cause__
+            raise of_unknown_outcome(error) if unsure else error from error.__cause__
         except BaseException:
             self._identity = None
             raise
