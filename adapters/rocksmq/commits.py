@@ -76,8 +76,9 @@ class Commits:
     def write(self, commit: Pending) -> Written | None:
         """Write its frame; None where nothing was left to write. Rows of unknown channels are refused here. Raises
         `DiskPressure` when nothing was written."""
-        if self._segments.short:
-            self._refuse_data(commit, DiskPressure("what space is left is for control records", limit="disk"))
+        short = self._segments.short
+        if short is not None:
+            self._refuse_data(commit, DiskPressure(f"what is left is for control records: {short}", limit="disk"))
         rows = commit.rows
         if not rows:
             commit.tell([])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from ...runtime.errors import Closed, DiskPressure, MessageTooLarge, Overloaded
 from .journal import Journal
 
@@ -13,7 +15,7 @@ class Gate:
         self, path: str, journal: Journal, *, commit_bytes: int, pending_bytes: int, free_space_bytes: int
     ) -> None:
         self.closing = False
-        self.pressure = ""  # why data is refused, if it is: less free space than there should be
+        self.pressure: tuple[str, str] | None = None  # why data is refused for want of space or a reserve; the limit
         self.room = 0  # what may be pending if nothing stands in the way; below 0 if anything does
         self._path, self._journal = path, journal
         self._commit_bytes, self._pending_bytes, self._free_space_bytes = commit_bytes, pending_bytes, free_space_bytes
@@ -27,12 +29,16 @@ class Gate:
         self.closing = True
         self._look()
 
-    def note_space(self, free_bytes: int, *, short: bool) -> None:
-        """`short`: the journal's reserve for control records is in use, or cannot be made."""
+    def note_space(self, free_bytes: int, *, short: OSError | None) -> None:
+        """`short`: why the journal's reserve for control records is in use, or cannot be made."""
+        pressure: tuple[str, str] | None = None
         if free_bytes < self._free_space_bytes:
-            self.pressure = f"less than {self._free_space_bytes} bytes are free for {self._path}"
-        else:
-            self.pressure = f"{self._path} has no space for its reserve" if short else ""
+            pressure = f"less than {self._free_space_bytes} bytes are free for {self._path}", "free_space_bytes"
+        elif short is not None and short.errno in (errno.ENOSPC, errno.EDQUOT):
+            pressure = f"{self._path} has no space for its reserve", "free_space_bytes"
+        elif short is not None:
+            pressure = f"{self._path} cannot make its reserve: {short}", "disk"
+        self.pressure = pressure  # assigned once: other threads look at it meanwhile
         self._look()
 
     def check_open(self) -> None:
@@ -50,8 +56,10 @@ class Gate:
 
     def check_space(self) -> None:
         """Raises `DiskPressure`."""
-        if self.pressure:
-            raise DiskPressure(self.pressure, limit="free_space_bytes")
+        pressure = self.pressure
+        if pressure is not None:
+            why, limit = pressure
+            raise DiskPressure(why, limit=limit)
 
     def check_room(self, size: int) -> None:
         """Whether one commit of `size` bytes can be taken. Raises `MessageTooLarge`, `Overloaded`."""

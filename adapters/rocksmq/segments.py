@@ -84,7 +84,7 @@ class Segments:
         self._wanted = 0  # bytes that the next segment must have, if that is more than usual
         self._recyclable: list[str] = []
         self._reserved = False
-        self.short = False  # the reserve is in use, or there was no space for it
+        self.short: OSError | None = None  # why the reserve is in use, or could not be made
         self._lock = threading.Lock()
 
     @property
@@ -180,11 +180,12 @@ class Segments:
         try:
             try:
                 file = self._prepare(size)
-            except OSError:
-                self.short = self.short or not self._reserved
+            except OSError as error:
+                if not self._reserved:
+                    self.short = self.short or error
                 if too_small is not None or not (from_reserve and self._reserved):
                     raise
-                file, size = self._take_reserve(), self._segment_bytes
+                file, size = self._take_reserve(error), self._segment_bytes
             spare = self._make_spare(file, size)
         except BaseException:
             self._spare = too_small
@@ -199,13 +200,13 @@ class Segments:
             return
         try:
             self._make_reserve(self._prepare(self._segment_bytes))
-        except OSError:
-            self.short = True
+        except OSError as error:
+            self.short = error
             raise
-        self._reserved, self.short = True, False
+        self._reserved, self.short = True, None
 
-    def _take_reserve(self) -> int:
-        """The reserve as what is being prepared."""
+    def _take_reserve(self, why: OSError) -> int:
+        """The reserve as what is being prepared. `why`: no other file can be."""
         path = os.path.join(self.directory, RESERVE)
         file = self._disk.open(path)
         try:
@@ -213,7 +214,7 @@ class Segments:
         except BaseException:
             self._disk.close(file)
             raise
-        self._reserved, self.short = False, True
+        self._reserved, self.short = False, why
         return file
 
     def _prepare(self, size: int) -> int:

@@ -456,12 +456,12 @@ class RocksMQ:
         self.retain_now()
 
     def _keep_reserve(self) -> None:
-        was_short = self._segments.short
+        before = self._segments.short
         try:
             self._segments.prepare_reserve()
         except OSError as error:
-            if not was_short:
-                _log.warning("%s takes no more data, there is no space for its reserve: %s", self.directory, error)
+            if before is None or before.errno != error.errno:
+                _log.warning("%s takes no more data, its reserve cannot be made: %s", self.directory, error)
 
     def check_space(self) -> bool:
         """Look at the free space; whether appends to durable channels are accepted. Runs twice a second by itself."""

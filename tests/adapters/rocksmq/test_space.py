@@ -3,6 +3,8 @@ space again."""
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import partial
 
 import pytest
@@ -89,6 +91,26 @@ async def test_on_a_full_disk_control_goes_on_from_the_reserve_and_data_comes_ba
     await store.append("a", b"data again")
     expected = [KIB_5] * count + [bytes(500)] * ticks + [b"t"] * 50 + [b"reopened", b"data again"]
     assert await everything(store, helpers) == expected
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+async def test_a_reserve_that_cannot_be_made_is_told_as_what_it_is(open_rocksmq, disk, helpers, caplog, error):
+    disk.fail("rename", error, times=1000, name=f"{os.sep}reserve")
+    store = await open_rocksmq(disk=disk, segment_bytes=SMALL, free_space_bytes=0)
+    await helpers.until(lambda: store._gate.pressure)
+    await helpers.until(lambda: os.strerror(error) in caplog.text)
+    for _ in range(3):
+        store.check_space()
+        with pytest.raises(DiskPressure) as caught:
+            await store.create_channel("a", PLAIN)
+        space = error in (errno.ENOSPC, errno.EDQUOT)
+        assert caught.value.limit == ("free_space_bytes" if space else "disk")
+        assert ("no space" in caught.value.message) == space
+        assert space or os.strerror(error) in caught.value.message
+    disk.heal()
+    await helpers.until(lambda: not store._gate.pressure)
+    await store.create_channel("a", PLAIN)
+    await store.append("a", b"data")
 
 
 async def test_what_shares_a_commit_with_data_is_not_refused_with_it(open_rocksmq, disk, helpers):
