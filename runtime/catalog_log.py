@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from .catalog import Catalog, Event, encode_event
@@ -15,9 +16,12 @@ from .wal import ChannelPolicy, ControlAppend, Entry, From, Wal
 
 CATALOG_POLICY = ChannelPolicy(retention_s=None)
 SNAPSHOT_EVENTS = 1_000
+SNAPSHOT_RETRY_EVENTS = 100  # behind a snapshot that failed
 CLAIMS_MAX = 10
 CLAIM_PAUSE_S = 0.1  # behind a claim that the log refused; twice as long behind each further one
 CLAIM_PAUSE_S_MAX = 1.0
+
+_log = logging.getLogger(__name__)
 
 OnChange = Callable[[Event], None]
 
@@ -144,11 +148,16 @@ class CatalogLog:
     async def append(self, event: Event) -> None:
         """Write an event; when this returns it is durable and in `catalog`. Raises `Fenced` when another node leads.
 
-        One event after another: a snapshot must lie behind all that it tells, and before all that it does not."""
+        One event after another: a snapshot must lie behind all that it tells, and before all that it does not. One that
+        fails does not fail the event before it: it is logged, and tried again `SNAPSHOT_RETRY_EVENTS` later."""
         async with self._writing:
             await self._write_as_leader(event)
             if self._since_snapshot >= SNAPSHOT_EVENTS:
-                await self._snapshot()
+                try:
+                    await self._snapshot()
+                except Exception as error:
+                    _log.warning("%s goes on without a new snapshot: %s", self._channel, error)
+                    self._since_snapshot = SNAPSHOT_EVENTS - SNAPSHOT_RETRY_EVENTS
 
     async def _write_as_leader(self, event: Event) -> bytes:
         if not self._term:
@@ -179,8 +188,8 @@ class CatalogLog:
 
     async def _snapshot(self) -> None:
         id = await self._write_as_leader(self.catalog.snapshot())
-        self._since_snapshot = 0
         await self._wal.truncate(self._channel, id)
+        self._since_snapshot = 0
 
     async def close(self) -> None:
         """Stop following."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tidewal.runtime import catalog_log
-from tidewal.runtime.catalog import Collection, encode_event
+from tidewal.runtime.catalog import Collection, decode_event, encode_event
 from tidewal.runtime.catalog_log import CatalogLog
 from tidewal.runtime.clock import MAX_TIMESTAMP, HybridClock
 from tidewal.runtime.errors import (
@@ -18,11 +18,12 @@ from tidewal.runtime.errors import (
     DiskPressure,
     Fenced,
     FormatTooNew,
+    MessageTooLarge,
     Overloaded,
     Unavailable,
 )
 from tidewal.runtime.names import Names
-from tidewal.runtime.record import Record, RecordType, encode, stamp
+from tidewal.runtime.record import Record, RecordType, decode, encode, stamp
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -115,6 +116,46 @@ def test_snapshots_hide_nothing_that_is_written_at_the_same_time(monkeypatch, se
                 assert late.catalog.snapshot() == leader.catalog.snapshot()
                 await late.claim("b")
                 assert late.catalog.term > 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("step", ["write", "truncate"])
+@pytest.mark.parametrize("error", [DiskPressure, Unavailable, MessageTooLarge])
+def test_a_snapshot_that_fails_does_not_fail_the_event_before_it(monkeypatch, caplog, step, error) -> None:
+    monkeypatch.setattr(catalog_log, "SNAPSHOT_EVENTS", 10)
+    monkeypatch.setattr(catalog_log, "SNAPSHOT_RETRY_EVENTS", 4)
+
+    class Refusing(MemoryWal):
+        failing = True
+
+        def submit(self, entries, done) -> None:
+            event = decode_event(decode(entries[0].payload))
+            if step == "write" and self.failing and event["kind"] == "snapshot":
+                raise error("not now")
+            super().submit(entries, done)
+
+        async def truncate(self, channel, id) -> None:
+            if step == "truncate" and self.failing:
+                raise error("not now")
+            await super().truncate(channel, id)
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = Refusing(log)
+        async with following(wal) as leader, following(MemoryWal(log)) as follower:
+            await leader.claim("a")
+            for id in range(1, 18):
+                await leader.append(created(id))
+            assert len([each for each in caplog.records if "without a new snapshot: not now" in each.message]) == 3
+            wal.failing = False
+            for id in range(18, 23):
+                await leader.append(created(id))
+            assert len(log.channels[NAMES.catalog].entries) < 10, "what lies before a snapshot is removed"
+            names = sorted(f"c{id}" for id in range(1, 23))
+            assert sorted(leader.catalog.collections) == sorted((await follower.catch_up()).collections) == names
+            async with following(MemoryWal(log)) as late:
+                assert sorted(late.catalog.collections) == names
 
     run_virtual(main())
 
