@@ -360,8 +360,8 @@ async def test_a_hold_is_above_all_rules(open_rocksmq, clock, helpers, delivery)
     await store.create_channel("a", policy)
     await store.hold("a", "datanode", encode_id(1))
     ids = await fill(store, "a", 300)
+    await work(await store.join("g", ["a"]), ids[-1])  # before the keeper may take where the group begins
     await store.hold("a", "datanode", ids[150])
-    await work(await store.join("g", ["a"]), ids[-1])
     await store.truncate("a", ids[-1])
     clock.advance(DAY_S)
     assert 1 <= removed(store) <= 3
