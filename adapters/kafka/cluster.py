@@ -184,7 +184,7 @@ class Cluster:
         new: Any = (topic, 1, self.options.replication_factor, [], list(configs.items()))
         request = CreateTopicsRequest([new], self._time_limit_ms, False)
         response = await self._ask_controller(request)
-        _check(response.topic_errors[0][1], _ALREADY_EXISTS)
+        _check_creation(response, _ALREADY_EXISTS)
         await self.refresh()
 
     async def delete_topic(self, topic: str) -> None:
@@ -209,12 +209,11 @@ class Cluster:
 
     async def _none_if_absent(self, topic: str) -> None:
         """Brokers may be late to know a topic; the controller, which is asked whether it could be made, is not."""
-        unsaid = -1
-        asked: Any = (topic, 1, unsaid, [], [])
+        asked: Any = (topic, 1, self.options.replication_factor, [], [])
         response = await self._ask_controller(CreateTopicsRequest([asked], self._time_limit_ms, True))
         if response.topic_errors[0][1] == _ALREADY_EXISTS:
             raise kafka_errors.StaleMetadata(f"a broker does not know {topic} yet")
-        _check(response.topic_errors[0][1])
+        _check_creation(response)
 
     async def configure_topic(self, topic: str, configs: dict[str, str]) -> None:
         """Give it these settings, and the brokers' own for all others. Raises the library's errors."""
@@ -254,3 +253,10 @@ def _check(code: int, *fine: int) -> None:
     """Raise the library's error for a code that is neither 0 nor `fine`."""
     if code and code not in fine:
         raise faults.for_code(code)
+
+
+def _check_creation(response: Any, *fine: int) -> None:
+    """The same for the answer about one topic, with the controller's reason where this version of the answer has it."""
+    _, code, *reason = response.topic_errors[0]
+    if code and code not in fine:
+        raise faults.for_code(code)(*filter(None, reason))

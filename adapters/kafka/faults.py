@@ -146,7 +146,6 @@ _TOO_OLD = (
 _INVALID = (
     kafka_errors.InvalidTopicError,
     kafka_errors.InvalidConfigurationError,
-    kafka_errors.InvalidReplicationFactorError,
     kafka_errors.InvalidPartitionsError,
     kafka_errors.InvalidRequestError,
     kafka_errors.InvalidTimestampError,
@@ -199,7 +198,7 @@ def sequence_lost(error: BaseException) -> bool:
 
 def mapped(error: BaseException, what: str, *, outcome_unknown: bool = False) -> TidewalError:
     """The error to raise for one of the client's while doing `what`."""
-    reason = str(error) or type(error).__name__
+    reason = str(error).rstrip(".") or type(error).__name__
     if outcome_unknown:
         return Unavailable(f"whether Kafka could {what} is not known: {reason}", outcome_unknown=True)
     if isinstance(error, _NOT_ALLOWED):
@@ -210,6 +209,12 @@ def mapped(error: BaseException, what: str, *, outcome_unknown: bool = False) ->
         return Unsupported(f"to {what} takes a package that is missing: {reason}", capability="compression")
     if isinstance(error, _INVALID):
         return InvalidRequest(f"Kafka refused to {what}: {reason}")
+    if isinstance(error, kafka_errors.InvalidReplicationFactorError):  # not final: brokers register one by one
+        return Unavailable(
+            f"Kafka could not {what}, for a topic is to have more copies than there are brokers to hold them: {reason}."
+            " Start the other brokers, or ask for fewer copies: `replication_factor`, where that is -1 the brokers'"
+            " `default.replication.factor`"
+        )
     return Unavailable(f"Kafka could not {what}: {reason}")
 
 

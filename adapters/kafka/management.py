@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest
+from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, Unavailable, of_unknown_outcome
 from ...runtime.groups.positions import just_before
 from ...runtime.wal import ChannelInfo, ChannelPolicy
 from . import faults
@@ -59,6 +59,8 @@ class Management:
                 if before is None:
                     await self._catalog.write_dropped(found)
                 raise
+            except Unavailable as error:  # the catalog has the channel: the next one to use it makes the topic
+                raise of_unknown_outcome(error) from error.__cause__
 
     async def names(self) -> list[str]:
         await self._catalog.sync()

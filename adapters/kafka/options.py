@@ -101,6 +101,8 @@ def _checked(given: Mapping[str, object]) -> dict[str, Any]:
             raise ConfigError(f"kafka:// option {name}={value!r} is no number", key="wal") from None
         if kinds[name] is not str and name not in _ANY_NUMBER and found[name] <= 0:
             raise ConfigError(f"kafka:// option {name}={value!r} must be above 0", key="wal")
+    if found.get("replication_factor", -1) < -1 or found.get("replication_factor") == 0:
+        raise ConfigError("kafka:// option replication_factor must be above 0, or -1", key="wal")
     codec = str(found.get("compression", "none"))
     if codec not in CODECS:
         raise ConfigError(f"kafka:// option compression={codec!r}; there are {', '.join(CODECS)}", key="wal")

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from tidewal.runtime.clock import compose
-from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, PositionLost
+from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, PositionLost, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
@@ -180,11 +180,16 @@ async def test_the_largest_message_passes_among_small_ones(kafka, opening, helpe
 
 
 async def test_what_an_administrator_is_refused_is_raised(kafka, opening):
-    await opening(kafka)  # makes the catalog
-    wal = await opening(kafka, replication_factor=7)
+    wal = await opening(kafka)
     with pytest.raises(InvalidRequest):
-        await wal.create_channel("a", PLAIN)
+        await wal.create_channel("a", ChannelPolicy(max_message_bytes=2**31))
     assert await wal.channels() == []
+    impatient = await opening(kafka, replication_factor=7, delivery_timeout_s=1)
+    with pytest.raises(Unavailable, match=r"only 1 broker.*replication_factor") as caught:
+        await impatient.create_channel("a", PLAIN)
+    assert caught.value.outcome_unknown
+    assert await wal.channels() == ["a"]
+    await wal.append("a", b"with as many copies as there can be")
 
 
 async def test_a_slow_reader_holds_a_bounded_part(kafka, opening, helpers):
