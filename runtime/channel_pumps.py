@@ -217,6 +217,8 @@ class ChannelPumps(ABC, Generic[Channel]):
                 try:
                     await self._read(channel)
                 except PositionLost as error:
+                    if error.fields.get("channel") != channel.name:  # the catalog's, read for its grants
+                        raise
                     channel.start = self._after_loss(channel, error)
         except Exception as error:  # -- every failure of a pump must reach the reader, whatever it is
             self._failure = error

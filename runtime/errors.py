@@ -86,7 +86,8 @@ class OutcomeUnknown(TidewalError):
 
 
 class PositionLost(TidewalError):
-    """Retention removed the position, or it never existed (`requested`, `first_available`). Choose where to go on."""
+    """Retention removed the position, or it never existed (`channel`, `requested`, `first_available`). Choose where to
+    go on."""
 
 
 class WatermarkStalled(TidewalError):

@@ -401,7 +401,10 @@ class BlockingClient:
                     return
             elif upto is not None and (latest_id is None or latest_id < upto):
                 raise PositionLost(
-                    f"channel {channel} ends before {upto.hex()}", requested=upto, first_available=latest_id
+                    f"channel {channel} ends before {upto.hex()}",
+                    requested=upto,
+                    first_available=latest_id,
+                    channel=channel,
                 )
             else:
                 return

@@ -276,8 +276,8 @@ class Wal(Protocol):
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         """Entries from `start` on, in order and without gaps, in non-empty batches, for ever: at the end it waits for
         more. The start is fixed when the iterator is first awaited (for `From.LATEST`: entries appended after that).
-        Ends (no error) when the WAL is closed. Raises `ChannelNotFound`, and `PositionLost(requested,
-        first_available)` when retention has removed what comes next or the id is past the end. Close it with
+        Ends (no error) when the WAL is closed. Raises `ChannelNotFound`, and `PositionLost(channel,
+        requested, first_available)` when retention has removed what comes next or the id is past the end. Close it with
         `aclose()`. Memory held for a slow reader is bounded: history is read from storage in small pieces."""
         ...
 

@@ -40,7 +40,9 @@ class BrokerLog:
         """See `Log`. Raises also what the adapter raises."""
         latest = self.latest_id(channel)
         if upto is not None and (latest is None or latest < upto):
-            raise PositionLost(f"channel {channel} ends before {upto.hex()}", requested=upto, first_available=latest)
+            raise PositionLost(
+                f"channel {channel} ends before {upto.hex()}", requested=upto, first_available=latest, channel=channel
+            )
         end = latest if upto is None else upto
         if end is None or (after is not None and (after > end if inclusive else after >= end)):
             return

@@ -174,6 +174,7 @@ class AsOfPlan(CollectionPlan):
                 "option history, for the tables keep all rows; or set failOnDataLoss=false to read what is left",
                 requested=b"",
                 first_available=first.id,
+                channel=wanted.channel,
             )
 
 

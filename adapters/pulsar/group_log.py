@@ -143,7 +143,8 @@ class GroupLog:
         except ChannelNotFound as error:
             if error.fields.get("channel") != self.topic:
                 raise
-            raise Fenced(f"group {self.group} was dropped") from error
+            dropped = Fenced(f"group {self.group} was dropped")
+            raise of_unknown_outcome(dropped) if error.fields.get("outcome_unknown") else dropped from error
         except TimeoutError:
             raise Unavailable(f"no answer from the log of group {self.group} in time", outcome_unknown=True) from None
         finally:

@@ -77,6 +77,7 @@ def lost(source: Source, channel: str, requested: bytes, survey: Survey) -> Posi
         f"retention has removed what comes next in {channel}, or that never was",
         requested=requested,
         first_available=None if first is None else encode(first),
+        channel=channel,
     )
 
 

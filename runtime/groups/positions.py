@@ -32,6 +32,7 @@ async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
                     f"position {id.hex()} is not in channel {channel}",
                     requested=id,
                     first_available=info.first_id,
+                    channel=channel,
                 )
             return position
 

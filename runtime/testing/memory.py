@@ -200,14 +200,14 @@ class MemoryWal:
 
     async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         found = self._channel(channel)
-        at = self._first_sequence(found, start)
+        at = self._first_sequence(channel, found, start)
         while not self._closed:
             if found.dropped:
                 raise ChannelNotFound(f"channel {channel} was dropped", channel=channel)
             with self.log.lock:
                 if at < found.first:
                     if not found.policy.ephemeral:
-                        raise found.lost(sequence_id(at))
+                        raise found.lost(channel, sequence_id(at))
                     at = found.first
                 index = at - found.first
                 batch = found.entries[index : index + READ_BATCH_ENTRIES]
@@ -231,7 +231,7 @@ class MemoryWal:
             if waiter in channel.waiters:
                 channel.waiters.remove(waiter)
 
-    def _first_sequence(self, channel: MemoryChannel, start: Start) -> int:
+    def _first_sequence(self, name: str, channel: MemoryChannel, start: Start) -> int:
         match start:
             case From.EARLIEST:
                 return channel.first
@@ -244,7 +244,7 @@ class MemoryWal:
                 sequence = int.from_bytes(id, "big")
                 wanted = sequence if inclusive else sequence + 1
                 if len(id) != 8 or wanted < channel.first or sequence >= channel.end:
-                    raise channel.lost(id)
+                    raise channel.lost(name, id)
                 return wanted
 
     async def latest_id(self, channel: str) -> bytes | None:

@@ -56,13 +56,14 @@ class MemoryChannel:
             acked_to = min(progress.acked_to for progress in self.groups.values())
             self.remove_before(acked_to + b"\0")  # the least that lies behind it
 
-    def lost(self, requested: bytes) -> PositionLost:
-        """The error for a position that is not in the channel."""
+    def lost(self, name: str, requested: bytes) -> PositionLost:
+        """The error for a position that is not in the channel of that name."""
         first = sequence_id(self.first)
         return PositionLost(
-            f"position {requested.hex()} is not in the channel, its first is {first.hex()}",
+            f"position {requested.hex()} is not in channel {name}, its first is {first.hex()}",
             requested=requested,
             first_available=first,
+            channel=name,
         )
 
     def wake(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.runtime.channel_pumps import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.channel_reader import Granted
 from tidewal.runtime.clock import HybridClock, compose
 from tidewal.runtime.errors import PositionLost, WatermarkStalled
 from tidewal.runtime.factory import Factory
@@ -126,6 +127,29 @@ async def test_where_a_stream_goes_on_that_retention_has_cut_off(ticked, reset_t
         waiting.cancel()
         assert found == bodies
         assert stream.counts["c1"].lost == metrics.value("wal_scan_reset_total") == 1
+    await stream.close()
+    await wal.close()
+
+
+class LostGrants:
+    """A catalog that retention has overtaken: nothing is granted as far as it was read, and it cannot be read on."""
+
+    def granted(self, pchannel: str) -> Granted:
+        return Granted(0)
+
+    async def catch_up(self) -> None:
+        raise PositionLost("the catalog is gone", requested=b"", first_available=b"\0" * 8, channel="catalog")
+
+
+@pytest.mark.parametrize("reset_to", [None, From.EARLIEST, From.LATEST])
+async def test_a_catalog_that_retention_has_overtaken_is_not_taken_for_a_loss_in_the_channel(reset_to):
+    wal, metrics = await log_with("c1"), Metrics()
+    stream = Factory(wal, HybridClock(), metrics=metrics, grants=LostGrants()).tt_stream(reset_to=reset_to)
+    stream.as_consumer(["c1"])
+    await put(wal, "c1", Record(RecordType.ROWS, ts=1, term=1, cseq=1))
+    with pytest.raises(PositionLost, match="the catalog is gone"):
+        await asyncio.wait_for(anext(stream), 60)
+    assert stream.counts["c1"].lost == metrics.value("wal_scan_reset_total") == 0
     await stream.close()
     await wal.close()
 

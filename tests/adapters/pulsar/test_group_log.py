@@ -13,7 +13,7 @@ from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.pulsar import group_log
 from tidewal.adapters.pulsar.group_log import GroupLog
 from tidewal.adapters.pulsar.group_records import Channels, Commit, Drop, Found, Join, Leave, Release
-from tidewal.runtime.errors import Closed, Fenced, InvalidRequest, Unavailable
+from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Unavailable
 from tidewal.runtime.groups.link import Ack
 from tidewal.runtime.testing.memory import MemoryLog
 from tidewal.runtime.wal import ChannelPolicy, From, FromId
@@ -166,6 +166,22 @@ async def test_a_group_that_is_dropped_ends_for_who_follows_it(start):
     await b.drop_channel(TOPIC)
     with pytest.raises((Fenced, Unavailable)):
         await first.ask(Leave("m1"))
+
+
+@pytest.mark.parametrize("unknown", [True, False])
+async def test_what_may_lie_in_a_log_that_was_dropped_is_not_called_refused(start, monkeypatch, unknown):
+    a = await start("a")
+    followed = await a.follow()
+    await join(followed, "m1", a)
+
+    async def append_many(records):
+        fields = {"outcome_unknown": True} if unknown else {}
+        raise ChannelNotFound("dropped", channel=TOPIC, **fields)
+
+    monkeypatch.setattr(a, "append_many", append_many, raising=False)
+    with pytest.raises(Fenced) as caught:
+        await followed.ask(Leave("m1"))
+    assert caught.value.fields.get("outcome_unknown", False) is unknown
 
 
 @pytest.mark.parametrize("seed", range(5))
