@@ -71,13 +71,13 @@ class KafkaCluster:
         for node in self.nodes:
             self._until_ready(node, frozenset(self.nodes))
 
-    def stop(self, within_s: float = STOPPED_WITHIN_S) -> None:
-        """End all nodes, with SIGKILL those that take longer, and remove their data."""
+    def stop(self, within_s: float = STOPPED_WITHIN_S, *, keep: bool = False) -> None:
+        """End all nodes, with SIGKILL those that take longer, and remove their data unless it is to `keep`."""
         for process in self._processes.values():
             process.ask_to_end()
         for process in self._processes.values():
             process.stop(within_s)
-        for node in self.nodes:
+        for node in () if keep else self.nodes:
             shutil.rmtree(self._folder(node), ignore_errors=True)
 
     def __enter__(self) -> Self:

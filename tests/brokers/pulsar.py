@@ -87,10 +87,11 @@ class PulsarStandalone:
         )
         self.restart()
 
-    def stop(self, within_s: float = STOPPED_WITHIN_S) -> None:
-        """End it, with SIGKILL where it takes longer, and remove its data."""
+    def stop(self, within_s: float = STOPPED_WITHIN_S, *, keep: bool = False) -> None:
+        """End it, with SIGKILL where it takes longer, and remove its data unless it is to `keep`."""
         self._process.stop(within_s)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         try:

@@ -2,7 +2,8 @@
 
     make torture ARGS="--minutes 30 --log kafka"
 
-The run stops at the first violation of a promise, keeps histories, logs and tables, says in how many of five
+The run stops at the first violation of a promise, keeps histories, logs, tables, the brokers' data
+and the dead letters, says in how many of five
 repetitions the violation comes back, and tries to shorten the list of faults that leads to it.
 """
 
@@ -52,7 +53,7 @@ async def torture(given: argparse.Namespace, folder: Path) -> int:
         say(f"\nround {number}: {len(violation.found)} VIOLATIONS; repeat with --seed {given.seed}")
         for found in violation.found[:SHOWN]:
             say(f"  {found}")
-        say(f"histories, logs and tables are kept in {folder}")
+        say(f"histories, logs, tables, dead letters and the brokers' data are kept in {folder}")
         if given.shrink:
             await explain(given, faults, folder)
         return 1

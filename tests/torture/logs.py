@@ -41,8 +41,8 @@ class LogUnderTest:
     async def start(self) -> None:
         """Start what it needs."""
 
-    async def stop(self) -> None:
-        """End what was started."""
+    async def stop(self, *, keep: bool = False) -> None:
+        """End what was started, and remove its data unless it is to `keep`."""
 
     async def delete(self, wal: Wal, channel: str) -> None:
         """Delete a channel from outside, behind Tidewal's back where there is such a way."""
@@ -73,7 +73,7 @@ class _Proxied(LogUnderTest):
         self._hurt = asyncio.Lock()  # held while brokers are away
         self.disturbances = {"cut": self._cut, "half-close": self._half_close, "delay": self._delay}
 
-    async def stop(self) -> None:
+    async def stop(self, *, keep: bool = False) -> None:
         for proxy in self.proxies:
             await proxy.stop()
 
@@ -153,8 +153,8 @@ class KafkaUnderTest(_Proxied):
         addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
         self.url = f"kafka://{addresses}/torture?delivery_timeout_s=10&min_insync_replicas=2"
 
-    async def stop(self) -> None:
-        await asyncio.to_thread(self._cluster.stop)
+    async def stop(self, *, keep: bool = False) -> None:
+        await asyncio.to_thread(self._cluster.stop, keep=keep)
         await super().stop()
 
     async def delete(self, wal: Wal, channel: str) -> None:
@@ -226,8 +226,8 @@ class PulsarUnderTest(_Proxied):
         await asyncio.to_thread(self._broker.start)
         self.url = f"pulsar://127.0.0.1:{port}/public/torture?web_url={self._broker.web_url}"
 
-    async def stop(self) -> None:
-        await asyncio.to_thread(self._broker.stop)
+    async def stop(self, *, keep: bool = False) -> None:
+        await asyncio.to_thread(self._broker.stop, keep=keep)
         await super().stop()
 
     async def delete(self, wal: Wal, channel: str) -> None:

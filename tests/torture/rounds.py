@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from deltalake import DeltaTable
@@ -30,6 +31,7 @@ from .client import ROWS_PER_CLIENT, read_keys
 from .faults import Fault, clock_step_ms, draw, garbage
 from .history import Operation, load
 from .inside import CHANNELS, COPIES, NUMBERS, open_log
+from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
 from .workers import Worker
 
@@ -91,7 +93,7 @@ class Run:
 
     async def __aenter__(self) -> Run:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self.log.stop)
+            stack.push_async_exit(self._stop_log)
             await self.log.start()
             stack.push_async_callback(self._end_workers)
             self._node = self._start("node", "node", lambda life: (self.log.url, self.folder / "tables"))
@@ -106,8 +108,14 @@ class Run:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def _stop_log(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Behind a violation the brokers' data stays beside the histories."""
+        await self.log.stop(keep=kind is not None)
 
     async def _end_workers(self) -> None:
         for worker in self._lasting:
@@ -135,6 +143,10 @@ class Run:
         try:
             await self._disturb(this, faults)
             return await self._settle(this)
+        except Violation:
+            said = await save_dead_letters(self._wal, self.folder / f"{this.prefix}-dead-letters.jsonl")
+            self._say(f"dead letters: {said}")
+            raise
         finally:
             for worker in (*this.clients, *this.members):
                 await worker.kill_for_good()
