@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         uses = {*getattr(item, "fixturenames", ()), *_parameters(item)}
         group = next((name for name in SHARED if name in uses), item.location[0])
+        if item.get_closest_marker("spark") and item.get_closest_marker("kills"):
+            group = "killed Sparks"  # one after another: two of them leave a small machine no time for their queries
         item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SPARK_S))

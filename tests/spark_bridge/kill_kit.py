@@ -59,6 +59,10 @@ class Child:
         while (line := self._lines.get(timeout=PATIENCE_S)) is not None:
             yield line
 
+    def tells(self) -> bool:
+        """Whether there is a line that was not read yet, or no more will come."""
+        return not self._lines.empty()
+
     def until(self, word: str) -> list[str]:
         """The rest of the first line that begins with `word`."""
         for first, *rest in self.lines():
@@ -219,14 +223,20 @@ class Driver:
         return self.wait(child, lambda: self._newest(f"{query}/commits") > begun) and self.wait(child, reached[moment])
 
     def wait(self, child: Child, reached: Callable[[], bool]) -> bool:
-        """Until `reached`; False when the driver ended before."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Until `reached`; False when the driver ended before. As long as batches come it is only slow."""
+        deadline, known = time.monotonic() + PATIENCE_S, self._batches()
         while not reached():
             if child.process.poll() is not None:
                 return False
-            assert time.monotonic() < deadline, "the queries stand still"
+            if time.monotonic() > deadline:
+                before, known = known, self._batches()
+                assert known != before, "the queries stand still"
+                deadline = time.monotonic() + PATIENCE_S
             time.sleep(POLL_S)
         return True
+
+    def _batches(self) -> list[int]:
+        return [self._newest(f"{query}/{folder}") for query in self.queries for folder in ("offsets", "commits")]
 
 
 def _after(seconds: float) -> Callable[[], bool]:
@@ -256,6 +266,8 @@ def assert_each_row_is_there_once(node: Node, driver: Driver, master: str = "loc
     node.stop_writing()
     child = driver.start("drain", master)
     try:
+        child.until("started")
+        driver.wait(child, child.tells)
         child.until("drained")
         node.cut("copies")
         child.say("read")

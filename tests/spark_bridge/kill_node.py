@@ -48,12 +48,12 @@ async def write(client: Client, ids: Any, rng: random.Random, stopping: asyncio.
     """Until `stopping`; the last timestamp."""
     last = 0
     while not stopping.is_set():
-        some = [next(ids) for _ in range(rng.randrange(1, 80))]
+        some = [next(ids) for _ in range(rng.randrange(1, 40))]
         tell("try", some[0], len(some))
         written = await insist(client.insert, NUMBERS.name, [{"id": id} for id in some], deadline_s=OUTAGE_S)
         tell("ack", some[0], len(some), written.ts)
         last = written.ts
-        await asyncio.sleep(rng.expovariate(10))  # how busy the writers are
+        await asyncio.sleep(rng.expovariate(5))  # how busy the writers are: queries on a slow machine must follow
     return last
 
 
