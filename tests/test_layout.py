@@ -129,3 +129,11 @@ def test_no_file_names_a_registry():
         if (match := hosts.search(path.read_text(errors="replace")))
     ]
     assert naming == []
+
+
+def test_the_groups_of_tests_reach_the_scheduler(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist hands a group over as the end of the test's id. Where pytest ignores that, each process starts each
+    broker and a Spark of its own, and the run takes twice as long."""
+    if not hasattr(request.config, "workerinput"):
+        pytest.skip("only where several processes run tests")
+    assert request.node.nodeid.endswith("@tests/test_layout.py")
