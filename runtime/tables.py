@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from .errors import CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema
+from .errors import CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema, Unavailable
 
 PositionValue: TypeAlias = str | int | float | bytes | bool | None
 Position: TypeAlias = Mapping[str, PositionValue]
@@ -25,6 +25,12 @@ FORMAT_KEY, SCHEMA_KEY, PRIMARY_KEY = "tidewal.format", "tidewal.schema", "tidew
 POSITIONS_KEY: Final = "tidewal.positions"
 TRANSACTION_PREFIX: Final = "tidewal/"
 
+# What to do about a commit file that is damaged.
+RESTORE_HINT: Final = (
+    "copy it back from a backup of the tables, or drop the collection and write it again; a table `current`, which is "
+    "made from `log`, may be removed instead"
+)
+
 
 def log_table(root: str | Path, collection: str) -> Path:
     """Where the row versions of a collection lie in the folder of the tables."""
@@ -32,10 +38,13 @@ def log_table(root: str | Path, collection: str) -> Path:
 
 
 def check_format(properties: Mapping[str, str | None], path: Path) -> None:
-    """Raise `InvalidSchema` unless a table with these properties is Tidewal's, `FormatTooNew` for a newer Tidewal's."""
+    """Raise `InvalidSchema` unless a table with these properties is Tidewal's, `FormatTooNew` for a newer Tidewal's,
+    `CorruptLog` where they do not tell."""
     found = properties.get(FORMAT_KEY)
     if found is None:
         raise InvalidSchema(f"{path} is a Delta table, but none of Tidewal's", path=str(path))
+    if not found.isdecimal():
+        raise CorruptLog(f"{path} says that its {FORMAT_KEY} is {found!r}: {RESTORE_HINT}", path=str(path))
     if int(found) > FORMAT:
         raise FormatTooNew(f"{path} was made by a newer Tidewal", found=int(found), supported=FORMAT)
 
@@ -76,7 +85,8 @@ def newest_own_commit(table: Path, version: int, above: int = -1) -> Commit | No
 
     Raises `CorruptLog` (`path`, `version`, `operation`) when another tool has changed rows behind it: T and positions
     tell of rows then that may be gone. Tidewal never commits behind such a change, so each one that was not undone is
-    found here. A RESTORE of a version from before the change undoes it.
+    found here. A RESTORE of a version from before the change undoes it. `CorruptLog` (`path`, `version`) also where the
+    file of one of these commits cannot be parsed; `Unavailable` where it cannot be read now.
 
     Commit files are read directly: `history()` of the library numbers them wrongly when the snapshot is not the newest.
     """
@@ -117,10 +127,24 @@ def _check_foreign(table: Path, foreign: Sequence[Commit]) -> None:
 
 def _read_commit(table: Path, version: int) -> Commit | None:
     """None where the file was cleaned up."""
+    file = commit_file(table, version)
     try:
-        lines = commit_file(table, version).read_bytes().splitlines()
+        lines = file.read_bytes().splitlines()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise Unavailable(f"{file}: {error}", path=str(file)) from error
+    try:
+        return _parse_commit(version, lines)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise CorruptLog(
+            f"{file} is damaged ({type(error).__name__}: {error}): {RESTORE_HINT}", path=str(file), version=version
+        ) from error
+
+
+def _parse_commit(version: int, lines: Sequence[bytes]) -> Commit:
+    if not lines:
+        raise ValueError("it is empty")
     own, changes = False, False
     info: dict[str, Any] = {}
     for line in lines:
@@ -134,14 +158,20 @@ def _read_commit(table: Path, version: int) -> Commit | None:
             own |= action["appId"].startswith(TRANSACTION_PREFIX)
         elif kind in ("add", "remove"):
             changes |= action["dataChange"]
+    return Commit(version, str(info.get("operation")), own, changes, _restored(info), _positions(info))
+
+
+def _positions(info: Mapping[str, Any]) -> Positions:
     text = info.get(POSITIONS_KEY)
-    positions = cast(Positions, json.loads(text, object_hook=_decode_bytes)) if text else {}
-    return Commit(version, str(info.get("operation")), own, changes, _restored(info), positions)
+    if not text:
+        return {}
+    positions = json.loads(text, object_hook=_decode_bytes)
+    return {name: dict(position.items()) for name, position in positions.items()}
 
 
 def _restored(info: Mapping[str, Any]) -> int | None:
     """The version that a commit went back to. Delta's libraries write it as text, or none where a time was given."""
-    version = info["operationParameters"].get("version") if info.get("operation") == "RESTORE" else None
+    version = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
     return None if version is None else int(version)
 
 

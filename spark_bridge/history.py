@@ -9,7 +9,8 @@ below it stay, so an interval is the same rows whichever version of the table it
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias, cast
@@ -57,20 +58,22 @@ class Snapshot:
         """The newest version, or `version`. `folder` is that of all tables, `wal` the URL of the log they come from.
 
         Raises `ConfigError` when there is no such table, `InvalidRequest` when it has not that version or is of another
-        collection, `PositionMismatch` when it was filled from another kind of log, `FormatTooNew`, `CorruptLog`.
+        collection, `PositionMismatch` when it was filled from another kind of log, `FormatTooNew`, `CorruptLog`,
+        `Unavailable`.
         """
         self.folder = local_folder(folder)
         self.path = log_table(self.folder, schema.name)
         self._schema = schema
         table = _open(self.path, version)
-        check_format(cast("dict[str, str | None]", table.metadata().configuration), self.path)
-        self.version = table.version()
-        self.times = {name: table.transaction_version(transaction_of(name)) or 0 for name in vchannels}
+        with _damage_of(self.path):
+            check_format(cast("dict[str, str | None]", table.metadata().configuration), self.path)
+            self.version = table.version()
+            self.times = {name: table.transaction_version(transaction_of(name)) or 0 for name in vchannels}
+            self._files = _files(table, self.path)
         self.time = min(self.times.values())
         commit = newest_own_commit(self.path, self.version)
         self._positions = {} if commit is None else commit.positions
         self._check_origin(scheme_of(wal))
-        self._files = _files(table, self.path)
 
     def _check_origin(self, wal: str) -> None:
         if self._positions and not self._positions.keys() & self.times.keys():
@@ -224,17 +227,27 @@ def local_folder(folder: str) -> str:
     return os.path.abspath(parts.path if parts.scheme else folder)
 
 
+@contextmanager
+def _damage_of(path: Path) -> Generator[None]:
+    """Raise what the Delta library cannot make out inside as `CorruptLog`."""
+    try:
+        yield
+    except TableNotFoundError:
+        raise
+    except DeltaError as error:
+        raise CorruptLog(f"the table {path} cannot be read: {error}", path=str(path)) from error
+
+
 def _open(path: Path, version: int | None) -> DeltaTable:
     try:
-        newest = DeltaTable(path)
+        with _damage_of(path):
+            newest = DeltaTable(path)
     except TableNotFoundError as error:
         raise ConfigError(
             f"there is no table at {path}: option history is the folder of the DataNodes' tables (tidewal run shows it "
             "at its start), and has a table once the collection was created",
             key="history",
         ) from error
-    except DeltaError as error:
-        raise CorruptLog(f"the table {path} cannot be read: {error}", path=str(path)) from error
     if version is None or version == newest.version():
         return newest
     try:

@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -26,13 +26,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from ...runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
-from ...runtime.tables import FORMAT, FORMAT_KEY, PRIMARY_KEY, SCHEMA_KEY, check_format
+from ...runtime.tables import FORMAT, FORMAT_KEY, PRIMARY_KEY, RESTORE_HINT, SCHEMA_KEY, check_format
 from .row_versions import stored_schema
 
 ROWS_PER_GROUP: Final = 65_536
 LOG_RETENTION: Final = "interval 1 hours"
 RETENTION_H: Final = 24
 MIN_RETENTION_H: Final = 1
+INTERVAL_KEY: Final = "delta.checkpointInterval"
 
 DIGEST_BYTES: Final = 1 << 20  # at a time
 _DIGEST = re.compile(r"-([0-9a-f]{16})\.parquet$")
@@ -60,13 +61,30 @@ def open_table(
     table = DeltaTable(path)
     properties = table.metadata().configuration
     check_format(properties, path)
-    found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties[SCHEMA_KEY])))
-    key = properties[PRIMARY_KEY]
+    found, key = _told(properties, path)
     if schema is not None and not found.equals(schema):
         raise InvalidSchema(f"{path} holds columns {found.to_string()}, not {schema.to_string()}", path=str(path))
     if primary_key is not None and key != primary_key:
         raise InvalidSchema(f"{path} has the key {key!r}, not {primary_key!r}", path=str(path))
     return table, found, key
+
+
+def _told(properties: Mapping[str, str], path: Path) -> tuple[pa.Schema, str]:
+    """The user's schema and its key. Raises `CorruptLog` where the properties do not tell what they should."""
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties[SCHEMA_KEY])))
+        key = properties[PRIMARY_KEY]
+        if key not in schema.names:
+            raise ValueError(f"{PRIMARY_KEY} is {key!r}, which is no column")
+        if int(properties[INTERVAL_KEY]) < 1:
+            raise ValueError(f"{INTERVAL_KEY} is {properties[INTERVAL_KEY]!r}")
+    except (LookupError, TypeError, ValueError) as error:
+        raise CorruptLog(
+            f"the properties of the table {path}, in a commit of its _delta_log, are damaged "
+            f"({type(error).__name__}: {error}): {RESTORE_HINT}",
+            path=str(path),
+        ) from error
+    return schema, key
 
 
 def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema, checkpoint_every_commits: int) -> None:
@@ -83,7 +101,7 @@ def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema,
                 FORMAT_KEY: str(FORMAT),
                 SCHEMA_KEY: base64.b64encode(schema.serialize()).decode(),
                 PRIMARY_KEY: primary_key,
-                "delta.checkpointInterval": str(checkpoint_every_commits),
+                INTERVAL_KEY: str(checkpoint_every_commits),
                 "delta.enableExpiredLogCleanup": "true",
                 "delta.logRetentionDuration": LOG_RETENTION,
                 "delta.dataSkippingStatsColumns": ",".join(name for name in statistics if name in columns.names),

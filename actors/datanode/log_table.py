@@ -37,7 +37,7 @@ from ...runtime.tables import (
     transaction_of,
 )
 from .delta_errors import storage_errors
-from .delta_files import RETENTION_H, open_table, sync_commit, vacuum_table, write_parquet
+from .delta_files import INTERVAL_KEY, RETENTION_H, open_table, sync_commit, vacuum_table, write_parquet
 from .file_joining import StoredFile, files_of, groups_to_join, join
 from .row_versions import stored_schema, to_versions, version_schema
 
@@ -74,7 +74,7 @@ class LogTable:
         self._stored = stored_schema(self.schema)
         self._statistics = ("_ts", "_vchannel", primary_key)
         self._table = table
-        self._checkpoint_every = int(table.metadata().configuration["delta.checkpointInterval"])
+        self._checkpoint_every = int(table.metadata().configuration[INTERVAL_KEY])
         self._positions: Positions = {}
         self._newest_own = -1  # the version of the commit that has these positions
         self._lock = threading.RLock()

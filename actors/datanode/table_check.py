@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from ...runtime.errors import CorruptLog, TidewalError
+from ...runtime.errors import TidewalError
 from ...runtime.tables import newest_own_commit
 from .delta_errors import storage_errors
 from .delta_files import digest_in, digest_of
@@ -54,7 +54,7 @@ def _check_table(collection: str, name: str, path: Path) -> Iterator[FileReport]
         return
     try:
         newest_own_commit(path, table.version())
-    except CorruptLog as error:
+    except TidewalError as error:
         yield FileReport(collection, name, "", 0, 0, error.message)
     for file, size, rows in zip(*(cast("list[object]", column.to_pylist()) for column in named.columns), strict=True):
         yield _check_file(collection, name, path, str(file), cast(int, size), cast("int | None", rows))

@@ -21,7 +21,7 @@ from tidewal.runtime.cuts import Cut
 from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.names import physical
 from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.tables import log_table
+from tidewal.runtime.tables import commit_file, log_table
 from tidewal.spark_bridge import history
 from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
 from tidewal.spark_bridge.history_plan import HistoryPlan, HistoryPlanner, end_at
@@ -266,7 +266,9 @@ def test_a_step_is_what_counting_all_rows_would_give(tmp_path: Path, rng: random
         assert table.count(begin, table.time, len(times)) == len(behind)
 
 
-def test_a_step_over_many_small_files_reads_few_of_them(tmp_path: Path, rng: random.Random) -> None:
+def test_a_step_over_many_small_files_reads_few_of_them(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = StoredStory(tmp_path)
     for _ in range(12):
         stored.play(rng, 4)
@@ -274,7 +276,7 @@ def test_a_step_over_many_small_files_reads_few_of_them(tmp_path: Path, rng: ran
     table = planner(stored).look()
     opened: list[object] = []
     original = table._stamps
-    table._stamps = lambda file, *rest: opened.append(file) or original(file, *rest)  # type: ignore[method-assign]
+    monkeypatch.setattr(table, "_stamps", lambda file, *rest: opened.append(file) or original(file, *rest))
     time = table.step(0, table.time, Limits(rows=10))
     assert 0 < len(stored.story.between(0, time)) <= 10
     assert len(opened) < 8
@@ -391,6 +393,21 @@ def test_a_table_that_another_tool_restored_is_no_history(stored: StoredStory) -
             read(stored, beginning(stored.flights), end)
     DeltaTable(table.table_uri).restore(sound)
     assert read(stored, beginning(stored.flights), within) == stored.story.between(0, stored.time)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["", "with a checkpoint"])  # Delta reads no commit before it
+def test_a_table_whose_newest_commit_is_torn_is_no_history(stored: StoredStory, checkpoint: bool) -> None:
+    table = DeltaTable(log_table(stored.folder, "flights"))
+    if checkpoint:
+        table.create_checkpoint()
+    commit = commit_file(log_table(stored.folder, "flights"), table.version())
+    sound = commit.read_bytes()
+    for torn in (sound[: len(sound) // 3], b"", b'{"commitInfo": {"tidewal.positions": "[1]"}}', b'{"txn": {"a": 1}}'):
+        commit.write_bytes(torn)
+        with pytest.raises(CorruptLog, match=commit.name if checkpoint else "flights"):
+            planner(stored).look()
+    commit.write_bytes(sound)
+    assert planner(stored).look().time == stored.time
 
 
 def test_a_log_that_forgets_while_it_is_read_asks_to_begin_again(

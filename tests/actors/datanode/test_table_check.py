@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from tidewal.actors.datanode.current_table import CurrentTable, compact
 from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.cli.main import app
-from tidewal.runtime.errors import CorruptLog
+from tidewal.runtime.errors import CorruptLog, InvalidSchema
 
 sys.path.insert(0, str(Path(__file__).parent))
 from versions import KEY, SCHEMA, V0, position, versions
@@ -88,6 +89,67 @@ def test_verify_names_what_is_missing_cut_or_no_table(root: Path):
         commit.unlink()
     assert verify(root)[0] == 1
     assert CliRunner().invoke(app, ["verify", "tables", str(root / "nowhere")]).exit_code != 0
+
+
+TORN = {
+    "cut short": lambda sound: sound[: len(sound) // 3],
+    "empty": lambda sound: b"",
+    "zeros": lambda sound: bytes(len(sound)),
+    "no text": lambda sound: b"\xff" + sound[1:],
+    "no object": lambda sound: b"[1]\n" + sound,
+    "deep": lambda sound: b"[" * 100_000,
+    "positions that are none": lambda sound: b'{"commitInfo": {"tidewal.positions": "[1]"}}',
+}
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["", "with a checkpoint"])  # Delta reads no commit before it
+@pytest.mark.parametrize("damage", TORN.values(), ids=TORN.keys())
+def test_a_commit_that_cannot_be_parsed_is_told_with_its_file(root: Path, damage, checkpoint: bool):
+    for name in ("log", "current"):
+        path = root / "flights" / name
+        commit = max((path / "_delta_log").glob("*.json"))
+        sound = commit.read_bytes()
+        if checkpoint:
+            DeltaTable(path).create_checkpoint()
+        commit.write_bytes(damage(sound))
+        status, told = verify(root)
+        assert status == 1
+        [found] = [each for each in told[:-1] if each["damage"]]
+        assert (found["table"], found["file"]) == (name, "")
+        calls = [
+            lambda path=path: LogTable.open(path).positions(),
+            lambda: compact(
+                LogTable.open(root / "flights" / "log"), CurrentTable.open(root / "flights" / "current"), ROWS + 10
+            ),
+        ]
+        for call in calls[name == "current" :]:
+            with pytest.raises(CorruptLog) as caught:
+                call()
+            assert str(path) in caught.value.message
+            if checkpoint:
+                assert str(commit) in caught.value.message + found["damage"]
+                assert "copy it back" in caught.value.message
+        commit.write_bytes(sound)
+        assert verify(root)[0] == 0
+
+
+PROPERTIES = ["tidewal.schema", "tidewal.primaryKey", "tidewal.format", "delta.checkpointInterval"]
+
+
+@pytest.mark.parametrize("value", ["", "-1", None], ids=["empty", "wrong", "absent"])
+@pytest.mark.parametrize("key", PROPERTIES)
+def test_properties_that_are_damaged_are_told(root: Path, key: str, value: str | None):
+    path = root / "flights" / "log"
+    commit = path / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in commit.read_bytes().splitlines()]
+    [properties] = [action["metaData"]["configuration"] for action in actions if "metaData" in action]
+    del properties[key]
+    if value is not None:
+        properties[key] = value
+    commit.write_text("\n".join(map(json.dumps, actions)))
+    with pytest.raises((CorruptLog, InvalidSchema)) as caught:
+        LogTable.open(path)
+    assert str(path) in caught.value.message
 
 
 def test_joined_files_have_checksums_and_take_no_damage_over(root: Path):
