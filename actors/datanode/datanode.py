@@ -21,7 +21,11 @@ class DataNode(Follower):
     role = "datanode"
 
     def handlers(self) -> dict[str, Method]:
-        return {**super().handlers(), "compact": Method(self._compact, OfCollection)}
+        return {
+            **super().handlers(),
+            "compact": Method(self._compact, OfCollection),
+            "check": Method(self._check, OfCollection),
+        }
 
     def pipeline(self, collection: Collection) -> FlushPipeline:
         return FlushPipeline(self, collection)
@@ -38,6 +42,11 @@ class DataNode(Follower):
         assert isinstance(flusher, FlushPipeline)
         result = await flusher.compact()
         return {"time": result.t, "rows": result.rows, "merged": result.merged}
+
+    async def _check(self, request: Request) -> Answer:
+        """Raise what is wrong with the tables of a collection, as far as it is known."""
+        await self.find_pipeline(request.params["collection"])
+        return None
 
 
 def _remove(folder: Path) -> None:

@@ -30,6 +30,7 @@ from ...runtime.wal import ChannelPolicy, Entry, From
 from ...runtime.writer import Appended, Grant, Writer
 from ...runtime.writer.measures import WriterMeasures
 from ..flushes import Flushed
+from ..following import TABLE_ERRORS
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
@@ -41,6 +42,8 @@ from .unflushed import Unflushed
 RENEW_S = 3.0
 ASK_AGAIN_S = 0.1
 MIXCOORD_DEADLINE_S = 300.0  # taking channels over reads their logs; a shorter one would only ask again
+CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; twice as long behind each further time
+CHECK_MAX_S = 30.0
 DEFAULT_MESSAGE_BYTES = ChannelPolicy().max_message_bytes
 RECORD_OVERHEAD_BYTES = 4 * 1024  # of a message's limit for what is beside the rows: names, counts, a checksum
 
@@ -274,8 +277,26 @@ class Proxy(Role):
         collection = await _find(self.catalog, request.params["collection"])
         appended = await self._writer.append(self._to_all(collection, RecordType.FLUSH))
         await self._writer.tick_now()
-        await self._unflushed.stored(collection.vchannels, appended.ts)
+        await self._stored(collection, appended.ts)
         return {"ts": appended.ts}
+
+    async def _stored(self, collection: Collection, ts: int) -> None:
+        """Wait until the tables have all up to `ts`. Where that takes long, ask the DataNode now and then whether it
+        can: raises what is wrong with the tables."""
+        stored = asyncio.create_task(self._unflushed.stored(collection.vchannels, ts))
+        pause_s = CHECK_FIRST_S
+        try:
+            while not (await asyncio.wait([stored], timeout=pause_s))[0]:
+                pause_s = min(2 * pause_s, CHECK_MAX_S)
+                try:
+                    await self.caller.call("datanode", "check", {"collection": collection.name})
+                except TABLE_ERRORS:
+                    raise
+                except TidewalError as error:  # it restarts, or has no time now: it stores all when it is back
+                    _log.info("waiting for the DataNode to store %s: %s", collection.name, error)
+            stored.result()
+        finally:
+            stored.cancel()
 
     async def _follow_flushes(self) -> None:
         async for entries in self.node.wal.read(self.node.names.insert_events, From.EARLIEST):

@@ -69,6 +69,7 @@ def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any
         ("proxy", "announce"): {"what": "drop", "collection": wire},
         ("proxy", "ready"): {},
         ("datanode", "compact"): name,
+        ("datanode", "check"): name,
         ("datanode", "release"): {"collection": wire},
         ("querynode", "release"): {"collection": wire},
         ("querynode", "query"): {**fresh, "request": query},

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tidewal.actors.datanode import pipeline
-from tidewal.runtime.errors import CorruptLog, DiskFull, TidewalError, Unavailable
+from tidewal.runtime.errors import CorruptLog, DiskFull, Unavailable
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -52,7 +52,11 @@ async def test_a_table_that_another_tool_restored_is_told_and_nothing_is_lost(ho
         sound = DeltaTable(path).version()
         DeltaTable(path).restore(sound - 1)
         await client.insert("people", home.people(3))
-        assert isinstance(await home.error_of(client.flush("people", deadline_s=5)), TidewalError)
+        began = asyncio.get_running_loop().time()
+        error = await home.error_of(client.flush("people"))
+        assert isinstance(error, CorruptLog)
+        assert "(RESTORE) is another tool's" in error.message
+        assert asyncio.get_running_loop().time() - began < 10, "it does not wait for the deadline"
         while not (told := node.health().details["unreadable"]):
             await home.elapse(0.2)
         assert list(told) == ["datanode people"]
@@ -104,21 +108,48 @@ async def test_an_error_of_compaction_waits_for_the_next_and_loses_nothing(home,
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_collection_whose_table_is_mended_is_loaded_once_more(home, times, monkeypatch) -> None:
-    failures = iter([CorruptLog("a page")] * times)
+    opened = 0
     load = pipeline.FlushPipeline.run
 
     async def run(self):
-        for error in failures:
-            raise error
+        nonlocal opened
+        opened += 1
+        if opened <= times:
+            raise CorruptLog("a page")
         await load(self)
 
     monkeypatch.setattr(pipeline.FlushPipeline, "run", run)
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
         await client.insert("people", home.people(1))
+        while node.health().details["unreadable"] or opened < times + 1:
+            await home.elapse(0.2)
         await client.flush("people")
-        assert not node.health().details["unreadable"]
-        assert next(failures, None) is None
+        assert opened == times + 1
+
+
+async def test_a_flush_of_a_table_that_cannot_be_read_says_so_at_once_and_others_go_on(home) -> None:
+    async with home.people_client() as client:
+        await client.create_collection(home.POINTS)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+    commit = max((home.tables / "people" / "log" / "_delta_log").glob("*.json"))
+    sound = commit.read_bytes()
+    commit.write_bytes(sound[: len(sound) // 2])
+    async with home.node() as node, node.client() as client:
+        await client.insert("people", home.people(2))
+        for _ in range(2):
+            began = asyncio.get_running_loop().time()
+            assert isinstance(await home.error_of(client.flush("people")), CorruptLog)
+            assert asyncio.get_running_loop().time() - began < 10
+        await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
+        await client.flush("points")
+        assert not any(status.restarts for status in node.system.status())
+        commit.write_bytes(sound)
+        while node.health().details["unreadable"]:
+            await home.elapse(0.2)
+        await client.flush("people")
+        assert await client.count("people", consistency="strong") == 2
 
 
 async def test_a_compaction_that_waits_for_tables_that_do_not_open_ends(home, monkeypatch) -> None:
