@@ -2,9 +2,8 @@
 
     make torture ARGS="--minutes 30 --log kafka"
 
-The run stops at the first violation of a promise, keeps histories, logs, tables, the brokers' data
-and the dead letters, says in how many of five
-repetitions the violation comes back, and tries to shorten the list of faults that leads to it.
+The run stops at the first violation of a promise, keeps histories, logs, tables, dead letters and the brokers' data,
+says in how many of five repetitions the violation comes back, and tries to shorten the list of faults that leads to it.
 """
 
 from __future__ import annotations

@@ -180,11 +180,14 @@ class Run:
 
     async def _disturb(self, this: Round, faults: Sequence[Fault]) -> None:
         began = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            for fault in faults:
-                await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
-                tasks.create_task(self._inject(this, fault))
-            await asyncio.sleep(max(0.0, began + self._round_s - time.monotonic()))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for fault in faults:
+                    await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+                    tasks.create_task(self._inject(this, fault))
+                await asyncio.sleep(max(0.0, began + self._round_s - time.monotonic()))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from several  # a `Violation` is one wherever it is met
 
     async def _inject(self, this: Round, fault: Fault) -> None:
         self._say(f"  {fault}")
