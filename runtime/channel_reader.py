@@ -68,6 +68,9 @@ class ChannelReader:
     `fences` maps each term to the id of its fence, from the catalog: a reader that starts behind a fence takes its
     lowest term from there (guarantee 3). Records of no owner (term 0: control and event channels) pass unchecked, but
     where `grants` says what owners were granted.
+
+    `after` is the term and cseq of the record behind which it begins, which may be one part of a batch: then the
+    batch's other parts are accepted, once the last one is there.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class ChannelReader:
         self.counts = ReadCounts()
         self._fences = fences or {}
         self._placed = after != (0, 0)
+        self._after = after
         self._on_bad = on_bad
         self._grants = grants
         self._granted = granted if grants is None else grants.granted(channel)
@@ -169,17 +173,18 @@ class ChannelReader:
         return True
 
     def _assemble(self, record: Record, accepted: list[Record]) -> None:
-        """A batch's parts follow each other in the log: with another record between them it never was whole."""
+        """A batch's parts follow each other in the log: with another record between them it never was whole. A reader
+        that begins within one gets the rest of it, for the part before has the number that it begins behind."""
         part = record.part
-        held = self._parts[0].part if self._parts else None
-        if held is not None and (part is None or part.batch != held.batch or part.number != len(self._parts)):
+        held = self._parts[-1].part if self._parts else None
+        if held is not None and (part is None or part.batch != held.batch or part.number != held.number + 1):
             self.counts.incomplete += 1
             self._parts = []
         if part is None or part.of == 1:
             accepted.append(record)
-        elif part.number == len(self._parts):
+        elif self._parts or part.number == 0 or (record.term, record.cseq - 1) == self._after != (0, 0):
             self._parts.append(record)
-            if len(self._parts) == part.of:
+            if part.number + 1 == part.of:
                 accepted += self._parts
                 self._parts = []
 

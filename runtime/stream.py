@@ -148,10 +148,17 @@ class MsgStream(ChannelPumps[BufferedChannel]):
         return await self._wal.latest_id(channel)
 
     def position_of(self, channel: str, message: Record) -> Position:
-        """Where `message` stands in `channel`, to seek to behind it, or with `include_current` to it. Raises
-        `InvalidRequest` for a message that was not read from a log."""
+        """Where `message` stands in `channel`, to seek to behind it, or with `include_current` to it, also within a
+        batch, where the rest of it follows. Raises `InvalidRequest` for a message that was not read from a log, and for
+        one of a batch that no owner has numbered: only by a number can a reader tell the rest of a batch from one that
+        never was whole."""
         if not message.id:
             raise InvalidRequest("the message was not read from a log, so it has no position")
+        if message.part is not None and message.part.of > 1 and message.term == 0:
+            raise InvalidRequest(
+                "the message is a part of a batch in a channel without an owner, where a batch can only be read whole: "
+                "take the position of a message that is in no batch, or the end positions of a pack"
+            )
         return Position(channel, message.id, message.term, message.cseq, message.ts, self._wal.name, self.group)
 
 

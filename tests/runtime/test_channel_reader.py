@@ -94,6 +94,16 @@ def test_a_part_whose_beginning_is_not_there_is_dropped():
     assert ChannelReader("c").accept(log(row(1, 5, part=BatchPart(9, 1, 2)))) == []
 
 
+def test_a_reader_that_begins_within_a_batch_gets_the_rest_of_it():
+    entries = log(*(row(1, n, part=BatchPart(9, n - 1, 4)) for n in (1, 2, 3, 4)), row(1, 5))
+    for after in range(5):
+        reader = ChannelReader("c", after=(1, after))
+        assert reader.accept(entries[:3]) == []  # the batch may still turn out to be none
+        assert seen(reader.accept(entries[3:])) == [(1, n) for n in range(after + 1, 6)]
+    assert seen(ChannelReader("c", after=(1, 1)).accept([*entries[1:3], entries[4]])) == [(1, 5)]
+    assert seen(ChannelReader("c", after=(1, 1)).accept(entries[2:])) == [(1, 5)]  # one part is missing
+
+
 def test_unowned_records_pass_unchecked():
     event = Record(RecordType.FLUSHED, ts=1)
     assert len(ChannelReader("c").accept(log(event, event))) == 2

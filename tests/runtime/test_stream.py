@@ -10,7 +10,7 @@ from tidewal.runtime.channel_pumps import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.messages import Position
-from tidewal.runtime.record import Record, RecordType
+from tidewal.runtime.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.stream import MsgStream
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
@@ -133,6 +133,29 @@ async def test_through_a_writer_messages_are_stamped_and_acknowledged(world):
     assert ids == {name: [world.records(name)[-1].id] for name in "ab"}
     assert {(r.term, r.cseq) for name in "ab" for r in world.records(name)[-1:]} == {(1, 2)}
     await stream.close()
+
+
+async def test_seek_goes_on_within_a_batch(wal):
+    parts = [Record(RecordType.ROWS, ts=9, term=1, cseq=2 + n, part=BatchPart(9, n, 3)) for n in range(3)]
+    records = [Record(RecordType.ROWS, ts=5, term=1, cseq=1), *parts, Record(RecordType.ROWS, ts=10, term=1, cseq=5)]
+    await wal.append_many([Append("c1", encode(record), record.ts) for record in records])
+    everything = await take(consumer(wal, "c1"), 5)
+    for number, message in enumerate(everything[:4]):
+        for include_current in (False, True):
+            stream = MsgStream(wal, HybridClock())
+            stream.seek([stream.position_of("c1", message)], include_current=include_current)
+            async with asyncio.timeout(5):
+                received = await take(stream, 1)
+            assert [each.cseq for each in received] == list(range(2 + number - include_current, 6))
+            await stream.close()
+
+
+async def test_a_batch_that_no_owner_has_numbered_has_no_position_within(wal):
+    await producer(wal, "c1").produce([Record(RecordType.ROWS, part=BatchPart(1, n, 2)) for n in range(2)])
+    received = await take(consumer(wal, "c1"), 2)
+    for message in received:
+        with pytest.raises(InvalidRequest, match="batch"):
+            MsgStream(wal, HybridClock()).position_of("c1", message)
 
 
 async def test_seek_goes_on_behind_the_position_or_with_it(wal):
