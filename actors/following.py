@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Protocol
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 from typing_extensions import TypedDict
 
 from ..runtime.arrow import decode_rows
 from ..runtime.catalog import DROPPING, READY, Collection
-from ..runtime.errors import BadRecord, CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema, TidewalError
+from ..runtime.errors import (
+    BadRecord,
+    CorruptLog,
+    FormatTooNew,
+    InvalidRequest,
+    InvalidSchema,
+    PositionLost,
+    TidewalError,
+)
 from ..runtime.factory import Factory
 from ..runtime.heartbeats import announcements
+from ..runtime.messages import Position
 from ..runtime.names import physical
 from ..runtime.record import Record, decode, encode
 from ..runtime.rpc import Request
+from ..runtime.tables import Positions
 from ..runtime.tt_stream import TtMsgStream
 from ..runtime.wal import Entry, From, FromTime
 from .node import Node
@@ -26,6 +37,7 @@ from .role import Role
 
 UNREADABLE_FIRST_S = 1.0  # until a collection whose tables cannot be read is looked at again
 UNREADABLE_MAX_S = 60.0
+LOSSES_MAX = 3  # how often a collection that retention was faster than begins anew at once
 TABLE_ERRORS = (CorruptLog, FormatTooNew, InvalidSchema)  # what is wrong with the tables of one collection
 
 _log = logging.getLogger("tidewal.collections")
@@ -96,19 +108,25 @@ class Follower(Role):
 
     async def _run(self, id: int) -> None:
         """Run a pipeline until it ends. Tables that cannot be read are the matter of their collection alone: it says
-        so to every question, and begins anew now and then, for somebody may have mended them."""
+        so to every question, and begins anew now and then, for somebody may have mended them. What the log has
+        forgotten before it was read (`PositionLost`) the tables have by now, so the pipeline begins anew with them at
+        once; where that does not help, `LOSSES_MAX` times, the rows are gone, and it is the same as above."""
         collection = self._pipelines[id].collection
-        pause_s = UNREADABLE_FIRST_S
+        pause_s, losses = UNREADABLE_FIRST_S, 0
         while id in self._pipelines:
             self._tell_unreadable(collection, None)
             try:
                 await self._as_task(id, self._pipelines[id].run())
                 return
-            except TABLE_ERRORS as error:
-                _log.error("%s of %s stops, trying again in %g s: %s", self.role, collection.name, pause_s, error)
-                self._tell_unreadable(collection, error)
-            await self._as_task(id, asyncio.sleep(pause_s))
-            pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
+            except (PositionLost, *TABLE_ERRORS) as error:
+                losses += isinstance(error, PositionLost)
+                at_once = isinstance(error, PositionLost) and losses <= LOSSES_MAX
+                again_s = 0 if at_once else pause_s
+                _log.error("%s of %s stops, trying again in %g s: %s", self.role, collection.name, again_s, error)
+                if not at_once:
+                    self._tell_unreadable(collection, error)
+                    pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
+            await self._as_task(id, asyncio.sleep(again_s))
             if id in self._pipelines:  # not released
                 self._pipelines[id] = self.pipeline(collection)
 
@@ -185,12 +203,25 @@ def pchannels_of(collection: Collection) -> list[str]:
     return sorted({physical(vchannel) for vchannel in collection.vchannels})
 
 
-def open_stream(role: Follower, collection: Collection, after: int) -> TtMsgStream:
-    """The messages of `collection` with ts > `after`."""
+def open_stream(role: Follower, collection: Collection, after: int, stored: Positions | None = None) -> TtMsgStream:
+    """The messages of `collection` with ts > `after`.
+
+    Behind a table they begin at its positions, `stored` together with the T `after`: reading raises `PositionLost` when
+    retention has removed what comes next. Without (nothing is stored yet, or another tool has removed the positions)
+    they begin at that time, and only while a hold keeps what lies behind it is nothing missing.
+    """
     channels = pchannels_of(collection)
     node = role.node
     factory = Factory(node.wal, node.clock, node.settings, dead_letters=role.dead_letters, grants=role.catalog)
     stream = factory.tt_stream(role.role, vchannels=collection.vchannels)
     start = FromTime(max(after, collection.created_ts - 1))
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
+    if after >= collection.created_ts:  # else the table is older than the collection, or empty
+        positions = {at.channel: replace(at, timestamp=after) for at in map(_position, (stored or {}).values())}
+        if positions.keys() == set(channels):
+            stream.seek(positions.values())
     return stream
+
+
+def _position(stored: Mapping[str, Any]) -> Position:
+    return Position(*(stored[name] for name in ("channel", "message_id", "term", "cseq", "timestamp", "wal")))

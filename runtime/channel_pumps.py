@@ -171,6 +171,13 @@ class ChannelPumps(ABC, Generic[Channel]):
         if not position.message_id and not position.timestamp:
             raise InvalidRequest(f"an empty position of {position.channel}: start with as_consumer instead")
 
+    async def place(self) -> None:
+        """Fix where each channel starts, which iterating does otherwise: of what lies there now and behind it nothing
+        is missed in silence, for what retention removes before it is read is `PositionLost`. A start at a time says
+        nothing of what retention has removed before."""
+        for channel in self._channels.values():
+            channel.start = await self._placed(channel)
+
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     @property
@@ -266,8 +273,10 @@ class ChannelPumps(ABC, Generic[Channel]):
         if isinstance(start, FromId) or start is From.EARLIEST:
             return start
         known = await self._wal.describe(channel.name)  # first: what is appended from now on must not be skipped
-        if isinstance(start, FromTime) and await self._wal.id_at(channel.name, start.timestamp) is not None:
-            return start
+        if isinstance(start, FromTime):
+            first = await self._wal.id_at(channel.name, start.timestamp)
+            if first is not None:
+                return FromId(first, inclusive=True)
         if known.first_id is None or known.latest_id is None:
             return From.EARLIEST
         channel.skipped = known.latest_id

@@ -135,7 +135,8 @@ class FromId:
 
 @dataclass(frozen=True, slots=True)
 class FromTime:
-    """Start at or before the first entry whose timestamp is ≥ `timestamp`; readers drop what is below."""
+    """Start at or before the first entry that there is whose timestamp is ≥ `timestamp`; readers drop what is below.
+    Nothing is said of entries that retention has removed: who must not miss any goes on at a position."""
 
     timestamp: int
 

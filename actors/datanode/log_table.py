@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -121,6 +121,12 @@ class LogTable:
         """
         with self._lock, storage_errors(self.path):
             return self._refresh()
+
+    def stored(self, vchannels: Iterable[str]) -> tuple[int, Positions]:
+        """The least T of `vchannels`, and the positions of all, of one and the same snapshot: the newest."""
+        with self._lock, storage_errors(self.path):
+            positions = self._refresh()
+            return min(map(self._stored_t, vchannels)), positions
 
     def flush(
         self,

@@ -21,7 +21,7 @@ from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, encode
 from ...runtime.rpc import Params
 from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.tables import log_table
+from ...runtime.tables import Positions, log_table
 from ...runtime.wal import ControlAppend
 from ..flushes import Flushed
 from ..following import Follower, open_stream, pchannels_of, rows_of
@@ -107,20 +107,19 @@ class FlushPipeline:
         schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
         self.log = await self._node.blocking(partial(LogTable.open, self._log_path, schema, key))
         await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
-        self._stored = min([await self._node.blocking(partial(self.log.flushed, v)) for v in self.collection.vchannels])
-        self._stream = open_stream(self._role, self.collection, self._stored)
+        self._stored, positions = await self._node.blocking(partial(self.log.stored, self.collection.vchannels))
+        self._stream = open_stream(self._role, self.collection, self._stored, positions)
         self._measures = FlushMeasures(
             self._node.metrics, self._node.clock, self.collection, self._stream, lambda: self._buffer.bytes
         )
-        await self._hold_start()
+        await self._hold_start(positions)
         if self._stored:
             await self._tell(self._stored, FlushResult(self.log.version, 0, 0))
 
-    async def _hold_start(self) -> None:
+    async def _hold_start(self, positions: Positions) -> None:
         """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
         it."""
-        positions = (await self._node.blocking(self.log.positions)).values()
-        stored = {position["channel"]: position["message_id"] for position in positions}
+        stored = {position["channel"]: position["message_id"] for position in positions.values()}
         for channel in pchannels_of(self.collection):
             first = stored.get(channel) or await self._node.wal.id_at(
                 channel, max(self._stored, self.collection.created_ts)

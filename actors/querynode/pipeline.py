@@ -18,7 +18,7 @@ from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.messages import MsgPack
 from ...runtime.record import RecordType
 from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.tables import log_table
+from ...runtime.tables import Positions, log_table
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..following import TABLE_ERRORS, Follower, open_stream, pchannels_of, rows_of
@@ -64,8 +64,11 @@ class RowPipeline:
     async def run(self) -> None:
         """Load, then follow the log."""
         try:
-            loaded = await self._load()
-            self._stream = open_stream(self._role, self.collection, loaded)
+            # Placed before the table is looked at: while it is empty, the DataNode's hold keeps all from there on.
+            await self._stream.place()
+            loaded, positions = await self._load()
+            if loaded >= self.collection.created_ts:  # else the table is of a collection of that name before
+                self._stream = open_stream(self._role, self.collection, loaded, positions)
             self._measures.reading(self._stream)
             for channel, told in self._announced.items():  # while the table was being read
                 self._stream.announce(channel, *told)
@@ -85,13 +88,13 @@ class RowPipeline:
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
-    async def _load(self) -> int:
-        """Apply what the table holds, and return its T."""
+    async def _load(self) -> tuple[int, Positions]:
+        """Apply what the table holds, and return its T and the positions stored with it."""
         path = log_table(self._node.tables, self.collection.name)
         if not (path / "_delta_log").is_dir():
-            return 0
+            return 0, {}
         log = await self._node.blocking(partial(LogTable.open, path))
-        time = min([await self._node.blocking(partial(log.flushed, v)) for v in self.collection.vchannels])
+        time, positions = await self._node.blocking(partial(log.stored, self.collection.vchannels))
         for vchannel in self.collection.vchannels if time else ():
             store = self._stores[vchannel]
             current = await self._node.blocking(partial(read_current_at, log, time, vchannels=[vchannel]))
@@ -100,7 +103,7 @@ class RowPipeline:
                     store.apply(slice)
                     await asyncio.sleep(0)
             store.versions.update(current.counts)  # of each key only the newest was loaded, yet all count as applied
-        return time
+        return time, positions
 
     def _as_upserts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the table as rows of the log."""

@@ -12,7 +12,7 @@ from tidewal.actors.proxy import proxy
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.segments import RowStore
-from tidewal.runtime.errors import MemoryLimitExceeded
+from tidewal.runtime.errors import MemoryLimitExceeded, PositionLost
 from tidewal.runtime.names import Names
 from tidewal.runtime.record import decode
 
@@ -80,6 +80,61 @@ async def test_a_session_does_not_see_a_table_that_is_being_loaded(home) -> None
         assert not count.done()
         may.set()
         assert await count == 20
+
+
+@MEMORY_ONLY
+@pytest.mark.parametrize("stored", [False, True])
+async def test_rows_that_the_log_forgets_while_a_table_is_loaded_are_not_missing(home, monkeypatch, stored) -> None:
+    """The DataNode flushes and lets go of the log between the QueryNode's look at the table and its start."""
+    load, may, loads = RowPipeline._load, asyncio.Event(), 0
+
+    async def slow(pipeline: RowPipeline):
+        nonlocal loads
+        loaded = await load(pipeline)
+        loads += 1
+        await may.wait()
+        return loaded
+
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        if stored:
+            await client.flush("people")
+    monkeypatch.setattr(RowPipeline, "_load", slow)
+    async with home.client() as client:
+        await home.until(lambda: loads == 1)
+        await client.insert("people", home.people(2))
+        await client.flush("people")
+        await client.insert("people", home.people(3))
+        await home.elapse(1)
+        for channel in home.log.channels.values():
+            if "datanode-1" in channel.holds:
+                channel.remove_before(channel.entries[-1].id)
+        may.set()
+        await home.elapse(1)
+        assert await client.count("people", consistency="strong") == 3
+        assert loads == 2
+
+
+@MEMORY_ONLY
+async def test_rows_that_the_log_forgot_before_they_were_stored_are_told(home) -> None:
+    """Nothing removes what the DataNode holds, but a stranger with the log in hand."""
+    async with home.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.create_collection(home.POINTS)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        await client.insert("people", home.people(2))
+        await client.insert("people", home.people(3))
+    for channel in home.log.channels.values():
+        if "datanode-1" in channel.holds:
+            channel.holds.clear()
+            channel.remove_before(channel.entries[-1].id)
+    async with home.node() as node, node.client() as client:
+        await home.elapse(1)
+        assert set(node.health().details["unreadable"]) == {"datanode people", "querynode people"}
+        assert isinstance(await home.error_of(client.count("people", consistency="strong")), PositionLost)
+        assert await client.count("points", consistency="strong") == 0
+        assert not any(status.restarts for status in node.system.status())
 
 
 @MEMORY_ONLY

@@ -155,7 +155,7 @@ async def test_a_flush_of_a_table_that_cannot_be_read_says_so_at_once_and_others
 async def test_a_compaction_that_waits_for_tables_that_do_not_open_ends(home, monkeypatch) -> None:
     opening, failing = asyncio.Event(), asyncio.Event()
 
-    async def fail(_: object) -> None:
+    async def fail(*_: object) -> None:
         opening.set()
         await failing.wait()
         raise CorruptLog("a file is gone")

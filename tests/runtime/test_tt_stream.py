@@ -411,6 +411,17 @@ async def test_a_record_appended_while_a_start_at_a_time_is_looked_up_is_deliver
     await follower.stop()
 
 
+async def test_what_retention_removes_behind_a_start_that_was_placed_is_told(memory):
+    ids = await put(memory, "c1", *(rows(ts, ts) for ts in range(1, 11)))
+    stream = TtMsgStream(memory)
+    stream.as_consumer(["c1"], FromTime(5))
+    await stream.place()
+    await memory.truncate("c1", ids[7])
+    with pytest.raises(PositionLost):
+        await anext(stream)
+    await stream.close()
+
+
 async def test_positions_before_anything_was_taken_can_be_sought(wal):
     await put(wal, "c1", rows(50, 7), rows(60, 8))
     await put(wal, "c2", rows(20, 3), rows(30, 4))
