@@ -225,7 +225,7 @@ def test_ctrl_c_ends_spark_too(start: Callable[..., subprocess.Popen[str]], tmp_
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.kills
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
 def test_three_kills(seed: int, tmp_path: Path):
     script = [sys.executable, str(ROOT / "tests" / "kill_demo.py"), "--kills", "3", "--spark-kills", "1"]
