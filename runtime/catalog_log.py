@@ -9,7 +9,16 @@ from collections.abc import Callable
 from .catalog import Catalog, Event, encode_event
 from .channel_reader import Granted, OnBadRecord
 from .clock import HybridClock
-from .errors import BadRecord, Closed, DeadlineExceeded, Fenced, TidewalError
+from .errors import (
+    BadRecord,
+    Closed,
+    CorruptLog,
+    DeadlineExceeded,
+    Fenced,
+    PositionLost,
+    TidewalError,
+    Unavailable,
+)
 from .names import Names
 from .record import stamp
 from .wal import ChannelPolicy, ControlAppend, Entry, From, Wal
@@ -31,7 +40,8 @@ class CatalogLog:
 
     `claim` makes this node the leader, after which `append` writes events. Only what the log order accepts counts, so
     two nodes that both believe themselves leader cannot both be heard. What cannot be read is counted (`skipped`),
-    given to `on_bad` and passed over; the clock follows what counts, and no time that lies days ahead.
+    given to `on_bad` and passed over; the clock follows what counts, and no time that lies days ahead. A follower that
+    a snapshot has overtaken begins anew with that.
     """
 
     def __init__(self, wal: Wal, names: Names, clock: HybridClock, *, on_bad: OnBadRecord | None = None) -> None:
@@ -59,26 +69,45 @@ class CatalogLog:
 
     async def _follow(self) -> None:
         try:
-            async for entries in self._wal.read(self._channel, From.EARLIEST):
-                async with self._changed:
-                    for entry in entries:
-                        counted = self._fold(entry)
-                        self._applied = entry.id
-                        if self._writing.locked():
-                            self._counted[entry.id] = counted
-                    self._since_snapshot += len(entries)
-                    self._changed.notify_all()
+            catalog = self.catalog
+            while await self._fold_into(catalog):
+                _log.warning("%s: a snapshot was faster than this reader, which begins anew with it", self._channel)
+                catalog = Catalog()
             self._failure = Closed("the log was closed")
         except Exception as error:  # -- whoever waits for the catalog must learn why it does not come
             self._failure = error
         async with self._changed:
             self._changed.notify_all()
 
-    def _fold(self, entry: Entry) -> bool:
-        record = self.catalog.fold(entry, lambda error: self._bad(entry, error))
+    async def _fold_into(self, catalog: Catalog) -> bool:
+        """Fold in all that is there and comes; whether a snapshot has removed what comes next. A `catalog` that begins
+        anew is seen from its snapshot on, which tells all that was missed; until then the one before it is."""
+        try:
+            async for entries in self._wal.read(self._channel, From.EARLIEST):
+                async with self._changed:
+                    for entry in entries:
+                        self._fold(catalog, entry)
+                    self._since_snapshot += len(entries)
+                    self._changed.notify_all()
+                if catalog is not self.catalog and entries[-1].id >= (await self._wal.latest_id(self._channel) or b""):
+                    raise CorruptLog(
+                        f"entries of {self._channel} were removed, and no snapshot tells what they were: restore the"
+                        " log from a backup",
+                        channel=self._channel,
+                    )
+        except PositionLost:
+            return True
+        return False
+
+    def _fold(self, catalog: Catalog, entry: Entry) -> None:
+        record = catalog.fold(entry, lambda error: self._bad(entry, error))
         if record is not None and self._clock.believes(record.ts):
             self._clock.observe(record.ts)
-        return record is not None
+        if catalog is self.catalog or catalog.term:
+            self.catalog = catalog
+            self._applied = entry.id
+            if self._writing.locked():
+                self._counted[entry.id] = record is not None
 
     def _bad(self, entry: Entry, error: BadRecord) -> None:
         self.skipped += 1
@@ -177,6 +206,11 @@ class CatalogLog:
         try:
             (id,) = await self._wal.append_many([ControlAppend(self._channel, payload, ts)])
             await self._wait(lambda: self._applied >= id)
+            if id not in self._counted:
+                raise Unavailable(
+                    "another leader's snapshot has removed the event before it was read back: look whether it counts",
+                    outcome_unknown=True,
+                )
             return id, self._counted[id]
         finally:
             self._counted.clear()

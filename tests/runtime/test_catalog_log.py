@@ -14,6 +14,7 @@ from tidewal.runtime.catalog_log import CatalogLog
 from tidewal.runtime.clock import MAX_TIMESTAMP, HybridClock
 from tidewal.runtime.errors import (
     Closed,
+    CorruptLog,
     DeadlineExceeded,
     DiskPressure,
     Fenced,
@@ -28,6 +29,7 @@ from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+from tidewal.runtime.wal import ControlAppend
 
 NAMES = Names()
 
@@ -321,4 +323,92 @@ def test_who_loses_every_election_is_fenced() -> None:
                 await node.claim("a")
 
     other: CatalogLog
+    run_virtual(main())
+
+
+class Slow(MemoryWal):
+    """Its reader waits for `may` before each batch, and may be overtaken meanwhile."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.may = asyncio.Event()
+        self.may.set()
+
+    async def read(self, channel, start):
+        async for entries in super().read(channel, start):
+            await self.may.wait()
+            yield entries
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_follower_that_a_snapshot_has_overtaken_begins_anew_with_it(times) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        slow = Slow(log)
+        async with following(MemoryWal(log)) as leader, following(slow) as follower:
+            await leader.claim("a")
+            seen: list[int] = []
+            for round in range(1, times + 1):
+                await follower.catch_up()
+                slow.may.clear()
+                for id in range(10 * round, 10 * round + 3):
+                    await leader.append(created(id))
+                await leader.claim(f"leader {round}")
+                await leader.snapshot()
+                await leader.append(created(10 * round + 3))
+                slow.may.set()
+                waiting = asyncio.create_task(follower.catch_up())
+                while not waiting.done():
+                    seen.append(len(follower.catalog.collections))
+                    await asyncio.sleep(0)
+                assert (await waiting).snapshot() == leader.catalog.snapshot()
+            assert seen == sorted(seen), "nothing that was known is unknown meanwhile"
+            await follower.claim("b")
+            await follower.append(created(99))
+            assert (await leader.catch_up()).snapshot() == follower.catalog.snapshot()
+
+    run_virtual(main())
+
+
+def test_a_write_that_was_removed_before_it_was_read_back_has_an_unknown_outcome() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        slow = Slow(log)
+        async with following(MemoryWal(log)) as other, following(slow) as leader:
+            await leader.claim("a")
+            slow.may.clear()
+            await slow.append_many([ControlAppend(NAMES.catalog, b"so that the reader waits behind it", 1)])
+            writing = asyncio.create_task(leader.append(created(1)))
+            await asyncio.sleep(0.1)
+            await other.claim("b")
+            await other.append(created(2))
+            await other.snapshot()
+            slow.may.set()
+            with pytest.raises(Unavailable) as caught:
+                await writing
+            assert caught.value.outcome_unknown
+            assert sorted(leader.catalog.collections) == sorted(other.catalog.collections) == ["c1", "c2"]
+            with pytest.raises(Fenced):
+                await leader.append(created(3))
+
+    run_virtual(main())
+
+
+def test_a_catalog_that_lost_entries_without_a_snapshot_is_damaged() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        slow = Slow(log)
+        async with following(MemoryWal(log)) as leader, following(slow) as follower:
+            await leader.claim("a")
+            await follower.catch_up()
+            slow.may.clear()
+            for id in range(1, 5):
+                await leader.append(created(id))
+            latest = await slow.latest_id(NAMES.catalog)
+            assert latest is not None
+            await slow.truncate(NAMES.catalog, latest)
+            slow.may.set()
+            with pytest.raises(CorruptLog, match="no snapshot"):
+                await follower.catch_up()
+
     run_virtual(main())
