@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+from uuid import uuid4
 
 from aiokafka import errors as kafka_errors
 
@@ -55,12 +56,20 @@ class Management:
                 raise ChannelExists(f"channel {name} exists with another policy", channel=name)
             try:
                 await self._cluster.retrying(f"make channel {name}", lambda: self.ensure(found), ADMINISTRATION)
-            except InvalidRequest:  # nobody else will be granted what this policy asks for
+            except InvalidRequest:
                 if before is None:
-                    await self._catalog.write_dropped(found)
+                    await self._take_back(found)
                 raise
             except Unavailable as error:  # the catalog has the channel: the next one to use it makes the topic
                 raise of_unknown_outcome(error) from error.__cause__
+
+    async def _take_back(self, channel: Channel) -> None:
+        """Free the name of a channel whose topic the brokers refuse, unless another process was granted the topic
+        meanwhile: of the notes which topic it is the first counts, and this one names a topic that there is not."""
+        nowhere = uuid4().bytes
+        await self._catalog.write_made(channel, nowhere)
+        if channel.topic_id == nowhere:
+            await self._catalog.write_dropped(channel)
 
     async def names(self) -> list[str]:
         await self._catalog.sync()
