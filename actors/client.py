@@ -205,7 +205,8 @@ class Client:
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
         """Wait until everything acknowledged before this call is in the collection's table; returns the time up to
         which it is. Raises `CorruptLog`, `FormatTooNew` or `InvalidSchema` where that table cannot be read: what is
-        acknowledged stays in the log, and is stored when the table is mended."""
+        acknowledged stays in the log, and is stored when the table is mended; and `PositionLost` where the log has lost
+        what the table has not got."""
         reply = await self._caller.call("proxy", "flush", {"collection": collection}, deadline_s=deadline_s)
         return int(reply.values["ts"])
 

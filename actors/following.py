@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -110,15 +109,20 @@ class Follower(Role):
         """Run a pipeline until it ends. Tables that cannot be read are the matter of their collection alone: it says
         so to every question, and begins anew now and then, for somebody may have mended them. What the log has
         forgotten before it was read (`PositionLost`) the tables have by now, so the pipeline begins anew with them at
-        once; where that does not help, `LOSSES_MAX` times, the rows are gone, and it is the same as above."""
+        once; where that does not help, `LOSSES_MAX` times, the rows are gone, and it is the same as above. What it met
+        before it ran for `UNREADABLE_MAX_S` is over."""
         collection = self._pipelines[id].collection
+        now = asyncio.get_running_loop().time
         pause_s, losses = UNREADABLE_FIRST_S, 0
         while id in self._pipelines:
             self._tell_unreadable(collection, None)
+            began_s = now()
             try:
                 await self._as_task(id, self._pipelines[id].run())
                 return
             except (PositionLost, *TABLE_ERRORS) as error:
+                if now() - began_s > UNREADABLE_MAX_S:
+                    pause_s, losses = UNREADABLE_FIRST_S, 0
                 losses += isinstance(error, PositionLost)
                 at_once = isinstance(error, PositionLost) and losses <= LOSSES_MAX
                 again_s = 0 if at_once else pause_s
@@ -207,8 +211,9 @@ def open_stream(role: Follower, collection: Collection, after: int, stored: Posi
     """The messages of `collection` with ts > `after`.
 
     Behind a table they begin at its positions, `stored` together with the T `after`: reading raises `PositionLost` when
-    retention has removed what comes next. Without (nothing is stored yet, or another tool has removed the positions)
-    they begin at that time, and only while a hold keeps what lies behind it is nothing missing.
+    retention has removed what comes next. Without (nothing is stored yet, shards are stored up to different times, or
+    another tool has removed the positions) they begin at that time, and only while a hold keeps what lies behind it is
+    nothing missing.
     """
     channels = pchannels_of(collection)
     node = role.node
@@ -216,8 +221,10 @@ def open_stream(role: Follower, collection: Collection, after: int, stored: Posi
     stream = factory.tt_stream(role.role, vchannels=collection.vchannels)
     start = FromTime(max(after, collection.created_ts - 1))
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
-    if after >= collection.created_ts:  # else the table is older than the collection, or empty
-        positions = {at.channel: replace(at, timestamp=after) for at in map(_position, (stored or {}).values())}
+    if stored and after >= collection.created_ts:  # else the table is older than the collection, or empty
+        own = [_position(stored[vchannel]) for vchannel in collection.vchannels if vchannel in stored]
+        # One that was stored with a later T lies behind messages that are wanted.
+        positions = {at.channel: at for at in own if at.timestamp == after}
         if positions.keys() == set(channels):
             stream.seek(positions.values())
     return stream

@@ -20,6 +20,7 @@ from ...runtime.errors import (
     InvalidRequest,
     InvalidRows,
     Overloaded,
+    PositionLost,
     TidewalError,
 )
 from ...runtime.names import physical
@@ -282,7 +283,7 @@ class Proxy(Role):
 
     async def _stored(self, collection: Collection, ts: int) -> None:
         """Wait until the tables have all up to `ts`. Where that takes long, ask the DataNode now and then whether it
-        can: raises what is wrong with the tables."""
+        can: raises what is wrong with the tables, `PositionLost` where the log has lost rows for them."""
         stored = asyncio.create_task(self._unflushed.stored(collection.vchannels, ts))
         pause_s = CHECK_FIRST_S
         try:
@@ -290,7 +291,7 @@ class Proxy(Role):
                 pause_s = min(2 * pause_s, CHECK_MAX_S)
                 try:
                     await self.caller.call("datanode", "check", {"collection": collection.name})
-                except TABLE_ERRORS:
+                except (PositionLost, *TABLE_ERRORS):
                     raise
                 except TidewalError as error:  # it restarts, or has no time now: it stores all when it is back
                     _log.info("waiting for the DataNode to store %s: %s", collection.name, error)

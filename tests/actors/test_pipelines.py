@@ -7,7 +7,9 @@ import asyncio
 import pytest
 from deltalake import DeltaTable
 
+from tidewal.actors import following
 from tidewal.actors.datanode.log_reader import read_current_at
+from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.proxy import proxy
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
@@ -133,8 +135,61 @@ async def test_rows_that_the_log_forgot_before_they_were_stored_are_told(home) -
         await home.elapse(1)
         assert set(node.health().details["unreadable"]) == {"datanode people", "querynode people"}
         assert isinstance(await home.error_of(client.count("people", consistency="strong")), PositionLost)
+        began = asyncio.get_running_loop().time()
+        assert isinstance(await home.error_of(client.flush("people")), PositionLost)
+        assert asyncio.get_running_loop().time() - began < 10, "it does not wait for the deadline"
         assert await client.count("points", consistency="strong") == 0
         assert not any(status.restarts for status in node.system.status())
+
+
+@MEMORY_ONLY
+async def test_losses_that_are_over_do_not_count_for_the_next(home, monkeypatch) -> None:
+    """Over months there may be more of them than a collection whose rows are gone has at once."""
+    run, losses = RowPipeline.run, 0
+
+    async def losing(pipeline: RowPipeline) -> None:
+        nonlocal losses
+        running = asyncio.create_task(run(pipeline))
+        try:
+            await asyncio.sleep(2 * following.UNREADABLE_MAX_S)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        losses += 1
+        raise PositionLost("retention was faster")
+
+    monkeypatch.setattr(following, "UNREADABLE_MAX_S", 5.0)
+    monkeypatch.setattr(RowPipeline, "run", losing)
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        while losses < following.LOSSES_MAX + 2:
+            await home.elapse(0.5)
+            assert not node.health().details["unreadable"]
+        await home.elapse(0.5)
+        assert await client.count("people", consistency="strong") == 1
+
+
+@MEMORY_ONLY
+async def test_nothing_is_missing_where_shards_are_stored_up_to_different_times(home) -> None:
+    """As another process that flushes shards of its own would leave the table."""
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=2)
+        await client.insert("people", home.people(*range(10)))
+        await client.flush("people")
+        log = LogTable.open(node.node.tables / "people" / "log")
+        await client.insert("people", home.people(*range(10, 30)))
+        ahead = max(log.positions())
+        before = log.flushed(ahead)
+        position = dict(log.positions()[ahead])
+        entry = home.log.channels[position["channel"]].entries[-1]
+        record = decode(entry.payload)
+        await client.insert("people", home.people(30))
+    position |= {"message_id": entry.id, "term": record.term, "cseq": record.cseq, "timestamp": record.ts}
+    assert record.ts > before
+    log.flush([], start={ahead: before}, end={ahead: record.ts}, positions={ahead: position})
+    async with home.client() as client:
+        assert await client.count("people", consistency="strong") == 31
 
 
 @MEMORY_ONLY
