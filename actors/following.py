@@ -207,6 +207,12 @@ def pchannels_of(collection: Collection) -> list[str]:
     return sorted({physical(vchannel) for vchannel in collection.vchannels})
 
 
+def holder(collection: Collection) -> str:
+    """Who holds the log for the rows that are not in the collection's table yet: set by MixCoord before the first row,
+    moved on by each flush, given up when the collection is dropped."""
+    return f"datanode-{collection.id}"
+
+
 def open_stream(role: Follower, collection: Collection, after: int, stored: Positions | None = None) -> TtMsgStream:
     """The messages of `collection` with ts > `after`.
 

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from ...runtime.catalog import Collection
-from ...runtime.names import physical
 from ...runtime.rpc import Request
-from ..following import Follower
+from ..following import Follower, holder, pchannels_of
 from ..requests import Answer, Method, OfCollection
 from .delta_errors import storage_errors
 from .pipeline import FlushPipeline
@@ -33,8 +32,8 @@ class DataNode(Follower):
     async def forget(self, collection: Collection) -> None:
         """Let go of the log, and remove the tables. Raises `DirectoryUnwritable` and the like where they cannot be
         removed: the collection is not gone then, for the next of its name would find its rows."""
-        for vchannel in collection.vchannels:
-            await self.node.wal.hold(physical(vchannel), f"datanode-{collection.id}", None)
+        for channel in pchannels_of(collection):
+            await self.node.wal.hold(channel, holder(collection), None)
         await self.node.blocking(partial(_remove, self.node.tables / collection.name))
 
     async def _compact(self, request: Request) -> Answer:

@@ -24,7 +24,7 @@ from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.tables import Positions, log_table
 from ...runtime.wal import ControlAppend
 from ..flushes import Flushed
-from ..following import Follower, open_stream, pchannels_of, rows_of
+from ..following import Follower, holder, open_stream, pchannels_of, rows_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
 from .measures import FlushMeasures
@@ -125,11 +125,7 @@ class FlushPipeline:
                 channel, max(self._stored, self.collection.created_ts)
             )
             if isinstance(first, bytes):
-                await self._node.wal.hold(channel, self._holder, first)
-
-    @property
-    def _holder(self) -> str:
-        return f"datanode-{self.collection.id}"
+                await self._node.wal.hold(channel, holder(self.collection), first)
 
     def _take(self, pack: MsgPack) -> None:
         if not self._buffer.records:
@@ -165,7 +161,7 @@ class FlushPipeline:
         self._stored = end
         await self._tell(end, result)
         for position in positions.values():
-            await self._node.wal.hold(position.channel, self._holder, position.message_id)
+            await self._node.wal.hold(position.channel, holder(self.collection), position.message_id)
         self._measures.flushed(result, perf_counter() - started)
         await self._maintain()
 

@@ -23,12 +23,12 @@ from ...runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from ...runtime.names import physical
 from ...runtime.record import encode
 from ...runtime.rpc import Params, Reply, Request
 from ...runtime.schema import CollectionSchema
 from ...runtime.wal import ChannelPolicy, ControlAppend
 from ...runtime.writer.lease import LEASE_MS, LEASE_S
+from ..following import holder, pchannels_of
 from ..measures import lag_ms
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
@@ -128,8 +128,13 @@ class MixCoord(Role):
         return collection
 
     async def _finish_create(self, collection: Collection) -> None:
-        await self._assign(physical(vchannel) for vchannel in collection.vchannels)
+        await self._assign(pchannels_of(collection))
         await self._announce("create", collection)
+        for channel in pchannels_of(collection):
+            # Before the first row: the DataNode holds nothing until it has opened the table, which may fail for long.
+            latest = await self.node.wal.latest_id(channel)
+            if latest is not None:
+                await self.node.wal.hold(channel, holder(collection), latest)
         await self.catalog.append({"kind": "ready", "id": collection.id})
 
     async def _drop(self, request: Request) -> Answer:
@@ -173,7 +178,7 @@ class MixCoord(Role):
         owned = [channel for channel in self.catalog.catalog.channels.values() if channel.owner == self._proxy]
         if used and all(used > channel.previous_limit for channel in owned):  # else it was asked before
             await self.catalog.append({"kind": "lease", "node": self._proxy, "limit": used, "checkpoints": {}})
-        await self._assign({physical(v) for c in collections for v in c.vchannels}, again=True)
+        await self._assign({name for collection in collections for name in pchannels_of(collection)}, again=True)
         self._registered.set()
         self.spawn_task(self._finish(), name="unfinished collections")
         return None
@@ -288,7 +293,7 @@ class MixCoord(Role):
 
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
         """Store a cut at the owner's present time; none when nothing was written since the last one."""
-        pchannels = sorted({physical(vchannel) for vchannel in collection.vchannels})
+        pchannels = pchannels_of(collection)
         await self._registered.wait()
         reply = await self._ask_proxy("sync", {"channels": pchannels})
         ends = {name: CutEnd(*point) for name, point in reply.values["channels"].items()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from tidewal.actors import following
 from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.datanode.log_table import LogTable
+from tidewal.actors.following import pchannels_of
 from tidewal.actors.proxy import proxy
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
@@ -115,6 +117,22 @@ async def test_rows_that_the_log_forgets_while_a_table_is_loaded_are_not_missing
         await home.elapse(1)
         assert await client.count("people", consistency="strong") == 3
         assert loads == 2
+
+
+@MEMORY_ONLY
+async def test_the_log_is_kept_for_a_collection_whose_table_cannot_be_opened(home) -> None:
+    """A table of another schema is in the way when the collection is made."""
+    write_deltalake(home.tables / "people" / "log", pa.table({"other": [1]}))
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        found = await client.describe_collection("people")
+        channels = [home.log.channels[name] for name in pchannels_of(found)]
+        before = [channel.entries[-1].id for channel in channels]
+        await client.insert("people", home.people(1))
+        await home.until(lambda: "datanode people" in node.health().details["unreadable"])
+        assert all(channel.holds["datanode-1"] <= id for channel, id in zip(channels, before, strict=True))
+        await client.drop_collection("people")
+        assert not any("datanode-1" in channel.holds for channel in channels)
 
 
 @MEMORY_ONLY
