@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from ...runtime.errors import TidewalError
 from .checksum import checksum
 from .expectation import Expectation
 from .flights import COLLECTION
+from .patience import patiently
 
 pc = cast(Any, compute)  # its stubs refuse plain values as arguments
 
@@ -77,10 +79,11 @@ def expected_view(expectation: Expectation) -> View:
 
 async def querynode_view(client: Client, upto: int) -> View:
     """What the QueryNode holds, once it has applied everything up to `upto`; nobody may write meanwhile."""
-    stats = await client.stats(COLLECTION, consistency="strong")
+    stats = await patiently(partial(client.stats, COLLECTION, consistency="strong"))
     tables: list[pa.Table] = []
     for origin in ORIGINS:  # an answer is one message, which has a limit
-        answer = await client.query(COLLECTION, f'origin == "{origin}"', consistency="strong")
+        ask = partial(client.query, COLLECTION, f'origin == "{origin}"', consistency="strong")
+        answer = await patiently(ask)
         if answer.tsafe < upto:
             raise TidewalError(f"a strong answer is as of {answer.tsafe}, before the cut at {upto}")
         tables.append(answer.table)

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal
 
 from ...actors.client import Answer, Client
 from .figures import percentiles
 from .flights import COLLECTION
+from .patience import patiently
 
 Level = Literal["strong", "bounded"]
 
@@ -81,9 +83,8 @@ class Questions:
         limit: int | None = None,
     ) -> tuple[Answer, float]:
         started = time.perf_counter()
-        answer = await self._client.query(
-            COLLECTION, filter, columns=columns, order_by=order_by or (), limit=limit, consistency=level
-        )
+        ask = partial(self._client.query, COLLECTION, filter, columns=columns, order_by=order_by or (), limit=limit)
+        answer = await patiently(partial(ask, consistency=level))
         took_ms = (time.perf_counter() - started) * 1000
         self.timings[level].took_ms.append(took_ms)
         self.timings[level].age_ms.append(answer.age_ms)
