@@ -17,12 +17,13 @@ Open = Callable[..., Awaitable[KafkaWal]]
 
 @pytest.fixture
 async def opening() -> AsyncIterator[Open]:
-    """Open the log of this test at a cluster, again and again; all are closed at its end."""
+    """Open the log of this test at a cluster, all are closed at its end. Calls wait for long: on a busy
+    machine a broker that was killed takes more than the usual half a minute to come back."""
     prefix = uuid4().hex
     opened: list[KafkaWal] = []
 
     async def open_log(cluster, **options) -> KafkaWal:
-        wal = await open_wal(f"{cluster.url}/{prefix}", **options)
+        wal = await open_wal(f"{cluster.url}/{prefix}", **{"delivery_timeout_s": 100.0, **options})
         opened.append(wal)
         return wal
 
