@@ -159,8 +159,7 @@ class Outbox:
 
     async def _run(self) -> None:
         while self._queue:
-            await self._wait_for_orphans(self._queue[0])
-            decided = list(self._queue)
+            decided = await self._next()
             try:
                 places = await self._publish(decided)
             except Exception as error:  # the record of the commit stays, and with it what is to be done
@@ -209,20 +208,28 @@ class Outbox:
         else:
             future.set_result(result)
 
-    async def _wait_for_orphans(self, mine: Decided) -> None:
-        """What was decided before, by who is no member any more, is to come first."""
+    async def _next(self) -> list[Decided]:
+        """Those of the queue that can be published: what others have decided before them, of the same inputs, is
+        published first, by its process, or by us where its member is no more."""
         while self._log.ended is None:
-            try:
-                undelivered = self._log.state.undelivered
-            except Unavailable:  # the log is being read anew
-                await asyncio.sleep(PAUSE_S)
-                continue
-            before = [each for each in undelivered.values() if self._is_orphan(each)]
-            order = [*undelivered, mine.token]  # ours is not there when somebody else has published it
-            if not before or order.index(before[0].token) > order.index(mine.token):
-                return
-            self.adopt()
+            with suppress(Unavailable):  # the log is being read anew
+                if ready := self._ready(self._log.state.undelivered):
+                    return ready
+                self.adopt()
             await asyncio.sleep(PAUSE_S)
+        return list(self._queue)
+
+    def _ready(self, undelivered: Mapping[bytes, Decided]) -> list[Decided]:
+        begun = {each.token for each in self._queue} | self._published
+        order = {token: at for at, token in enumerate(undelivered)}
+        left = [each for each in undelivered.values() if each.token not in begun]
+        ready: list[Decided] = []
+        for mine in self._queue:
+            at = order.get(mine.token, 0)  # it is not there when somebody else has published it
+            if any(order[each.token] < at and mine.follows(each) for each in left):
+                break
+            ready.append(mine)
+        return ready
 
     async def _until_published(self, decided: Decided) -> dict[int, bytes]:
         while True:
@@ -265,14 +272,17 @@ class Outbox:
             self._published &= undelivered.keys()
             if self._published:  # the record that says so may not have been stored
                 self._log.propose(Published(list(self._published)))
+            left: list[Decided] = []  # to others, or to later
             for decided in list(undelivered.values()):
-                if self._is_orphan(decided):
-                    try:
-                        await self._wal.blocking(partial(self._publish_again, decided))
-                    except Unavailable as error:  # its process may still be at it
-                        log.info("outputs left in group %s: %s", self._log.group, error)
-                        return
-                    self._log.propose(Published([decided.token]))
+                if not self._is_orphan(decided) or any(map(decided.follows, left)):
+                    left.append(decided)
+                    continue
+                try:
+                    await self._wal.blocking(partial(self._publish_again, decided))
+                except Unavailable as error:  # its process may still be at it
+                    log.info("outputs left in group %s: %s", self._log.group, error)
+                    return
+                self._log.propose(Published([decided.token]))
 
     def _is_orphan(self, decided: Decided) -> bool:
         if decided.publisher == self._publisher:

@@ -42,13 +42,19 @@ from .group_records import (
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A commit whose outputs are on their way into their channels."""
+    """A commit whose outputs are on their way into their channels. `inputs` are the channels that it acknowledged."""
 
     token: bytes
     member: str
     publisher: str
     outputs: list[Output]
     after: dict[str, bytes]
+    inputs: frozenset[str]
+
+    def follows(self, earlier: Decided) -> bool:
+        """Whether its outputs may only be published behind those of an `earlier` commit: what comes of one channel
+        keeps its order also where the channel has changed hands, and a publisher's numbers only rise."""
+        return self.publisher == earlier.publisher or not self.inputs.isdisjoint(earlier.inputs)
 
 
 class GroupState:
@@ -172,7 +178,8 @@ class GroupState:
         appends = [output.append for output in outputs]
         _at_once(partial(self._seats.commit, self.group, commit.member, commit.acks, appends))
         if outputs:
-            self.undelivered[token] = Decided(token, commit.member, commit.publisher, outputs, commit.after)
+            inputs = frozenset(ack.channel for ack in commit.acks)
+            self.undelivered[token] = Decided(token, commit.member, commit.publisher, outputs, commit.after, inputs)
 
     def _learn(self, found: Mapping[str, Found]) -> None:
         """Note channels. One with the name of a known one takes its place if it is a later one."""
@@ -207,8 +214,8 @@ class GroupState:
             ],
             "last_beats": self.last_beats,
             "undelivered": [
-                [each.token, each.member, each.publisher, outputs_to_plain(each.outputs), each.after]
-                for each in self.undelivered.values()
+                [token, each.member, each.publisher, outputs_to_plain(each.outputs), each.after, sorted(each.inputs)]
+                for token, each in self.undelivered.items()
             ],
             "staged": [[member, batch, outputs_to_plain(outs)] for member, (batch, outs) in self._staged.items()],
             "seats": self._seats.picture(self.group),
@@ -224,8 +231,9 @@ class GroupState:
         for member, process, channels, start, session_timeout_s in picture["members"]:
             self._joined[member] = Join(member, process, channels, From(start), session_timeout_s, {})
         self.last_beats.update(picture["last_beats"])
-        for token, member, publisher, outputs, after in picture["undelivered"]:
-            self.undelivered[token] = Decided(token, member, publisher, outputs_from_plain(outputs), after)
+        for token, member, publisher, plain, after, inputs in picture["undelivered"]:
+            outputs = outputs_from_plain(plain)
+            self.undelivered[token] = Decided(token, member, publisher, outputs, after, frozenset(inputs))
         for member, batch, outputs in picture["staged"]:
             self._staged[member] = batch, outputs_from_plain(outputs)
         members = {

@@ -12,7 +12,9 @@ from tests.adapters.pulsar.test_group_log import TOPIC, Process, join
 from tidewal.adapters.pulsar import group_following, group_log, group_outputs
 from tidewal.adapters.pulsar.client import NUMBER_PROPERTY, OK
 from tidewal.adapters.pulsar.group_following import Following
+from tidewal.adapters.pulsar.group_log import new_token
 from tidewal.adapters.pulsar.group_records import Published, Release
+from tidewal.adapters.pulsar.group_state import Decided
 from tidewal.adapters.pulsar.ids import Place
 from tidewal.runtime.errors import Closed, Unavailable
 from tidewal.runtime.groups.link import Ack
@@ -99,6 +101,7 @@ class Member(Process):
         self.may_send = asyncio.Event()
         self.may_send.set()
         self.refuses: type | None = None  # records of this type are not stored
+        self.following: Following | None = None
 
     async def begin(self) -> None:
         self.following = Following(self, "g", None)
@@ -166,10 +169,17 @@ class Member(Process):
     def undelivered(self) -> dict:
         return self.following.log.state.undelivered
 
-    async def commit(self, payload: bytes) -> None:
-        shares = await self.following.log.shares(self.process, None, 0)
-        channel = min(shares.held)
-        ack = Ack(channel, shares.held[channel].lease, payload.rjust(20, b"\x02"))
+    async def held(self) -> dict:
+        return (await self.following.log.shares(self.process, None, 0)).held
+
+    async def give_up(self, channel: str) -> None:
+        """Hand a channel over that is wanted back, and stay."""
+        await self.following.log.ask(Release(self.process, channel, (await self.held())[channel].lease))
+
+    async def commit(self, payload: bytes, channel: str | None = None) -> None:
+        held = await self.held()
+        channel = channel or min(held)
+        ack = Ack(channel, held[channel].lease, payload.rjust(20, b"\x02"))
         await self.following.commit(self.process, [ack], [Append("out", payload)])
 
 
@@ -183,20 +193,25 @@ async def two(monkeypatch):
     monkeypatch.setattr(group_following, "group_topic", lambda group: TOPIC)
     memory, topics = MemoryLog(), Topics()
     members = [Member(memory, topics, name) for name in ("a", "b")]
+    third = Member(memory, topics, "c")  # has no member yet
     await members[0].create_channel(TOPIC, ChannelPolicy())
     for member in members:
         await member.begin()
     first, second = members
-    shares = await first.following.log.shares("a", None, 0)
-    for channel in shares.wanted_back:
-        await first.following.log.ask(Release("a", channel, shares.held[channel].lease))
+    for channel in await wanted_back(first):
+        await first.give_up(channel)
     await second.following.log.catch_up()
-    yield SimpleNamespace(first=first, second=second, topics=topics)
-    for member in members:
+    yield SimpleNamespace(first=first, second=second, third=third, topics=topics)
+    for member in (*members, third):
         member.go_on()
         member.may_send.set()
-        await member.following.close()
+        if member.following is not None:
+            await member.following.close()
         await member.close()
+
+
+async def wanted_back(member: Member) -> list[str]:
+    return sorted((await member.following.log.shares(member.process, None, 0)).wanted_back)
 
 
 async def until(condition) -> None:
@@ -265,14 +280,15 @@ async def test_what_is_published_and_not_noted_as_such_is_noted_later(two):
 
 async def test_outputs_that_retention_has_removed_before_they_are_noted_hold_up_nobody(two):
     two.second.refuses = Published
-    await two.second.commit(b"1")
+    channel = min(await two.second.held())
+    await two.second.commit(b"1", channel)
     await two.second.following.leave("b")
     await two.second.following.close()
     await two.first.following.log.catch_up()
     assert two.first.undelivered
     two.topics.stored["out"][0] = ("removed", 0, b"")  # what has its name and number is gone
     two.topics.first_ledger = 2
-    await two.first.commit(b"2")
+    await two.first.commit(b"2", channel)
     assert two.topics.payloads("out") == [b"", b"2"]
     await until(lambda: not two.first.undelivered)
 
@@ -302,3 +318,63 @@ async def test_a_commit_whose_outputs_are_left_to_others_as_its_log_closes_is_un
         await two.second.commit(b"1")
     assert caught.value.outcome_unknown
     assert two.second.undelivered
+
+
+async def hand_over(two) -> str:
+    """The third one joins, and gets a channel of the first two, which stay."""
+    await two.third.begin()
+    for member in (two.first, two.second):
+        await member.following.log.catch_up()
+        for channel in await wanted_back(member):
+            await member.give_up(channel)
+            await two.third.following.log.catch_up()
+            return channel
+    raise AssertionError("nothing was wanted back")
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_comes_of_a_channel_keeps_its_order_when_the_channel_changes_hands(two, leaves):
+    """The first ones have decided and cannot reach the outputs' topic yet, but stay members. The third one, which gets
+    a channel of theirs, can, or leaves its outputs to them."""
+    firsts = [(member, channel) for member in (two.first, two.second) for channel in sorted(await member.held())]
+    for member in (two.first, two.second):
+        member.may_send.clear()
+    deciding = [asyncio.create_task(member.commit(b"1", channel)) for member, channel in firsts]
+    await until(lambda: len(two.first.undelivered) == len(deciding))
+    moved = await hand_over(two)
+    two.third.may_send = asyncio.Event() if leaves else two.third.may_send
+    later = asyncio.create_task(two.third.commit(b"2", moved))
+    await until(lambda: len(two.first.undelivered) == len(two.second.undelivered) == len(deciding) + 1)
+    if leaves:
+        await two.third.following.leave("c")
+        for member in (two.first, two.second):
+            await member.following.log.catch_up()
+            member.following._outbox.adopt()  # which a process does every second
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert two.topics.payloads("out") == []
+    for member in (two.first, two.second):
+        member.may_send.set()
+    await asyncio.gather(*deciding)
+    while len(two.topics.payloads("out")) <= len(deciding):
+        two.first.following._outbox.adopt()
+        await asyncio.sleep(0)
+    assert two.topics.payloads("out") == [b"1"] * len(deciding) + [b"2"]
+    two.third.may_send.set()
+    await later
+
+
+async def test_only_what_others_come_before_waits_for_them(two):
+    """Of two commits that could be published at once the second has to wait for another process."""
+
+    def decided(publisher, *inputs):
+        return Decided(new_token(), "m", publisher, [], {}, frozenset(inputs))
+
+    outbox = two.first.following._outbox
+    ours = [decided(outbox._publisher, "c0"), decided(outbox._publisher, "c1"), decided(outbox._publisher, "c0")]
+    theirs = decided("another", "c1")
+    outbox._queue.extend(ours)
+    order = [ours[0], theirs, *ours[1:]]
+    assert outbox._ready({each.token: each for each in order}) == ours[:1]
+    assert outbox._ready({each.token: each for each in ours}) == ours
+    outbox._queue.clear()
