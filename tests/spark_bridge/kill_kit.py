@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kill_facts import LAST_ID, MODULUS, WINDOW_S
 
 HERE = Path(__file__).parent
-PATIENCE_S = 300.0  # on a busy machine a cluster of Spark takes minutes to its first batch
+PATIENCE_S = 600.0  # beside others a cluster of Spark may take minutes to its first batch
 WINDOW_MS = WINDOW_S * 1000
 POLL_S = 0.002
 CLUSTER = "local-cluster[2,1,1024]"  # two workers, whose executors are processes of their own

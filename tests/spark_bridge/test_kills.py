@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.kills,
-    pytest.mark.timeout(1200 + 120 * int(KILLS or 5)),
+    pytest.mark.timeout(1800 + 120 * int(KILLS or 5)),
 ]
 
 
