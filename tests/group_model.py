@@ -122,8 +122,10 @@ async def chaos(
         wal.faults = None
     while not await _at_the_end(wal, written):
         await pause(0.5)
-    for worker in workers:
-        await worker.leave()
+    while not all(worker.running.done() for worker in workers):  # one may just be joining
+        for worker in workers:
+            await worker.leave()
+        await pause(0.1)
     await asyncio.gather(*(worker.running for worker in workers))
     return written
 
