@@ -221,6 +221,11 @@ class Groups(RuleBasedStateMachine):
         ack = Ack(channel, share.lease, None, (id_of(number),)) if single else Ack(channel, share.lease, id_of(number))
         ids = {number} if single else set(range(1, number + 1))
         before = len(self.log.outputs)
+        position = self.log.positions[channel].get(group, Progress())
+        if not single and id_of(number) <= position.acked_to:
+            with pytest.raises(InvalidRequest):
+                self.coordinator.commit(group, member, [ack], [output], Heard())
+            return
 
         def done(result):
             written = len(self.log.outputs) > before and output in self.log.outputs
