@@ -249,14 +249,13 @@ def _partition_code(response: Any) -> int:
     return topic[1][0][2]
 
 
-def _check(code: int, *fine: int) -> None:
+def _check(code: int, *fine: int, reason: Sequence[str | None] = ()) -> None:
     """Raise the library's error for a code that is neither 0 nor `fine`."""
     if code and code not in fine:
-        raise faults.for_code(code)
+        raise faults.for_code(code)(*filter(None, reason))
 
 
 def _check_creation(response: Any, *fine: int) -> None:
     """The same for the answer about one topic, with the controller's reason where this version of the answer has it."""
     _, code, *reason = response.topic_errors[0]
-    if code and code not in fine:
-        raise faults.for_code(code)(*filter(None, reason))
+    _check(code, *fine, reason=reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,11 +78,10 @@ def expected_view(expectation: Expectation) -> View:
 
 async def querynode_view(client: Client, upto: int) -> View:
     """What the QueryNode holds, once it has applied everything up to `upto`; nobody may write meanwhile."""
-    stats = await patiently(partial(client.stats, COLLECTION, consistency="strong"))
+    stats = await patiently(client.stats, COLLECTION, consistency="strong")
     tables: list[pa.Table] = []
     for origin in ORIGINS:  # an answer is one message, which has a limit
-        ask = partial(client.query, COLLECTION, f'origin == "{origin}"', consistency="strong")
-        answer = await patiently(ask)
+        answer = await patiently(client.query, COLLECTION, f'origin == "{origin}"', consistency="strong")
         if answer.tsafe < upto:
             raise TidewalError(f"a strong answer is as of {answer.tsafe}, before the cut at {upto}")
         tables.append(answer.table)

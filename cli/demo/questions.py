@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Literal
 
 from ...actors.client import Answer, Client
@@ -83,8 +82,10 @@ class Questions:
         limit: int | None = None,
     ) -> tuple[Answer, float]:
         started = time.perf_counter()
-        ask = partial(self._client.query, COLLECTION, filter, columns=columns, order_by=order_by or (), limit=limit)
-        answer = await patiently(partial(ask, consistency=level))
+        query, order = self._client.query, order_by or ()
+        answer = await patiently(
+            query, COLLECTION, filter, columns=columns, order_by=order, limit=limit, consistency=level
+        )
         took_ms = (time.perf_counter() - started) * 1000
         self.timings[level].took_ms.append(took_ms)
         self.timings[level].age_ms.append(answer.age_ms)

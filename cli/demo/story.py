@@ -10,7 +10,6 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -104,7 +103,7 @@ class Demo:
             events = await asyncio.to_thread(lambda: flights.events(flights.load(), limit))
         fields = tuple(Field(name, kind, nullable) for name, kind, nullable in flights.SCHEMA)
         schema = CollectionSchema(flights.COLLECTION, fields, flights.PRIMARY_KEY)
-        await patiently(partial(client.create_collection, schema))
+        await patiently(client.create_collection, schema)
         done = await self._durable(client, events)
         first, last = events["event_time"][0].as_py(), events["event_time"][-1].as_py()
         screen.say(f"events  {events.num_rows:,}, from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC")
@@ -114,7 +113,7 @@ class Demo:
 
     async def _durable(self, client: Client, events: pa.Table) -> int:
         """How many events are in the log: a beginning of them, since they are written in order (see `Replay`)."""
-        stats = await patiently(partial(client.stats, flights.COLLECTION, consistency="strong"))
+        stats = await patiently(client.stats, flights.COLLECTION, consistency="strong")
         done = sum(stats.versions.values())
         where = shown_url(self._url)
         if done > events.num_rows:
@@ -173,11 +172,11 @@ class Demo:
     async def _store(self, client: Client) -> int:
         """The cut that everything is compared at, and the tables brought up to it."""
         self._screen.heading("Delta: flush, then compact")
-        upto = await patiently(partial(client.cut, flights.COLLECTION))
+        upto = await patiently(client.cut, flights.COLLECTION)
         with self._timed("flush"):
-            await patiently(partial(client.flush, flights.COLLECTION))
+            await patiently(client.flush, flights.COLLECTION)
         with self._timed("compact"):
-            compacted = await patiently(partial(client.compact, flights.COLLECTION))
+            compacted = await patiently(client.compact, flights.COLLECTION)
         commits = len(list((self._tables / flights.COLLECTION / "log" / "_delta_log").glob("*.json")))
         self.figures["tables"] = {
             "log_commits": commits,
@@ -296,7 +295,7 @@ async def _report(report: Report, replay: Replay, node: Standalone, client: Clie
 
 async def _tell(report: Report, replay: Replay, node: Standalone, client: Client) -> None:
     """Show how far the writing is, and how far the QueryNode's watermark lies behind the log's present."""
-    stats = await patiently(partial(client.stats, flights.COLLECTION, consistency="eventually"))
+    stats = await patiently(client.stats, flights.COLLECTION, consistency="eventually")
     behind_ms = max(0, node.node.clock.clock.wall_ms() - physical_ms(stats.tsafe))
     reached = f"{replay.event_time:%Y-%m-%d %H:%M}" if replay.event_time else "-"
     report(replay.done, f"{replay.rate:>9,.0f} events/s  event time {reached}  watermark {behind_ms} ms behind")

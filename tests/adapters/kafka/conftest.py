@@ -17,8 +17,8 @@ Open = Callable[..., Awaitable[KafkaWal]]
 
 @pytest.fixture
 async def opening() -> AsyncIterator[Open]:
-    """Open the log of this test at a cluster, all are closed at its end. Calls wait for long: on a busy
-    machine a broker that was killed takes more than the usual half a minute to come back."""
+    """Open the log of this test at a cluster, again and again; all are closed at its end. Calls wait for long: a broker
+    that was killed takes more than the usual half a minute to come back where the machine is busy."""
     prefix = uuid4().hex
     opened: list[KafkaWal] = []
 
