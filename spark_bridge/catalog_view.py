@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..runtime.catalog import Catalog
 from ..runtime.errors import ChannelNotFound, PositionLost
 from .log import Log
+
+ATTEMPTS: Final = 10  # to read up to the end before the next snapshot has removed that
 
 
 class CatalogView:
@@ -18,12 +22,16 @@ class CatalogView:
         self._position: bytes | None = None
 
     def now(self) -> Catalog:
-        """The catalog with all that is recorded by now."""
-        try:
-            self._follow()
-        except PositionLost:  # a snapshot took the place of what was to come next
-            self.known, self._position = Catalog(), None
-            self._follow()
+        """The catalog with all that is recorded by now. Raises `PositionLost` where the channel has lost its entries
+        and no snapshot took their place."""
+        for attempts_left in reversed(range(ATTEMPTS)):
+            try:
+                self._follow()
+                break
+            except PositionLost:  # a snapshot took the place of what was to come next
+                self.known, self._position = Catalog(), None
+                if not attempts_left:
+                    raise
         return self.known
 
     def _follow(self) -> None:
@@ -37,3 +45,5 @@ class CatalogView:
             for entry in entries:
                 self.known.fold(entry)
                 self._position = entry.id
+        if self._position != latest:  # a reading from the beginning does not know that there was more
+            raise PositionLost(f"channel {self._channel} has lost its entries up to {latest.hex()}", requested=latest)

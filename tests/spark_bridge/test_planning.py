@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tidewal.runtime.catalog import Catalog
-from tidewal.runtime.errors import CollectionNotFound, InvalidRequest
+from tidewal.runtime.errors import CollectionNotFound, InvalidRequest, PositionLost
 from tidewal.runtime.record import decode
-from tidewal.spark_bridge import cut_log
-from tidewal.spark_bridge.offsets import beginning, to_json
+from tidewal.spark_bridge import catalog_view, cut_log
+from tidewal.spark_bridge.offsets import beginning, pchannels_of, to_json
 from tidewal.spark_bridge.options import Limits
 from tidewal.spark_bridge.planning import Planner
 
@@ -70,6 +70,43 @@ def test_a_dropped_collection_is_noticed_by_a_running_query() -> None:
 def test_an_empty_log_names_what_to_check() -> None:
     with pytest.raises(CollectionNotFound, match=r"prefix 'by-dev'; there are: none\. Check options"):
         planner(ListLog()).collection()
+
+
+class SnappedLog(ListLog):
+    """`snaps` times the catalog's last entry is gone when it is read: a snapshot has taken its place."""
+
+    def __init__(self, snaps: int) -> None:
+        super().__init__()
+        self.story = Story(self.append)
+        self.snaps = snaps
+
+    def latest_id(self, channel: str) -> bytes | None:
+        latest = super().latest_id(channel)
+        if channel == NAMES.catalog and self.snaps:
+            self.snaps -= 1
+            catalog = Catalog()
+            for entry in self.entries[channel]:
+                catalog.fold(entry)
+            self.story.event(catalog.snapshot())
+            del self.entries[channel][:-1]
+        return latest
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_snapshots_that_are_faster_than_the_reader_hide_nothing(follows: bool) -> None:
+    log = SnappedLog(snaps=0)
+    created = log.story.create()
+    plan = planner(log)
+    if follows:
+        assert plan.collection().id == created.id
+        log.story.own(list(pchannels_of(created)), 1)
+    log.snaps = 3
+    assert plan.collection().id == created.id
+    log.snaps = catalog_view.ATTEMPTS
+    log.story.own(list(pchannels_of(created)), 1)
+    with pytest.raises(PositionLost):
+        plan.collection()
+    assert plan.collection().id == created.id
 
 
 @pytest.mark.parametrize("max_rows", [1, 5, 20, 100, 10_000])

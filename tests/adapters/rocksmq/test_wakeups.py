@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tidewal.adapters.rocksmq import open_wal, shared_reader, wire
+from tidewal.adapters.rocksmq import link, open_wal, shared_reader, wire
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, From, Wal
 
@@ -76,8 +76,9 @@ def start(rng: random.Random) -> Iterator[Callable[[Callable[[int], None]], Prod
 
 @pytest.fixture
 def fired(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The timers of the test's loop that went off. Sockets are not looked at again by a timer, on any loop."""
+    """The timers of the test's loop that went off. Sockets and owners are not looked at again by a timer."""
     monkeypatch.setattr(wire, "SECOND_LOOK_S", POLL_S)
+    monkeypatch.setattr(link, "TIMEOUT_S", POLL_S)  # how often it is looked whether the owner is silent
     went_off: list[object] = []
     call_at = asyncio.BaseEventLoop.call_at
 
