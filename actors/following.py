@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Coroutine, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 from typing_extensions import TypedDict
@@ -27,7 +27,6 @@ from ..runtime.messages import Position
 from ..runtime.names import physical
 from ..runtime.record import Record, decode, encode
 from ..runtime.rpc import Request
-from ..runtime.tables import Positions
 from ..runtime.tt_stream import TtMsgStream
 from ..runtime.wal import Entry, From, FromTime
 from .node import Node
@@ -213,7 +212,7 @@ def holder(collection: Collection) -> str:
     return f"datanode-{collection.id}"
 
 
-def open_stream(role: Follower, collection: Collection, after: int, stored: Positions | None = None) -> TtMsgStream:
+def open_stream(role: Follower, collection: Collection, after: int, stored: Sequence[Position] = ()) -> TtMsgStream:
     """The messages of `collection` with ts > `after`.
 
     Behind a table they begin at its positions, `stored` together with the T `after`: reading raises `PositionLost` when
@@ -228,13 +227,8 @@ def open_stream(role: Follower, collection: Collection, after: int, stored: Posi
     start = FromTime(max(after, collection.created_ts - 1))
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
     if stored and after >= collection.created_ts:  # else the table is older than the collection, or empty
-        own = [_position(stored[vchannel]) for vchannel in collection.vchannels if vchannel in stored]
         # One that was stored with a later T lies behind messages that are wanted.
-        positions = {at.channel: at for at in own if at.timestamp == after}
+        positions = {at.channel: at for at in stored if at.timestamp == after}
         if positions.keys() == set(channels):
             stream.seek(positions.values())
     return stream
-
-
-def _position(stored: Mapping[str, Any]) -> Position:
-    return Position(*(stored[name] for name in ("channel", "message_id", "term", "cseq", "timestamp", "wal")))

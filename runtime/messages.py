@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,6 +10,8 @@ import msgpack
 
 from .errors import BadRecord
 from .record import DECODE_ERRORS, Record
+
+_POSITION_TYPES = (str, bytes, int, int, int, str, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,23 @@ class Position:
     def from_bytes(cls, data: bytes) -> Position:
         """The position that `to_bytes` wrote. Raises `BadRecord`."""
         try:
-            version, *fields = cast("tuple[object, ...]", msgpack.unpackb(data, use_list=False))
-            types = (str, bytes, int, int, int, str, str)
-            if version != 1 or len(fields) != len(types) or not all(map(isinstance, fields, types)):
+            version, *values = cast("tuple[object, ...]", msgpack.unpackb(data, use_list=False))
+            if version != 1 or len(values) != len(_POSITION_TYPES):
                 raise ValueError("not a position of version 1")
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable position: {error}", reason="position") from error
-        return cls(*fields)  # pyright: ignore[reportArgumentType] -- checked against `types` above
+        return cls._of(values)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, object]) -> Position:
+        """The position with these fields, as tables keep it. Raises `BadRecord`."""
+        return cls._of([fields.get(name, "" if name == "group" else None) for name in cls.__slots__])
+
+    @classmethod
+    def _of(cls, values: Sequence[object]) -> Position:
+        if not all(map(isinstance, values, _POSITION_TYPES)):
+            raise BadRecord(f"no position: {values}", reason="position")
+        return cls(*values)  # pyright: ignore[reportArgumentType] -- checked against their types
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from .errors import CorruptLog, FormatTooNew, InvalidRequest, InvalidSchema, Unavailable
+from .errors import BadRecord, CorruptLog, FormatTooNew, InvalidSchema, Unavailable
+from .messages import Position
 
-PositionValue: TypeAlias = str | int | float | bytes | bool | None
-Position: TypeAlias = Mapping[str, PositionValue]
-Positions: TypeAlias = dict[str, dict[str, PositionValue]]
+Positions: TypeAlias = dict[str, Position]  # by vchannel
 
 FORMAT: Final = 1
 FORMAT_KEY, SCHEMA_KEY, PRIMARY_KEY = "tidewal.format", "tidewal.schema", "tidewal.primaryKey"
 POSITIONS_KEY: Final = "tidewal.positions"
+POSITION_FIELDS: Final = ("channel", "message_id", "term", "cseq", "timestamp", "wal")
 TRANSACTION_PREFIX: Final = "tidewal/"
 
 # What to do about a commit file that is damaged.
@@ -60,8 +60,9 @@ def commit_file(table: Path, version: int) -> Path:
 
 
 def encode_positions(positions: Mapping[str, Position]) -> str:
-    """The text under `POSITIONS_KEY`. Raises `InvalidRequest` for a value that a position cannot hold."""
-    return json.dumps(positions, default=_encode_bytes)
+    """The text under `POSITIONS_KEY`."""
+    fields = {vchannel: {name: getattr(at, name) for name in POSITION_FIELDS} for vchannel, at in positions.items()}
+    return json.dumps(fields, default=_encode_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def _read_commit(table: Path, version: int) -> Commit | None:
         raise Unavailable(f"{file}: {error}", path=str(file)) from error
     try:
         return _parse_commit(version, lines)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, BadRecord) as error:
         raise CorruptLog(
             f"{file} is damaged ({type(error).__name__}: {error}): {RESTORE_HINT}", path=str(file), version=version
         ) from error
@@ -166,7 +167,7 @@ def _positions(info: Mapping[str, Any]) -> Positions:
     if not text:
         return {}
     positions = json.loads(text, object_hook=_decode_bytes)
-    return {name: dict(position.items()) for name, position in positions.items()}
+    return {vchannel: Position.from_fields(fields) for vchannel, fields in positions.items()}
 
 
 def _restored(info: Mapping[str, Any]) -> int | None:
@@ -175,10 +176,8 @@ def _restored(info: Mapping[str, Any]) -> int | None:
     return None if version is None else int(version)
 
 
-def _encode_bytes(value: object) -> dict[str, str]:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    raise InvalidRequest(f"a position cannot hold {type(value).__name__}")
+def _encode_bytes(value: bytes) -> dict[str, str]:
+    return {"base64": base64.b64encode(value).decode()}
 
 
 def _decode_bytes(pairs: dict[str, object]) -> object:

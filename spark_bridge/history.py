@@ -82,12 +82,12 @@ class Snapshot:
                 "option history"
             )
         for position in self._positions.values():
-            found = position.get("wal", wal)
-            if found != wal:
+            if position.wal != wal:
                 raise PositionMismatch(
-                    f"{self.path} was filled from {found}, option wal names {wal}: correct option wal or history",
+                    f"{self.path} was filled from {position.wal}, option wal names {wal}: correct option wal or "
+                    "history",
                     expected=wal,
-                    found=found,
+                    found=position.wal,
                 )
 
     # ---- what each task reads ---------------------------------------------------------------------------------------
@@ -152,11 +152,10 @@ class Snapshot:
 
     def _end(self, vchannel: str) -> CutEnd | None:
         """Where the table's rows of a vchannel end in the log. The entry itself may be the first behind them."""
-        position = self._positions.get(vchannel, {})
-        id, term, cseq = (position.get(name) for name in ("message_id", "term", "cseq"))
-        if isinstance(id, bytes) and id and isinstance(term, int) and isinstance(cseq, int):
-            return CutEnd(term, cseq, id)
-        return None
+        position = self._positions.get(vchannel)
+        if position is None or not position.message_id:
+            return None
+        return CutEnd(position.term, position.cseq, position.message_id)
 
     # ---- where to cut -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -27,9 +27,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from ...runtime.errors import Fenced, InvalidRequest, Unavailable
+from ...runtime.messages import Position
 from ...runtime.tables import (
     POSITIONS_KEY,
-    Position,
     Positions,
     commit_file,
     encode_positions,
@@ -122,11 +122,13 @@ class LogTable:
         with self._lock, storage_errors(self.path):
             return self._refresh()
 
-    def stored(self, vchannels: Iterable[str]) -> tuple[int, Positions]:
-        """The least T of `vchannels`, and the positions of all, of one and the same snapshot: the newest."""
+    def stored(self, vchannels: Sequence[str]) -> tuple[int, list[Position]]:
+        """The least T of `vchannels`, and their positions as far as there are any, of one and the same snapshot: the
+        newest."""
         with self._lock, storage_errors(self.path):
-            positions = self._refresh()
-            return min(map(self._stored_t, vchannels)), positions
+            found = self._refresh()
+            time = min(map(self._stored_t, vchannels))
+            return time, [found[vchannel] for vchannel in vchannels if vchannel in found]
 
     def flush(
         self,
@@ -253,7 +255,7 @@ class LogTable:
     ) -> None:
         """Commit as the direct successor of the snapshot in hand; `CommitFailedError` when another came first."""
         version = self._table.version()
-        merged = self._read_positions() | {vchannel: dict(position) for vchannel, position in positions.items()}
+        merged = self._read_positions() | dict(positions)
         now_ms = time.time_ns() // 1_000_000
         self._table.create_write_transaction(
             actions,

@@ -32,4 +32,4 @@ def check_origin(log: LogTable, wal: str) -> None:
 
 
 def _wals(log: LogTable) -> set[str]:
-    return {wal for position in log.positions().values() if isinstance(wal := position.get("wal"), str)}
+    return {position.wal for position in log.positions().values()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -19,9 +19,8 @@ from ...runtime.errors import BadRecord, DiskFull, TidewalError, Unavailable
 from ...runtime.messages import MsgPack, Position
 from ...runtime.names import physical
 from ...runtime.record import Record, RecordType, encode
-from ...runtime.rpc import Params
 from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.tables import Positions, log_table
+from ...runtime.tables import log_table
 from ...runtime.wal import ControlAppend
 from ..flushes import Flushed
 from ..following import Follower, holder, open_stream, pchannels_of, rows_of
@@ -116,15 +115,15 @@ class FlushPipeline:
         if self._stored:
             await self._tell(self._stored, FlushResult(self.log.version, 0, 0))
 
-    async def _hold_start(self, positions: Positions) -> None:
+    async def _hold_start(self, positions: Sequence[Position]) -> None:
         """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
         it."""
-        stored = {position["channel"]: position["message_id"] for position in positions.values()}
+        stored = {position.channel: position.message_id for position in positions}
         for channel in pchannels_of(self.collection):
             first = stored.get(channel) or await self._node.wal.id_at(
                 channel, max(self._stored, self.collection.created_ts)
             )
-            if isinstance(first, bytes):
+            if first is not None:
                 await self._node.wal.hold(channel, holder(self.collection), first)
 
     def _take(self, pack: MsgPack) -> None:
@@ -219,19 +218,9 @@ class FlushPipeline:
         rows = versions_of(records, self.collection)
         vchannels = self.collection.vchannels
         stored = {position.channel: position for position in positions.values()}
-        told: dict[str, Params] = {}
-        for vchannel in vchannels:
-            position = stored[physical(vchannel)]
-            told[vchannel] = {
-                "channel": position.channel,
-                "message_id": position.message_id,
-                "term": position.term,
-                "cseq": position.cseq,
-                "timestamp": position.timestamp,
-                "wal": position.wal,
-            }
+        ends = {vchannel: stored[physical(vchannel)] for vchannel in vchannels}
         start = dict.fromkeys(vchannels, self._stored)
-        return self.log.flush(rows, start=start, end=dict.fromkeys(vchannels, end), positions=told)
+        return self.log.flush(rows, start=start, end=dict.fromkeys(vchannels, end), positions=ends)
 
     async def _tell(self, time: int, result: FlushResult) -> None:
         times = dict.fromkeys(self.collection.vchannels, time)

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from ...runtime.catalog import Collection
 from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
-from ...runtime.messages import MsgPack
+from ...runtime.messages import MsgPack, Position
 from ...runtime.record import RecordType
 from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.tables import Positions, log_table
+from ...runtime.tables import log_table
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..following import TABLE_ERRORS, Follower, open_stream, pchannels_of, rows_of
@@ -88,11 +88,11 @@ class RowPipeline:
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
-    async def _load(self) -> tuple[int, Positions]:
+    async def _load(self) -> tuple[int, list[Position]]:
         """Apply what the table holds, and return its T and the positions stored with it."""
         path = log_table(self._node.tables, self.collection.name)
         if not (path / "_delta_log").is_dir():
-            return 0, {}
+            return 0, []
         log = await self._node.blocking(partial(LogTable.open, path))
         time, positions = await self._node.blocking(partial(log.stored, self.collection.vchannels))
         for vchannel in self.collection.vchannels if time else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -199,11 +200,11 @@ async def test_nothing_is_missing_where_shards_are_stored_up_to_different_times(
         await client.insert("people", home.people(*range(10, 30)))
         ahead = max(log.positions())
         before = log.flushed(ahead)
-        position = dict(log.positions()[ahead])
-        entry = home.log.channels[position["channel"]].entries[-1]
+        position = log.positions()[ahead]
+        entry = home.log.channels[position.channel].entries[-1]
         record = decode(entry.payload)
         await client.insert("people", home.people(30))
-    position |= {"message_id": entry.id, "term": record.term, "cseq": record.cseq, "timestamp": record.ts}
+    position = replace(position, message_id=entry.id, term=record.term, cseq=record.cseq, timestamp=record.ts)
     assert record.ts > before
     log.flush([], start={ahead: before}, end={ahead: record.ts}, positions={ahead: position})
     async with home.client() as client:

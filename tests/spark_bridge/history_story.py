@@ -12,6 +12,7 @@ from story import NAMES, Append, ListLog, Story, number, random_row
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.runtime.catalog import Catalog
 from tidewal.runtime.clock import add_ms
+from tidewal.runtime.messages import Position
 from tidewal.runtime.names import physical
 from tidewal.runtime.record import Record, RecordType, decode
 from tidewal.runtime.tables import log_table
@@ -66,7 +67,7 @@ class StoredStory:
         )
         self.times.update(dict.fromkeys(start, end))
 
-    def _position(self, channel: str, time: int, *, before: bool) -> dict[str, str | int | bytes]:
+    def _position(self, channel: str, time: int, *, before: bool) -> Position:
         """Behind the last entry up to `time`; or `before` the first behind it, as of a stream that read no other."""
         records = [decode(entry.payload, entry.id) for entry in self.log.entries[channel]]
         place = max((record for record in records if record.ts <= time), key=lambda record: record.id, default=None)
@@ -76,13 +77,13 @@ class StoredStory:
         else:
             assert place is not None
             id, term, cseq = place.id, place.term, place.cseq
-        return {"channel": channel, "message_id": id, "term": term, "cseq": cseq, "timestamp": time, "wal": "rocksmq"}
+        return Position(channel, id, term, cseq, timestamp=time, wal="rocksmq")
 
     def truncate(self) -> dict[str, bytes]:
         """Remove what the DataNode lets go of: all before the positions of the table, which are returned."""
         holds: dict[str, bytes] = {}
         for position in self.table.positions().values():
-            channel, id = str(position["channel"]), bytes(position["message_id"])
+            channel, id = position.channel, position.message_id
             holds[channel] = min(holds.get(channel, id), id)
         for channel in {physical(name) for name in self.flights.vchannels if not self.times[name]}:
             holds.pop(channel, None)

@@ -130,7 +130,7 @@ def test_nothing_below_the_tables_t_is_read_from_the_log(stored: StoredStory) ->
     tasks = planner(stored).tasks(beginning(stored.flights), last)
     stored.log.reads.clear()
     unstored = rows_of(stored.log, [task for task in tasks if isinstance(task, UnstoredRange)])
-    ends = {(position["channel"], position["message_id"]) for position in stored.table.positions().values()}
+    ends = {(position.channel, position.message_id) for position in stored.table.positions().values()}
     begins = {(channel, after) for channel, after, _ in stored.log.reads}
     assert begins <= ends  # vchannels that share a channel may differ in theirs, and either will do
     assert sorted(channel for channel, _ in begins) == sorted({channel for channel, _ in ends})  # of each channel one

@@ -133,6 +133,20 @@ def test_a_commit_that_cannot_be_parsed_is_told_with_its_file(root: Path, damage
         assert verify(root)[0] == 0
 
 
+@pytest.mark.parametrize("damage", [(b"message_id", b"message-id"), (rb"\"term\": 1", rb"\"term\": null")], ids=str)
+def test_a_position_that_is_none_is_told_with_its_file(root: Path, damage: tuple[bytes, bytes]):
+    path = root / "flights" / "log"
+    commit = max((path / "_delta_log").glob("*.json"))
+    sound = commit.read_bytes()
+    commit.write_bytes(sound.replace(*damage))
+    assert commit.read_bytes() != sound
+    assert verify(root)[0] == 1
+    with pytest.raises(CorruptLog, match=commit.name):
+        LogTable.open(path).stored([V0])
+    commit.write_bytes(sound)
+    assert LogTable.open(path).stored([V0]) == (ROWS + 10, [position(ROWS + 10)])
+
+
 PROPERTIES = ["tidewal.schema", "tidewal.primaryKey", "tidewal.format", "delta.checkpointInterval"]
 
 

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from tidewal.runtime.messages import Position
+
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64()),
@@ -53,5 +55,5 @@ def versions(
     )
 
 
-def position(t: int) -> dict[str, str | int | bytes]:
-    return {"channel": "ch_0", "message_id": b"\x00\xff" + t.to_bytes(8), "term": 1, "cseq": t, "timestamp": t}
+def position(t: int) -> Position:
+    return Position("ch_0", b"\x00\xff" + t.to_bytes(8), term=1, cseq=t, timestamp=t, wal="rocksmq")
