@@ -35,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if heavy and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(HEAVY_S))
         groups[group].append(item)
+    for name in SHARED:  # a broker with hundreds of topics takes half a minute to come back: what ends it comes first
+        groups[name].sort(key=lambda item: not item.location[0].startswith("tests/adapters/" + name.rstrip("3")))
     items[:] = [item for group in sorted(groups.values(), key=_weight, reverse=True) for item in group]
 
 
@@ -44,8 +46,9 @@ def _weight(group: list[pytest.Item]) -> tuple[float, int]:
 
 
 def _parameters(item: pytest.Item) -> list[str]:
+    """What the parameters are called, those that are no text included."""
     callspec = getattr(item, "callspec", None)
-    return [each for each in callspec.params.values() if isinstance(each, str)] if callspec else []
+    return callspec.id.split("-") if callspec else []
 
 
 @pytest.fixture

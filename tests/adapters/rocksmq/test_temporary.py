@@ -14,7 +14,8 @@ from tidewal.runtime.names import Names
 from tidewal.runtime.rpc import REPLY_CHANNEL, Caller, RequestInbox
 from tidewal.runtime.wal import ChannelPolicy, From
 
-CLIENT = """
+# One process after the other, which opens so many clients and kills itself; imported once for all of them.
+CLIENTS = """
 import asyncio, os, sys
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.names import Names
@@ -22,11 +23,15 @@ from tidewal.runtime.rpc import Caller
 
 async def main():
     wal = await open_wal("rocksmq://" + sys.argv[1], own=False)
-    for _ in range(int(sys.argv[2])):
+    for _ in range(int(sys.argv[3])):
         await Caller(wal, Names()).open()
     os.kill(os.getpid(), 9)
 
-asyncio.run(main())
+for _ in range(int(sys.argv[2])):
+    child = os.fork()
+    if not child:
+        asyncio.run(main())
+    assert os.waitpid(child, 0)[1] == 9
 """
 
 
@@ -40,9 +45,10 @@ async def store(open_rocksmq) -> RocksMQ:
 )
 async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, processes, clients):
     files = len(os.listdir("/proc/self/fd"))
-    for _ in range(processes):
-        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, directory, str(clients))
-        assert await child.wait() == -9
+    killed = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENTS, directory, str(processes), str(clients)
+    )
+    assert await killed.wait() == 0
     temporary = store._server._requests._temporary
     await helpers.until(lambda: not (temporary._clients or temporary._channels or temporary._dropping))
     assert await store.channels() == []
