@@ -11,7 +11,7 @@ from ..runtime.clock import physical_ms
 from ..runtime.cuts import Cut, CutEnd
 from ..runtime.errors import InvalidRequest, PositionLost
 from .history import Snapshot
-from .log import Log
+from .log import Log, first_piece
 from .offsets import BEGINNING, beginning, history_cut, is_history
 from .options import Limits, Options
 from .planning import Planner
@@ -166,16 +166,18 @@ class AsOfPlan(CollectionPlan):
 
     def _check_beginning(self, wanted: ChannelRange, created_ts: int) -> None:
         """The collection is younger than the first entry there is, or that one is the first that counts."""
-        id = self._log.id_at(wanted.channel, 0)
-        first = next(iter(self._log.read(wanted.channel, None, id)))[0]
-        if first.timestamp > created_ts and first.id > min(wanted.fences.values(), default=b""):
-            raise PositionLost(
-                f"retention has removed the beginning of {wanted.channel}, up to {iso_time(first.timestamp)}. Give "
-                "option history, for the tables keep all rows; or set failOnDataLoss=false to read what is left",
-                requested=b"",
-                first_available=first.id,
-                channel=wanted.channel,
-            )
+        piece = first_piece(self._log.read(wanted.channel, None, wanted.end.id))
+        fence = min(wanted.fences.values(), default=b"")
+        if piece and (piece[0].timestamp <= created_ts or piece[0].id <= fence):
+            return
+        upto = iso_time(piece[0].timestamp) if piece else "where the read ends"
+        raise PositionLost(
+            f"retention has removed the beginning of {wanted.channel}, up to {upto}. Give option history, for the "
+            "tables keep all rows; or set failOnDataLoss=false to read what is left",
+            requested=b"",
+            first_available=piece[0].id if piece else None,
+            channel=wanted.channel,
+        )
 
 
 def end_at(planner: Planner, time: int) -> tuple[Cut, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import unquote
 
 from ..runtime.errors import ConfigError, Unavailable
@@ -95,6 +95,14 @@ class RocksMQLog:
                 f"{error.message}. Spark reads a RocksMQ through the process that has it open: start one (tidewal run "
                 f"--wal rocksmq://{self._directory}), or check option wal"
             ) from error
+
+
+def first_piece(pieces: Iterator[list[Entry]]) -> list[Entry]:
+    """The first entries of a reading, which ends here; none where there are none."""
+    try:
+        return next(pieces, list[Entry]())
+    finally:
+        cast("Generator[list[Entry]]", pieces).close()
 
 
 def open_log(url: str) -> Log:

@@ -12,16 +12,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, PositionLost
 from ..runtime.redaction import shown_url
-from ..runtime.wal import Entry
 from .limits import Size
-from .log import Log
+from .log import Log, first_piece
 from .offsets import VERSION, check_wal, parsed, scheme_of
 from .options import EARLIEST, LATEST, Limits, Options
 from .topic_rows import BEGINNING, Place, TopicRange, entries_between, message_of, topic_columns, topic_schema
@@ -282,14 +281,6 @@ class ByChannel(TopicPlan):
         found = {id for time in times if (id := self.at_time(wanted.channel, time)) is not None}
         inner = sorted(place for id in found if wanted.begin < (place := Place(id, False)) < wanted.end)
         return [replace(wanted, begin=begin, end=end) for begin, end in pairwise([wanted.begin, *inner, wanted.end])]
-
-
-def first_piece(pieces: Iterator[list[Entry]]) -> list[Entry]:
-    """The first entries of a reading, which ends here."""
-    try:
-        return next(pieces, list[Entry]())
-    finally:
-        cast("Generator[list[Entry]]", pieces).close()
 
 
 def _place(channel: str, text: object) -> Place:

@@ -21,12 +21,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import StructType
 
 from tidewal.runtime.clock import compose, physical_ms
-from tidewal.runtime.errors import ConfigError, InvalidSchema, PositionMismatch
+from tidewal.runtime.errors import ConfigError, InvalidSchema, PositionLost, PositionMismatch
 from tidewal.runtime.hashing import shard_of_key
 from tidewal.runtime.record import Record, RecordType
 from tidewal.spark_bridge import cut_log, limits, reading
 from tidewal.spark_bridge.columns import arrow_columns, some_columns, spark_schema
 from tidewal.spark_bridge.cut_log import CutLog
+from tidewal.spark_bridge.history_plan import AsOfPlan
 from tidewal.spark_bridge.limits import Size
 from tidewal.spark_bridge.options import Limits, Options
 from tidewal.spark_bridge.plans import CollectionPlan, Offset
@@ -55,6 +56,17 @@ def told(rng: random.Random, batches: int, ms: int = 0) -> tuple[ListLog, Story]
 
 def plan_of(log: ListLog, **options: Any) -> CollectionPlan:
     return CollectionPlan(log, Options(URL, "flights", **options))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_an_as_of_read_tells_that_its_beginning_was_removed(rng: random.Random, left: int) -> None:
+    log, story = told(rng, 5, ms=10)
+    plan = AsOfPlan(log, Options(URL, "flights", timestamp_as_of=story.cuts[-1].time))
+    assert len(rows(log, plan.all_tasks())) == len(story.rows)
+    channel = NAMES.pchannel(0)
+    log.entries[channel] = log.entries[channel][len(log.entries[channel]) - left :]
+    with pytest.raises(PositionLost, match="removed the beginning"):
+        plan.all_tasks()
 
 
 def rows(log: ListLog, tasks: Any, where: Where = EVERYTHING) -> list[Row]:
