@@ -38,13 +38,13 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
 	@$(BIN)/tidewal demo $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
 test: setup ## Run all tests but the kill series, those with Spark and brokers included; options go into ARGS
-	@$(PYTEST) -m "not kills" $(ARGS)
+	@$(PYTEST) --numprocesses 3 -m "not kills" $(ARGS) # on two cores, for a third of the time tests wait
 
 kills: setup ## Run the kill series: processes are killed again and again, with and without brokers and Spark
-	@$(PYTEST) -m kills $(ARGS)
+	@$(PYTEST) --numprocesses 2 -m kills $(ARGS)
 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
 	@$(BIN)/python -m tests.torture $(ARGS)

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spark")
 
-HEAVY_S = 300  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
+HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
 SHARED = ("kafka", "kafka3", "pulsar", "spark")  # fixtures and parameters of what takes long to start
 
 # A deadline per example would measure how busy the machine is; pytest's own timeout ends what hangs.
