@@ -78,7 +78,7 @@ async def test_a_search_that_does_not_fit_the_vectors_is_named(home) -> None:
             assert isinstance(await home.error_of(client.search("points", "at", **options)), InvalidRequest), options
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.every_log
 async def test_a_strong_read_sees_all_that_was_acknowledged(home, seed: int) -> None:
     """Behaviour G4: inserts, upserts and deletes of several clients, each asked for as soon as it is acknowledged."""

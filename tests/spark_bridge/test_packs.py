@@ -157,12 +157,12 @@ def test_packs_are_the_log_between_their_times_also_after_a_restart(
     frame = stream.option("maxRowsPerTrigger", "15").load()
     assert pack_schema(frame) == ROWS
     packs: list[tuple[MsgPack, int]] = []
-    drained(frame, tmp_path / "checkpoint", packs, max_bytes=2000)
+    drained(frame, tmp_path / "checkpoint", packs, max_bytes=200)
     before = len(packs)
     story.own([NAMES.pchannel(0), NAMES.pchannel(1)], term=2)  # whose numbers begin anew
     story.play(flights, rng, batches=6)
     story.cut(flights)  # moves time and nothing else
-    drained(frame, tmp_path / "checkpoint", packs, max_bytes=2000)
+    drained(frame, tmp_path / "checkpoint", packs, max_bytes=200)
     assert before < len(packs)
     assert (packs[0][0].begin_ts, packs[-1][0].end_ts) == (begin, story.cuts[-1].time)
     for (one, _), (next_one, _) in pairwise(packs):
