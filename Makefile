@@ -40,8 +40,9 @@ demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--h
 
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
+# Three processes on two cores: for a third of the time tests wait for brokers and disks.
 test: setup ## Run all tests but the kill series, those with Spark and brokers included; options go into ARGS
-	@$(PYTEST) --numprocesses 3 -m "not kills" $(ARGS) # on two cores, for a third of the time tests wait
+	@$(PYTEST) --numprocesses 3 -m "not kills" $(ARGS)
 
 kills: setup ## Run the kill series: processes are killed again and again, with and without brokers and Spark
 	@$(PYTEST) --numprocesses 2 -m kills $(ARGS)

@@ -43,10 +43,14 @@ class Position:
             raise BadRecord(f"unreadable position: {error}", reason="position") from error
         return cls._of(values)
 
+    def to_fields(self) -> dict[str, object]:
+        """The fields by name, as tables keep them: those have no group."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "group"}
+
     @classmethod
     def from_fields(cls, fields: Mapping[str, object]) -> Position:
-        """The position with these fields, as tables keep it. Raises `BadRecord`."""
-        return cls._of([fields.get(name, "" if name == "group" else None) for name in cls.__slots__])
+        """The position that `to_fields` told. Raises `BadRecord`."""
+        return cls._of([*(fields.get(name) for name in cls.__slots__ if name != "group"), ""])
 
     @classmethod
     def _of(cls, values: Sequence[object]) -> Position:

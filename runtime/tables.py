@@ -22,7 +22,6 @@ Positions: TypeAlias = dict[str, Position]  # by vchannel
 FORMAT: Final = 1
 FORMAT_KEY, SCHEMA_KEY, PRIMARY_KEY = "tidewal.format", "tidewal.schema", "tidewal.primaryKey"
 POSITIONS_KEY: Final = "tidewal.positions"
-POSITION_FIELDS: Final = ("channel", "message_id", "term", "cseq", "timestamp", "wal")
 TRANSACTION_PREFIX: Final = "tidewal/"
 
 # What to do about a commit file that is damaged.
@@ -61,8 +60,7 @@ def commit_file(table: Path, version: int) -> Path:
 
 def encode_positions(positions: Mapping[str, Position]) -> str:
     """The text under `POSITIONS_KEY`."""
-    fields = {vchannel: {name: getattr(at, name) for name in POSITION_FIELDS} for vchannel, at in positions.items()}
-    return json.dumps(fields, default=_encode_bytes)
+    return json.dumps({vchannel: at.to_fields() for vchannel, at in positions.items()}, default=_encode_bytes)
 
 
 @dataclass(frozen=True, slots=True)

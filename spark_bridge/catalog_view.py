@@ -46,4 +46,8 @@ class CatalogView:
                 self.known.fold(entry)
                 self._position = entry.id
         if self._position != latest:  # a reading from the beginning does not know that there was more
-            raise PositionLost(f"channel {self._channel} has lost its entries up to {latest.hex()}", requested=latest)
+            raise PositionLost(
+                f"channel {self._channel} has lost its entries up to {latest.hex()}",
+                requested=latest,
+                channel=self._channel,
+            )

@@ -127,8 +127,8 @@ class LogTable:
         newest."""
         with self._lock, storage_errors(self.path):
             found = self._refresh()
-            time = min(map(self._stored_t, vchannels))
-            return time, [found[vchannel] for vchannel in vchannels if vchannel in found]
+            own = [found[vchannel] for vchannel in vchannels if vchannel in found]
+            return min(map(self._stored_t, vchannels)), own
 
     def flush(
         self,
