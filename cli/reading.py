@@ -16,7 +16,7 @@ from ..runtime.names import Names
 from ..runtime.read_only import ReadOnlyWal
 from ..runtime.redaction import shown_url, split_url
 from ..runtime.remote import Address
-from ..runtime.wal import Entry, From, Start, Wal
+from ..runtime.wal import Entry, FromId, Start, Wal
 
 
 @asynccontextmanager
@@ -74,13 +74,15 @@ async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> A
 
 
 async def stored(wal: Wal, channel: str) -> AsyncIterator[Entry]:
-    """The entries that `channel` holds now; none when it does not exist."""
+    """The entries that `channel` holds now; none when it does not exist. Raises `PositionLost` when retention removes
+    them meanwhile."""
     try:
         info = await wal.describe(channel)
     except ChannelNotFound:
         return
     if info.first_id is not None:
-        async for entry in entries(wal, channel, From.EARLIEST, info.latest_id):
+        # from that entry on: of a channel that retention empties nothing more may ever come
+        async for entry in entries(wal, channel, FromId(info.first_id, inclusive=True), info.latest_id):
             yield entry
 
 

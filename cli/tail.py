@@ -19,7 +19,7 @@ from ..runtime.names import DEFAULT_PREFIX, Names, physical
 from ..runtime.record import Record, RecordType, decode
 from ..runtime.schema import OP_COLUMN, Op
 from ..runtime.wal import Entry, From, Wal
-from .reading import catalog_of, entries, opened, shown_time
+from .reading import catalog_of, entries, opened, shown_time, stored
 from .stopping import INTERRUPTED, Interrupted, until_stopped
 
 HELD_ENTRIES = 256  # read ahead of what is printed
@@ -98,9 +98,8 @@ async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> A
     async def read(name: str) -> None:
         ended: Exception | None = None
         try:
-            upto = None if follow else await wal.latest_id(name)
-            if follow or (upto is not None and begin is From.EARLIEST):
-                async for entry in entries(wal, name, begin, upto):
+            if follow or begin is From.EARLIEST:
+                async for entry in entries(wal, name, begin, None) if follow else stored(wal, name):
                     await queue.put((name, entry))
         except Exception as error:  # -- it is raised where the entries are taken
             ended = error

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..runtime.config import load_settings, wal_options
 from ..runtime.errors import Closed, PositionLost
 from ..runtime.factory import open_wal
-from ..runtime.wal import Entry, From, FromId, Wal
+from ..runtime.wal import Entry, FromId, Wal
 
 T = TypeVar("T")
 
@@ -46,7 +46,12 @@ class BrokerLog:
         end = latest if upto is None else upto
         if end is None or (after is not None and (after > end if inclusive else after >= end)):
             return
-        batches: Any = self._opened().read(channel, From.EARLIEST if after is None else FromId(after, inclusive))
+        if after is None:
+            first = self.id_at(channel, 0)
+            if first is None or first > end:
+                return  # nothing is left of it, and the next entry may never come
+            after, inclusive = first, True
+        batches: Any = self._opened().read(channel, FromId(after, inclusive))
         try:
             while True:
                 entries: list[Entry] = list(self._run(_next(batches, channel)))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from ..runtime.clock import physical_ms
-from ..runtime.cuts import Cut, CutEnd
+from ..runtime.cuts import Cut
 from ..runtime.errors import InvalidRequest, PositionLost
 from .history import Snapshot
 from .log import Log, first_piece
-from .offsets import BEGINNING, beginning, history_cut, is_history
+from .offsets import beginning, history_cut, is_history
 from .options import Limits, Options
 from .planning import Planner
 from .plans import CollectionPlan, Offset
@@ -94,7 +93,7 @@ class HistoryPlanner(Planner):
         and then the table's. Raises `InvalidRequest` when the cuts are of another table."""
         tasks = self._options.min_partitions
         # In this order: what the log has forgotten before its first entry was looked at is in the table afterwards.
-        ranges = [self._from_first(each) for each in super().ranges(start, end, tasks=tasks, end_beyond=end_beyond)]
+        ranges = super().ranges(start, end, tasks=tasks, end_beyond=end_beyond)
         table = self.look()
         if is_history(end) and end.time > table.time:
             raise table.not_in_history(end.time)
@@ -104,14 +103,6 @@ class HistoryPlanner(Planner):
             *(UnstoredRange(part, table.folder, self.known().vchannels) for part in unstored),
             *table.stored(first_ts, end.time, last_ts=where.last_ts, tasks=tasks),
         ]
-
-    def _from_first(self, wanted: ChannelRange) -> ChannelRange:
-        """A range that begins where the log does, with the entry there: when that is gone by the time it is read, the
-        task is told so."""
-        if wanted.begin != BEGINNING:
-            return wanted
-        first = self._log.id_at(wanted.channel, 0)
-        return wanted if first is None else replace(wanted, begin=CutEnd(0, 0, first), begin_included=True)
 
     def tasks_of_version(self, version: int) -> list[StoredRange]:
         """The rows up to T of a version of the table. Raises as `Snapshot`."""

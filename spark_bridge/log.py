@@ -31,8 +31,8 @@ class Log(Protocol):
     def read(
         self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
     ) -> Iterator[list[Entry]]:
-        """The entries behind `after` (None: from the first there is) up to and including `upto`, in order, in pieces;
-        with `inclusive` `after` too. Raises `PositionLost` when retention has removed what comes next."""
+        """The entries behind `after` (None: from the first there is, if any) up to and including `upto`, in order, in
+        pieces; with `inclusive` `after` too. Raises `PositionLost` when retention has removed what comes next."""
         ...
 
     def id_at(self, channel: str, timestamp: int) -> bytes | None:

@@ -7,14 +7,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from ..runtime.catalog import Collection
-from ..runtime.cuts import Cut
+from ..runtime.cuts import Cut, CutEnd
 from ..runtime.errors import CollectionNotFound, InvalidRequest
 from ..runtime.names import Names
 from .catalog_view import CatalogView
 from .cut_log import CutLog
 from .limits import CutSizes, last_within
 from .log import Log
-from .offsets import beginning, from_json, is_history, pchannels_of, scheme_of
+from .offsets import BEGINNING, beginning, from_json, is_history, pchannels_of, scheme_of
 from .options import EARLIEST, LATEST, Limits
 from .rows import ChannelRange
 from .splitting import split
@@ -160,23 +160,35 @@ class Planner:
             raise InvalidRequest("an offset lies within the tables' rows: set option history as it was set before")
         fences = self._catalog.known.fences(channels)
         ranges = [
-            ChannelRange(
-                self._wal,
-                channel,
-                tuple(sorted(collection.vchannels)),
-                start.ends[channel],
-                end.ends[channel],
-                start.time,
-                end.time,
-                fences.get(channel, {}),
-                collection.schema,
-                self._fail_on_data_loss,
-                end_beyond=end_beyond,
+            self._from_first(
+                ChannelRange(
+                    self._wal,
+                    channel,
+                    tuple(sorted(collection.vchannels)),
+                    start.ends[channel],
+                    end.ends[channel],
+                    start.time,
+                    end.time,
+                    fences.get(channel, {}),
+                    collection.schema,
+                    self._fail_on_data_loss,
+                    end_beyond=end_beyond,
+                )
             )
             for channel in channels
             if end.ends[channel].id > start.ends[channel].id
         ]
         return split(ranges, self.cuts.points(start.time, end.time), tasks) if 0 < len(ranges) < tasks else ranges
+
+    def _from_first(self, wanted: ChannelRange) -> ChannelRange:
+        """A range that begins where the log does, with the entry there: when that is gone by the time it is read, the
+        task is told so."""
+        if wanted.begin != BEGINNING:
+            return wanted
+        first = self._log.id_at(wanted.channel, 0)
+        if first is None or first > wanted.end.id:
+            return wanted  # nothing is left of it
+        return replace(wanted, begin=CutEnd(0, 0, first), begin_included=True)
 
     def close(self) -> None:
         """Close the connection."""

@@ -252,7 +252,7 @@ class ByTick(TopicPlan):
             TopicRange(
                 self._options.wal,
                 channel,
-                Place(before.id, True),
+                self.from_first(channel, Place(before.id, True), Place(upto.id, True)),
                 Place(upto.id, True),
                 self._options.fail_on_data_loss,
                 self._fences(channel),

@@ -63,6 +63,12 @@ class TopicPlan(ABC):
         """See `Plan`."""
         return self.split(self.ranges(start, end))
 
+    def from_first(self, channel: str, begin: Place, end: Place) -> Place:
+        """Where the log begins for `BEGINNING`, so that a task is told when that is gone by the time it reads; the
+        same where nothing is left up to `end`."""
+        first = self.at_time(channel, 0) if begin == BEGINNING else None
+        return begin if first is None or first > end.id else Place(first, False)
+
     @abstractmethod
     def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
         """What lies between two offsets, one range per channel. One that joins is read from its beginning."""
@@ -243,7 +249,14 @@ class ByChannel(TopicPlan):
         self.check_dropped(sorted(set(begins) - set(ends)))
         found = [(name, self._begin(name, begins.get(name, BEGINNING), place), place) for name, place in ends.items()]
         return [
-            TopicRange(self._options.wal, name, begin, place, self._options.fail_on_data_loss, tags=self._options.tags)
+            TopicRange(
+                self._options.wal,
+                name,
+                self.from_first(name, begin, place),
+                place,
+                self._options.fail_on_data_loss,
+                tags=self._options.tags,
+            )
             for name, begin, place in found
             if begin < place
         ]

@@ -69,6 +69,19 @@ def test_an_as_of_read_tells_that_its_beginning_was_removed(rng: random.Random, 
         plan.all_tasks()
 
 
+def test_what_goes_between_planning_and_reading_is_told(rng: random.Random) -> None:
+    log, _ = told(rng, 5)
+    strict, lax = plan_of(log).all_tasks(), plan_of(log, fail_on_data_loss=False).all_tasks()
+    channel = strict[0].channel
+    del log.entries[channel][:1]
+    with pytest.raises(PositionLost, match=f"removed rows of {channel} that were not read yet"):
+        rows(log, strict)
+    left = plan_of(log).all_tasks()
+    assert rows(log, lax) == rows(log, left)
+    log.entries[channel].clear()
+    assert rows(log, plan_of(log).all_tasks()) == rows(log, left[1:])
+
+
 def rows(log: ListLog, tasks: Any, where: Where = EVERYTHING) -> list[Row]:
     found: list[Row] = []
     for task in pickle.loads(pickle.dumps(tasks)):
@@ -89,7 +102,11 @@ def size_of(log: ListLog, plan: CollectionPlan, start: Offset, end: Offset) -> S
     """What lies between two offsets, counted without any of the code under test but the ranges."""
     total = Size()
     for each in plan.planner.ranges(plan._cut(start), plan._cut(end)):
-        entries = [entry for entry in log.entries[each.channel] if each.begin.id < entry.id <= each.end.id]
+        entries = [
+            entry
+            for entry in log.entries[each.channel]
+            if each.begin.id < entry.id <= each.end.id or (each.begin_included and entry.id == each.begin.id)
+        ]
         total = total.plus(Size(0, sum(len(entry.payload) for entry in entries), len(entries)))
     return total._replace(
         rows=sum(batch.num_rows for each in plan.tasks(start, end) for batch in arrow_batches(log, each, ("_ts",)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -12,11 +12,12 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tidewal.runtime.clock import HybridClock, add_ms, compose
+from tidewal.runtime.errors import PositionLost
 from tidewal.runtime.names import Names
 from tidewal.runtime.record import Record, RecordType, encode
 from tidewal.runtime.wal import ChannelPolicy, Wal
 from tidewal.runtime.writer import Grant, Writer
-from tidewal.spark_bridge.log import open_log
+from tidewal.spark_bridge.log import Log, open_log
 from tidewal.spark_bridge.options import Limits, Options
 from tidewal.spark_bridge.plans import Offset, Plan
 from tidewal.spark_bridge.reading import open_plan
@@ -39,10 +40,9 @@ Rows = list[dict[str, Any]]
 def read(url: str, plan: Plan, start: Offset, end: Offset) -> Rows:
     log = open_log(url)
     try:
-        batches = [batch for task in plan.tasks(start, end) for batch in topic_batches(log, task, tuple(TOPIC_COLUMNS))]
+        return rows_of(log, plan.tasks(start, end))
     finally:
         log.close()
-    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def drained(url: str, plan: Plan, at: Offset, limits: Limits) -> tuple[list[Rows], Offset]:
@@ -89,11 +89,38 @@ async def test_plain_entries_are_read_once_and_by_time(backend: Any) -> None:
 def all_rows(url: str, options: Options) -> Rows:
     plan, log = open_plan(options), open_log(url)
     try:
-        batches = [batch for task in plan.all_tasks() for batch in topic_batches(log, task, tuple(TOPIC_COLUMNS))]
+        return rows_of(log, plan.all_tasks())
     finally:
         plan.close()
         log.close()
+
+
+def rows_of(log: Log, tasks: Iterable[Any]) -> Rows:
+    batches = [batch for task in tasks for batch in topic_batches(log, task, tuple(TOPIC_COLUMNS))]
     return [row for batch in batches for row in batch.to_pylist()]
+
+
+async def test_what_retention_has_removed_is_told_and_not_waited_for(backend: Any) -> None:
+    """All entries of a topic go, and none comes: a read that was planned before tells so, one that is planned
+    afterwards has nothing to read."""
+    wal: Wal = await backend.wal()
+    await wal.create_channel("orders", ChannelPolicy())
+    ids = [await wal.append("orders", b"%d" % number, NOON + number) for number in range(4)]
+    strict, lax = (Options(backend.url, topics=("orders",), fail_on_data_loss=strict) for strict in (True, False))
+    plans = [open_plan(options) for options in (strict, lax)]
+    log = open_log(backend.url)
+    try:
+        before = [await asyncio.to_thread(plan.all_tasks) for plan in plans]
+        await backend.remove_before(wal, "orders", (int.from_bytes(ids[-1]) + 1).to_bytes(len(ids[-1])))
+        [strictly, laxly] = before
+        with pytest.raises(PositionLost, match="entries of orders are gone that were not read yet"):
+            await asyncio.to_thread(rows_of, log, strictly)
+        assert await asyncio.to_thread(rows_of, log, laxly) == []
+        for plan in plans:
+            assert await asyncio.to_thread(rows_of, log, await asyncio.to_thread(plan.all_tasks)) == []
+    finally:
+        for each in (*plans, log):
+            await asyncio.to_thread(each.close)
 
 
 def values(batches: list[Rows]) -> Mapping[str, list[bytes]]:
