@@ -118,7 +118,8 @@ class FlushPipeline:
     async def _hold_start(self, positions: Sequence[Position]) -> None:
         """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
         it."""
-        stored = {position.channel: position.message_id for position in positions}
+        # one that was stored with a later T lies behind messages that are wanted, as in `open_stream`
+        stored = {at.channel: at.message_id for at in positions if at.timestamp == self._stored}
         for channel in pchannels_of(self.collection):
             first = stored.get(channel) or await self._node.wal.id_at(
                 channel, max(self._stored, self.collection.created_ts)

@@ -190,9 +190,11 @@ async def test_losses_that_are_over_do_not_count_for_the_next(home, monkeypatch)
 
 
 @MEMORY_ONLY
-async def test_nothing_is_missing_where_shards_are_stored_up_to_different_times(home) -> None:
+@pytest.mark.parametrize("channels", [1, 2])
+async def test_nothing_is_missing_where_shards_are_stored_up_to_different_times(home, channels: int) -> None:
     """As another process that flushes shards of its own would leave the table."""
-    async with home.node() as node, node.client() as client:
+    settings = {"root_coord": {"dml_channel_num": channels}}
+    async with home.node(settings=settings) as node, node.client() as client:
         await client.create_collection(home.PEOPLE, shards=2)
         await client.insert("people", home.people(*range(10)))
         await client.flush("people")
@@ -200,14 +202,15 @@ async def test_nothing_is_missing_where_shards_are_stored_up_to_different_times(
         await client.insert("people", home.people(*range(10, 30)))
         ahead = max(log.positions())
         before = log.flushed(ahead)
-        position = log.positions()[ahead]
+        others, position = (log.positions()[vchannel] for vchannel in sorted(log.positions()))
         entry = home.log.channels[position.channel].entries[-1]
         record = decode(entry.payload)
         await client.insert("people", home.people(30))
     position = replace(position, message_id=entry.id, term=record.term, cseq=record.cseq, timestamp=record.ts)
     assert record.ts > before
     log.flush([], start={ahead: before}, end={ahead: record.ts}, positions={ahead: position})
-    async with home.client() as client:
+    async with home.client(settings=settings) as client:
+        assert home.log.channels[others.channel].holds["datanode-1"] <= others.message_id
         assert await client.count("people", consistency="strong") == 31
 
 
