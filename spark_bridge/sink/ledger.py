@@ -112,14 +112,15 @@ class Ledger:
         await self._wal.create_channel(self._channel, POLICY)
 
     async def state(self) -> State:
-        """What the ledger says now. Of two decisions on one batch the first counts. Raises `CorruptLog`."""
+        """What the ledger says now; nothing where it is absent, or retention has emptied it. Of two decisions on one
+        batch the first counts. Raises `CorruptLog`."""
         done = NOTHING
         decision: Decision | None = None
         try:
-            latest = await self._wal.latest_id(self._channel)
-            if latest is None:
+            info = await self._wal.describe(self._channel)
+            if info.first_id is None or info.latest_id is None:
                 return State(done, None)
-            async with aclosing(upto(self._wal, self._channel, From.EARLIEST, latest)) as pieces:
+            async with aclosing(upto(self._wal, self._channel, From.EARLIEST, info.latest_id)) as pieces:
                 async for entries in pieces:
                     for entry in entries:
                         found = self._read(entry)
@@ -187,7 +188,8 @@ def record_in(entry: Entry, channel: str, type: RecordType) -> Record | None:
 
 
 async def upto(wal: Wal, channel: str, start: Start, last: bytes) -> AsyncGenerator[Sequence[Entry]]:
-    """The entries from `start` up to and including `last`, which is there. Close it with `aclose`."""
+    """The entries from `start` up to and including `last`; it waits where neither that nor a later one is there. Close
+    it with `aclose`."""
     if isinstance(start, FromId) and (start.id > last or (start.id == last and not start.inclusive)):
         return
     entries = cast("AsyncGenerator[Sequence[Entry]]", wal.read(channel, start))

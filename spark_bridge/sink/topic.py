@@ -19,7 +19,7 @@ import msgpack
 
 from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
 from ...runtime.record import Record, RecordType, decode, encode
-from ...runtime.wal import Append, From, FromId, Wal
+from ...runtime.wal import Append, Entry, FromId, Wal
 from .ledger import DIGEST_MASK, Attempt, Batch, Decision, Ledger, record_in, upto
 from .messages import Message
 from .patience import persistently
@@ -171,13 +171,8 @@ class Publisher:
         wanted = {producer_of(self._writer, decision.batch, each.partition) for each in decision.attempts}
         found: dict[tuple[str, str], int] = {}
         for channel, end in decision.ends.items():
-            latest = await self._wal.latest_id(channel)
-            if latest is None:
-                continue
             try:
-                async with aclosing(
-                    upto(self._wal, channel, From.EARLIEST if end is None else FromId(end), latest)
-                ) as pieces:
+                async with aclosing(self._behind(channel, end)) as pieces:
                     async for entries in pieces:
                         for entry in entries:
                             try:
@@ -193,6 +188,22 @@ class Publisher:
                     f"far it came ({error.message}): look what the topic has, then begin with a new checkpoint"
                 ) from error
         return found
+
+    async def _behind(self, channel: str, end: bytes | None) -> AsyncGenerator[Sequence[Entry]]:
+        """What a topic got after it ended at `end` (None: before its first entry ever). Raises `PositionLost` where
+        retention has removed all of it, or the first behind `end`."""
+        info = await self._wal.describe(channel)
+        if info.latest_id is None:
+            return
+        if end is not None:
+            start = FromId(end)
+        elif info.first_id is not None:
+            start = FromId(info.first_id, inclusive=True)
+        else:
+            raise PositionLost(f"all its entries up to {info.latest_id.hex()} are gone", requested=b"", channel=channel)
+        async with aclosing(upto(self._wal, channel, start, info.latest_id)) as pieces:
+            async for entries in pieces:
+                yield entries
 
     async def _copy(self, decision: Decision, there: Places) -> None:
         async with aclosing(self._staged_rows(decision)) as staged:

@@ -22,7 +22,17 @@ from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 from tidewal.runtime.wal import ChannelPolicy, From, Wal
-from tidewal.spark_bridge.sink.ledger import NOTHING, POLICY, Attempt, Batch, Decision, Ledger, ledger_name, upto
+from tidewal.spark_bridge.sink.ledger import (
+    NOTHING,
+    POLICY,
+    Attempt,
+    Batch,
+    Decision,
+    Ledger,
+    State,
+    ledger_name,
+    upto,
+)
 from tidewal.spark_bridge.sink.messages import Message
 from tidewal.spark_bridge.sink.topic import Publisher, Stager, producer_of, staged_name
 
@@ -360,6 +370,27 @@ def test_what_retention_took_is_told_instead_of_doubled() -> None:
         await wal.truncate("a", last)
         with pytest.raises(OutcomeUnknown, match="retention has removed from a what would tell"):
             await commit(wal, 0, [attempt])
+
+    run_virtual(main())
+
+
+def test_nothing_waits_for_what_retention_took() -> None:
+    """Of a topic that was empty before the batch, and of the ledger, all that was there."""
+
+    async def emptied(wal: Wal, channel: str) -> None:
+        latest = await wal.latest_id(channel)
+        assert latest is not None
+        await wal.truncate(channel, (int.from_bytes(latest) + 1).to_bytes(len(latest)))
+
+    async def main() -> None:
+        wal = MemoryWal()
+        await create(wal)
+        attempt = await die_while_copying(wal, 0)
+        await emptied(wal, "a")
+        with pytest.raises(OutcomeUnknown, match="retention has removed from a what would tell"):
+            await commit(wal, 0, [attempt])
+        await emptied(wal, LEDGER)
+        assert await Ledger(wal, LEDGER).state() == State(NOTHING, None)
 
     run_virtual(main())
 
