@@ -11,7 +11,7 @@ from ..runtime.cuts import Cut
 from ..runtime.errors import InvalidRequest, PositionLost
 from .history import Snapshot
 from .log import Log, first_piece
-from .offsets import beginning, history_cut, is_history
+from .offsets import BEGINNING, beginning, history_cut, is_history
 from .options import Limits, Options
 from .planning import Planner
 from .plans import CollectionPlan, Offset
@@ -150,10 +150,12 @@ class AsOfPlan(CollectionPlan):
         collection = self.planner.collection()
         end, end_beyond = end_at(self.planner, self._options.timestamp_as_of or 0)
         start, tasks = beginning(collection), self._options.min_partitions
-        if self._options.fail_on_data_loss:
-            for each in self.planner.ranges(start, end):
-                self._check_beginning(each, collection.created_ts)
-        return self.planner.ranges(start, end, tasks=tasks, end_beyond=end_beyond)
+        ranges = self.planner.ranges(start, end, tasks=tasks, end_beyond=end_beyond)
+        if self._options.fail_on_data_loss:  # of what is planned by now: what goes later, its task is told
+            for each in ranges:
+                if each.begin_included or each.begin == BEGINNING:
+                    self._check_beginning(each, collection.created_ts)
+        return ranges
 
     def _check_beginning(self, wanted: ChannelRange, created_ts: int) -> None:
         """The collection is younger than the first entry there is, or that one is the first that counts."""

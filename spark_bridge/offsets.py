@@ -3,9 +3,10 @@
     {"v": 1, "wal": "kafka", "collection_id": 7, "created": time, "t": T, "ends": {pchannel: [id in hex, term, cseq]}}
 
 An offset says that everything with ts ≤ T has been read. That of a query's first batch has `from` too, the offset where
-the batch begins. Spark compares offsets as text, so the order of the keys is fixed: as above, channels sorted. `wal` is
-the kind of log that the message ids are of; ids of collections are small numbers, which another log has as well, but it
-has not created that one at the same time.
+the batch begins: from `earliest` its ends have cseq -1 and lie before the first entries that there were, so that it is
+known later whether these are gone. Spark compares offsets as text, so the order of the keys is fixed: as above,
+channels sorted. `wal` is the kind of log that the message ids are of; ids of collections are small numbers, which
+another log has as well, but it has not created that one at the same time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,21 @@ def pchannels_of(collection: Collection) -> list[str]:
 def beginning(collection: Collection) -> Cut:
     """The cut before everything."""
     return Cut(collection.id, collection.name, 0, dict.fromkeys(pchannels_of(collection), BEGINNING))
+
+
+def end_before(id: bytes | None) -> CutEnd:
+    """The place before the entry `id`, the first there is; before everything when there is none."""
+    return BEGINNING if id is None else CutEnd(0, -1, id)
+
+
+def lies_before(end: CutEnd) -> bool:
+    """Whether `end` lies before its entry, which is still to be read."""
+    return end.cseq < 0 and end != UNKNOWN
+
+
+def is_further(end: CutEnd, begin: CutEnd) -> bool:
+    """Whether there may be entries between two places."""
+    return not lies_before(end) and (end.id > begin.id or (lies_before(begin) and end.id == begin.id))
 
 
 # Where a cut within the table of stored rows ends in the log: nobody needs to know, the table keeps what lies before.

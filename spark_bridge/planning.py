@@ -14,7 +14,17 @@ from .catalog_view import CatalogView
 from .cut_log import CutLog
 from .limits import CutSizes, last_within
 from .log import Log
-from .offsets import BEGINNING, beginning, from_json, is_history, pchannels_of, scheme_of
+from .offsets import (
+    BEGINNING,
+    beginning,
+    end_before,
+    from_json,
+    is_further,
+    is_history,
+    lies_before,
+    pchannels_of,
+    scheme_of,
+)
 from .options import EARLIEST, LATEST, Limits
 from .rows import ChannelRange
 from .splitting import split
@@ -79,10 +89,16 @@ class Planner:
         stored cut, or an offset as JSON. Raises `InvalidRequest`."""
         collection = self.collection()
         if text == EARLIEST:
-            return beginning(collection)
+            return self._first(collection)
         if text == LATEST:
-            return self.newest() or beginning(collection)
+            return self.newest() or self._first(collection)
         return self._stored_at(int(text)) if text.isdecimal() else from_json(text, collection, scheme_of(self._wal))
+
+    def _first(self, collection: Collection) -> Cut:
+        """The cut before the entries that are the first ones now: read again from it later, it is the same rows, or the
+        reader is told that they are gone."""
+        cut = beginning(collection)
+        return replace(cut, ends={name: end_before(self._log.id_at(name, 0)) for name in cut.ends})
 
     def _stored_at(self, time: int) -> Cut:
         for cut in self.cuts.between(time - 1, time):
@@ -100,7 +116,7 @@ class Planner:
         """Where to start to get the rows with a log time ≥ `timestamp`, which may still come. Its channels end where
         those of the last stored cut before that do."""
         collection = self.collection()
-        cut = self.cuts.last_upto(timestamp - 1) or beginning(collection)
+        cut = self.cuts.last_upto(timestamp - 1) or self._first(collection)
         return replace(cut, time=max(timestamp - 1, 0))
 
     def upto(self, timestamp: int) -> tuple[Cut, bool]:
@@ -160,7 +176,7 @@ class Planner:
             raise InvalidRequest("an offset lies within the tables' rows: set option history as it was set before")
         fences = self._catalog.known.fences(channels)
         ranges = [
-            self._from_first(
+            self._from_entry(
                 ChannelRange(
                     self._wal,
                     channel,
@@ -176,19 +192,17 @@ class Planner:
                 )
             )
             for channel in channels
-            if end.ends[channel].id > start.ends[channel].id
+            if is_further(end.ends[channel], start.ends[channel])
         ]
         return split(ranges, self.cuts.points(start.time, end.time), tasks) if 0 < len(ranges) < tasks else ranges
 
-    def _from_first(self, wanted: ChannelRange) -> ChannelRange:
-        """A range that begins where the log does, with the entry there: when that is gone by the time it is read, the
-        task is told so."""
-        if wanted.begin != BEGINNING:
-            return wanted
-        first = self._log.id_at(wanted.channel, 0)
-        if first is None or first > wanted.end.id:
-            return wanted  # nothing is left of it
-        return replace(wanted, begin=CutEnd(0, 0, first), begin_included=True)
+    def _from_entry(self, wanted: ChannelRange) -> ChannelRange:
+        """A range that begins before an entry, or where the log does, with the entry there: when that is gone by the
+        time it is read, the task is told so."""
+        begin = end_before(self._log.id_at(wanted.channel, 0)) if wanted.begin == BEGINNING else wanted.begin
+        if not lies_before(begin) or begin.id > wanted.end.id:
+            return wanted  # it begins behind an entry, or nothing is left of it
+        return replace(wanted, begin=CutEnd(0, 0, begin.id), begin_included=True)
 
     def close(self) -> None:
         """Close the connection."""

@@ -5,6 +5,8 @@ channel its heartbeats tell. T is the least of them, and an offset says for each
 end:
 
     {"v": 1, "wal": "kafka", "t": T, "ends": {channel: [message id in hex, term, cseq]}}
+
+Of a channel that is to be read from its first entry the end lies before that, with cseq -1.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ..runtime.record import decode
 from .catalog_view import CatalogView
 from .limits import Size
 from .log import Log
-from .offsets import VERSION, parsed
+from .offsets import VERSION, end_before, lies_before, parsed
 from .options import EARLIEST, LATEST, Limits, Options
 from .topic_rows import Place, TopicRange, channel_reader, entries_between, message_of_record
 from .topics import TopicPlan
@@ -49,7 +51,7 @@ class Line:
 
 
 class _Told(NamedTuple):
-    """Where a channel stood at a time."""
+    """Where a channel stood at a time. `end` has no term where retention has removed all up to it."""
 
     time: int
     end: CutEnd
@@ -96,6 +98,10 @@ class Heartbeats:
         return self._log.id_at(self._channel, add_ms(last.timestamp, -HEARTBEATS_MS)) or latest
 
 
+def _place(end: CutEnd) -> Place:
+    return Place(end.id, not lies_before(end))
+
+
 def _with_heartbeat(told: _Told, heard: Announcement | None) -> _Told:
     """What a channel tells when its owner's announcement counts: once all is there that it is about."""
     if heard is None or (heard.term, heard.cseq) > (told.end.term, told.end.cseq):
@@ -114,9 +120,12 @@ class ByTick(TopicPlan):
 
     def begin(self) -> Offset:
         """See `Plan`."""
-        if self._options.starting_time is not None:
-            return self._offset(self._line_at(self._options.starting_time - 1))
-        return self._offset(self._named(self._options.starting))
+        time = self._options.starting_time
+        line = self._named(self._options.starting) if time is None else self._line_at(time - 1)
+        return self._offset(replace(line, ends={name: self._first_end(name, end) for name, end in line.ends.items()}))
+
+    def _first_end(self, channel: str, end: CutEnd) -> CutEnd:
+        return end_before(self.at_time(channel, 0)) if end == NOTHING else end
 
     def newest(self) -> Offset | None:
         """See `Plan`."""
@@ -157,10 +166,11 @@ class ByTick(TopicPlan):
     # ---- lines ------------------------------------------------------------------------------------------------------
 
     def _newest(self) -> Line:
-        """What the channels tell together. Those without an entry have no owner yet, and join later."""
+        """What the channels tell together. Those without an entry have no owner yet, and join later. Raises
+        `PositionLost` for one whose entries are all gone and whose owner says nothing, unless data loss is allowed."""
         heard = self._heartbeats.now()  # before the channels are looked at: what is announced is in them then
-        told = {name: self._told(name, id) for name, id in self.latest().items() if id is not None}
-        told = {name: _with_heartbeat(each, heard.get(name)) for name, each in told.items()}
+        found = {name: self._told(name, id, heard.get(name)) for name, id in self.latest().items() if id is not None}
+        told = {name: each for name, each in found.items() if each is not None}
         if not told:
             return Line(0, {})
         self._last = told
@@ -182,19 +192,42 @@ class ByTick(TopicPlan):
             return replace(newest, time=time)
         return Line(time, {name: self._end_at(name, time, self._last[name]) for name in newest.ends})
 
-    def _told(self, channel: str, latest: bytes) -> _Told:
-        """The time that a channel tells, and where it ends then."""
+    def _told(self, channel: str, latest: bytes, heard: Announcement | None) -> _Told | None:
+        """The time that a channel tells, and where it ends then; None where it tells none."""
         last = self._last.get(channel)
-        if last is not None and last.end.id == latest:
-            return last
-        [entry] = [entry for piece in self._log.read(channel, latest, latest, inclusive=True) for entry in piece]
-        return self._end_before(channel, entry.timestamp, latest) or _Told(0, NOTHING)
+        if last is not None and last.end.id == latest and last.end.term:
+            return _with_heartbeat(last, heard)
+        try:
+            [entry] = [entry for piece in self._log.read(channel, latest, latest, inclusive=True) for entry in piece]
+        except PositionLost as error:
+            return self._told_when_emptied(channel, latest, heard, error)
+        return _with_heartbeat(self._end_before(channel, entry.timestamp, latest) or _Told(0, NOTHING), heard)
+
+    def _told_when_emptied(
+        self, channel: str, latest: bytes, heard: Announcement | None, error: PositionLost
+    ) -> _Told | None:
+        """The same where the last entry is gone, and all before it: up to the announced time that was all."""
+        if heard is not None:
+            return _Told(heard.time, CutEnd(0, 0, latest))
+        if self._options.fail_on_data_loss:
+            raise PositionLost(
+                f"retention has removed all entries of {channel}, and no owner of it tells the time: open the "
+                "channel's writer, leave the channel out, or set failOnDataLoss=false to go on without it until it has "
+                "entries",
+                **error.fields,
+            ) from error
+        return None
 
     def _end_at(self, channel: str, time: int, told: _Told) -> CutEnd:
+        """Where the records at or before `time` end. Where there is none now they end before the first entry there is,
+        or where the channel does: if there were any, who comes from further back is told that they are gone."""
         if told.time <= time:
             return told.end
         found = self._end_before(channel, time, told.end.id)
-        return NOTHING if found is None else found.end
+        if found is not None:
+            return found.end
+        first = self.at_time(channel, 0)
+        return told.end if first is None else end_before(first)
 
     def _end_before(self, channel: str, time: int, latest: bytes) -> _Told | None:
         """The last record at or before `time`: ten times more of the channel is read until there is one."""
@@ -252,18 +285,18 @@ class ByTick(TopicPlan):
             TopicRange(
                 self._options.wal,
                 channel,
-                self.from_first(channel, Place(before.id, True), Place(upto.id, True)),
-                Place(upto.id, True),
+                self.from_first(channel, _place(before), _place(upto)),
+                _place(upto),
                 self._options.fail_on_data_loss,
                 self._fences(channel),
-                (before.term, before.cseq),
+                (before.term, max(before.cseq, 0)),
                 begin.time if channel in begin.ends else 0,
                 end.time,
                 end.time,
                 self._options.tags,
             )
             for channel, upto in end.ends.items()
-            if (before := begin.ends.get(channel, NOTHING)).id < upto.id
+            if _place(before := begin.ends.get(channel, NOTHING)) < _place(upto)
         ]
 
     def _within(self, begin: Line, end: Line, limits: Limits) -> Line:

@@ -66,8 +66,14 @@ class TopicPlan(ABC):
     def from_first(self, channel: str, begin: Place, end: Place) -> Place:
         """Where the log begins for `BEGINNING`, so that a task is told when that is gone by the time it reads; the
         same where nothing is left up to `end`."""
-        first = self.at_time(channel, 0) if begin == BEGINNING else None
-        return begin if first is None or first > end.id else Place(first, False)
+        place = self.first_place(channel, begin)
+        return begin if place.id > end.id else place
+
+    def first_place(self, channel: str, place: Place = BEGINNING) -> Place:
+        """For `BEGINNING` the place before the first entry there is, if any: read from there later, it is the same
+        rows, or the reader is told that they are gone."""
+        first = self.at_time(channel, 0) if place == BEGINNING else None
+        return place if first is None else Place(first, False)
 
     @abstractmethod
     def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
@@ -165,7 +171,8 @@ class ByChannel(TopicPlan):
     def begin(self) -> Offset:
         """See `Plan`."""
         time = self._options.starting_time
-        return self._offset(self._named(self._options.starting) if time is None else self._at(time))
+        places = self._named(self._options.starting) if time is None else self._at(time)
+        return self._offset({name: self.first_place(name, place) for name, place in places.items()})
 
     def newest(self) -> Offset | None:
         """See `Plan`."""
@@ -287,8 +294,11 @@ class ByChannel(TopicPlan):
     def parts(self, wanted: TopicRange, count: int) -> list[TopicRange]:
         """See `TopicPlan`. By the time of the entries: where none is told, a channel is one task."""
         first = first_piece(entries_between(self._log, wanted))
-        last = first_piece(self._log.read(wanted.channel, wanted.end.id, wanted.end.id, inclusive=True))
-        if not first or not last:
+        if not first:
+            return [wanted]
+        at_end = replace(wanted, begin=Place(wanted.end.id, False), end=Place(wanted.end.id, True))
+        last = first_piece(entries_between(self._log, at_end))
+        if not last:
             return [wanted]
         times = self.split_times(first[0].timestamp, last[0].timestamp, count)
         found = {id for time in times if (id := self.at_time(wanted.channel, time)) is not None}

@@ -46,11 +46,13 @@ class ListLog:
         self.reads: list[tuple[str, bytes | None, bytes | None]] = []
         self.closed = False
         self._last = 0
+        self._ids: dict[str, list[bytes]] = {}  # those of entries that were removed too
 
     def append(self, channel: str, payload: bytes, timestamp: int) -> bytes:
         self._last += 1
         id = self._last.to_bytes(8, "big")
         self.entries.setdefault(channel, []).append(Entry(id, timestamp, payload))
+        self._ids.setdefault(channel, []).append(id)
         return id
 
     def channels(self) -> list[str]:
@@ -59,8 +61,8 @@ class ListLog:
     def latest_id(self, channel: str) -> bytes | None:
         if channel not in self.entries:
             raise ChannelNotFound(f"no channel {channel}", channel=channel)
-        entries = self.entries[channel]
-        return entries[-1].id if entries else None
+        ids = [entry.id for entry in self.entries[channel]] or self._ids.get(channel, [])
+        return ids[-1] if ids else None
 
     def read(
         self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
@@ -69,8 +71,10 @@ class ListLog:
         if channel not in self.entries:
             raise ChannelNotFound(f"no channel {channel}", channel=channel)
         entries = self.entries[channel]
-        if after is not None and entries[0].id > after:
-            raise PositionLost(f"{after.hex()} is gone", requested=after, first_available=entries[0].id)
+        first = entries[0].id if entries else None
+        gone = max((id for id in self._ids.get(channel, []) if first is None or id < first), default=b"")
+        if after is not None and (after < gone or (inclusive and after == gone)):
+            raise PositionLost(f"{after.hex()} is gone", requested=after, first_available=first)
         wanted = [
             each
             for each in entries

@@ -82,6 +82,39 @@ def test_what_goes_between_planning_and_reading_is_told(rng: random.Random) -> N
     assert rows(log, plan_of(log).all_tasks()) == rows(log, left[1:])
 
 
+def test_what_goes_before_a_first_batch_runs_again_is_told(rng: random.Random) -> None:
+    log, story = told(rng, 5)
+    found = []
+    for strict in (True, False):
+        plan = plan_of(log, fail_on_data_loss=strict, starting="earliest")
+        start, end = (json.loads(json.dumps(offset)) for offset in (plan.begin(), plan.newest()))
+        assert len(rows(log, plan.tasks(start, end))) == len(story.rows)
+        assert rows(log, plan.tasks(start, start)) == []
+        found.append((plan, start, end))
+    (strictly, *_), (laxly, start, end) = found
+    channel = NAMES.pchannel(0)
+    for left in (2, 0):
+        log.entries[channel] = log.entries[channel][len(log.entries[channel]) - left :]
+        with pytest.raises(PositionLost, match=f"removed rows of {channel} that were not read yet"):
+            rows(log, strictly.tasks(start, end))
+        assert rows(log, laxly.tasks(start, end)) == rows(log, plan_of(log).all_tasks())
+
+
+@pytest.mark.parametrize("tasks", [1, 4])
+def test_what_goes_while_an_as_of_read_is_planned_is_told(rng: random.Random, monkeypatch: Any, tasks: int) -> None:
+    log, story = told(rng, 5, ms=10)
+    plan = AsOfPlan(log, Options(URL, "flights", timestamp_as_of=story.cuts[-1].time, min_partitions=tasks))
+    check = plan._check_beginning
+
+    def passed_by(*args: Any) -> None:
+        check(*args)
+        del log.entries[args[0].channel][:-1]
+
+    monkeypatch.setattr(plan, "_check_beginning", passed_by)
+    with pytest.raises(PositionLost):
+        rows(log, plan.all_tasks())
+
+
 def rows(log: ListLog, tasks: Any, where: Where = EVERYTHING) -> list[Row]:
     found: list[Row] = []
     for task in pickle.loads(pickle.dumps(tasks)):
