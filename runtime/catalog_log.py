@@ -171,7 +171,12 @@ class CatalogLog:
         catalog = await self.catch_up()
         async with self._writing:
             self._term, self._cseq = catalog.term + 1, 0
-            _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
+            won = False
+            try:
+                _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
+            finally:
+                if not won:
+                    self._term = 0  # it may be the winner's, under which nothing of this node's may count
         return won
 
     async def append(self, event: Event) -> None:

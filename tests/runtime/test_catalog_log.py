@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tidewal.runtime import catalog_log
-from tidewal.runtime.catalog import Collection, decode_event, encode_event
+from tidewal.runtime.catalog import Catalog, Collection, decode_event, encode_event
 from tidewal.runtime.catalog_log import CatalogLog
 from tidewal.runtime.clock import MAX_TIMESTAMP, HybridClock
 from tidewal.runtime.errors import (
@@ -77,6 +77,28 @@ def test_only_a_leader_is_heard() -> None:
             await two.append(created(2))
             assert sorted((await one.catch_up()).collections) == ["c2"]
             assert one.catalog.snapshot() == two.catalog.snapshot()
+
+    run_virtual(main())
+
+
+def test_who_loses_an_election_is_not_heard_under_the_winners_term(monkeypatch) -> None:
+    monkeypatch.setattr(catalog_log, "CLAIMS_MAX", 1)
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with following(wal) as one, following(wal) as two:
+            await one.claim("one")
+
+            async def behind() -> Catalog:
+                return Catalog()  # as it was before that claim
+
+            monkeypatch.setattr(two, "catch_up", behind)
+            with pytest.raises(Fenced, match="lost an election"):
+                await two.claim("two")
+            with pytest.raises(Fenced, match="claim first"):
+                await two.append(created(2))
+            await one.append(created(1))
+            assert sorted(one.catalog.collections) == ["c1"]
 
     run_virtual(main())
 
