@@ -38,6 +38,7 @@ from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams, RegisterParams, RenewParams
 
 CUT_INTERVAL_S = 0.5
+CUT_AGAIN_MS = 24 * 3600 * 1000  # of a collection that is idle: cuts are kept for two weeks, its rows perhaps longer
 DDL_DEADLINE_S = 30.0
 
 _AWAY = (Unavailable, Overloaded, DeadlineExceeded, ActorStopped, HandlerFailed)
@@ -59,7 +60,7 @@ class MixCoord(Role):
         self._unsure: set[str] = set()  # channels of grants that were interrupted half-way
         self._ddl = asyncio.Lock()
         self._assigning = asyncio.Lock()  # not the same: a collection in the making may wait for new terms
-        self._cut_ends: dict[int, dict[str, CutEnd]] = {}
+        self._last_cuts: dict[int, Cut] = {}  # by collection
         self._cut_time = 0
         self._pchannels = Pchannels(node, self.catalog)
 
@@ -154,7 +155,7 @@ class MixCoord(Role):
         for role in ("querynode", "datanode"):
             await self.caller.call(role, "release", {"collection": collection.to_wire()}, deadline_s=DDL_DEADLINE_S)
         await self.catalog.append({"kind": "dropped", "id": collection.id})
-        self._cut_ends.pop(collection.id, None)
+        self._last_cuts.pop(collection.id, None)
 
     async def _announce(self, what: str, collection: Collection) -> None:
         params = {"what": what, "collection": collection.to_wire()}
@@ -292,16 +293,18 @@ class MixCoord(Role):
         return {"time": cut.time}
 
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
-        """Store a cut at the owner's present time; none when nothing was written since the last one."""
+        """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last one
+        and that is of this day: retention must not remove the last one there is."""
         pchannels = pchannels_of(collection)
         await self._registered.wait()
         reply = await self._ask_proxy("sync", {"channels": pchannels})
         ends = {name: CutEnd(*point) for name, point in reply.values["channels"].items()}
-        if only_changed and self._cut_ends.get(collection.id) == ends:
-            return None
         cut = Cut(collection.id, collection.name, reply.values["time"], ends)
+        last = self._last_cuts.get(collection.id)
+        if only_changed and last is not None and last.ends == ends and cut.time < add_ms(last.time, CUT_AGAIN_MS):
+            return None
         await self.node.wal.append_many([ControlAppend(self.node.names.cuts, encode(cut.to_record()), cut.time)])
-        self._cut_ends[collection.id] = ends
+        self._last_cuts[collection.id] = cut
         self._cut_time = max(self._cut_time, cut.time)
         return cut
 

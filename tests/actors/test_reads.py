@@ -7,8 +7,11 @@ import random
 
 import pytest
 
-from tidewal.runtime.clock import AHEAD_MS_MAX, LOGICAL_BITS, HybridClock, physical_ms
+from tidewal.actors.mixcoord import mixcoord
+from tidewal.runtime.clock import AHEAD_MS_MAX, LOGICAL_BITS, HybridClock, add_ms, physical_ms
+from tidewal.runtime.cuts import Cut
 from tidewal.runtime.errors import CollectionNotFound, InvalidFilter, InvalidRequest, MemoryLimitExceeded
+from tidewal.runtime.record import decode
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 ROUNDS = 1000
@@ -182,6 +185,21 @@ async def test_an_idle_node_stores_nothing_and_still_answers(home) -> None:
         answer = await client.query("people", consistency="strong")
         assert answer.table.num_rows == 1
         assert stored(home) == before
+
+
+@MEMORY_ONLY
+async def test_the_last_cut_of_an_idle_collection_is_stored_again_before_retention_takes_it(home, monkeypatch) -> None:
+    monkeypatch.setattr(mixcoord, "CUT_AGAIN_MS", 10_000)
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        await home.elapse(2)
+        before = stored(home)
+        await home.elapse(35)
+        cuts = next(name for name in before if "cuts" in name)
+        assert stored(home) == before | {cuts: before[cuts] + 3}
+        old, new = (Cut.from_record(decode(entry.payload)) for entry in home.log.channels[cuts].entries[-2:])
+        assert new.ends == old.ends
+        assert new.time >= add_ms(old.time, 10_000)
 
 
 def stored(home) -> dict[str, int]:
