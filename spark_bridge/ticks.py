@@ -197,15 +197,23 @@ class ByTick(TopicPlan):
         last = self._last.get(channel)
         if last is not None and last.end.id == latest and last.end.term:
             return _with_heartbeat(last, heard)
-        try:
-            [entry] = [entry for piece in self._log.read(channel, latest, latest, inclusive=True) for entry in piece]
-        except PositionLost as error:
-            return self._told_when_emptied(channel, latest, heard, error)
-        return _with_heartbeat(self._end_before(channel, entry.timestamp, latest) or _Told(0, NOTHING), heard)
+        found = self._last_told(channel, latest)
+        if found is None:
+            newer = self._log.latest_id(channel)
+            if newer is not None and newer != latest:  # retention passed by meanwhile
+                return self._told(channel, newer, heard)
+            if self.at_time(channel, 0) is None:
+                return self._told_when_emptied(channel, latest, heard)
+        return _with_heartbeat(found or _Told(0, NOTHING), heard)
 
-    def _told_when_emptied(
-        self, channel: str, latest: bytes, heard: Announcement | None, error: PositionLost
-    ) -> _Told | None:
+    def _last_told(self, channel: str, latest: bytes) -> _Told | None:
+        try:
+            entries = [entry for piece in self._log.read(channel, latest, latest, inclusive=True) for entry in piece]
+        except PositionLost:
+            return None
+        return self._end_before(channel, entries[-1].timestamp, latest) if entries else None
+
+    def _told_when_emptied(self, channel: str, latest: bytes, heard: Announcement | None) -> _Told | None:
         """The same where the last entry is gone, and all before it: up to the announced time that was all."""
         if heard is not None:
             return _Told(heard.time, CutEnd(0, 0, latest))
@@ -214,8 +222,10 @@ class ByTick(TopicPlan):
                 f"retention has removed all entries of {channel}, and no owner of it tells the time: open the "
                 "channel's writer, leave the channel out, or set failOnDataLoss=false to go on without it until it has "
                 "entries",
-                **error.fields,
-            ) from error
+                requested=latest,
+                first_available=None,
+                channel=channel,
+            )
         return None
 
     def _end_at(self, channel: str, time: int, told: _Told) -> CutEnd:

@@ -162,6 +162,17 @@ async def test_lines_across_what_an_owner_writes(backend: Any, rng: random.Rando
             found += [row for batch in batches for row in batch]
             assert at["t"] >= written[-1][0]
             assert sorted((row["_ts"], row["_channel"], row["value"]) for row in found) == sorted(written)
+        # all of one goes, and a driver that begins anew goes on by what the owner announces
+        last = await wal.latest_id("a")
+        assert last is not None
+        await backend.remove_before(wal, "a", (int.from_bytes(last) + 1).to_bytes(len(last)))
+        await asyncio.to_thread(plan.close)
+        plan = open_plan(options)
+        await write("b", 3)
+        await writer.tick_now()
+        await heard(wal, names.heartbeats, written[-1][0])
+        batches, at = await asyncio.to_thread(drained, backend.url, plan, at, Limits())
+        assert [row["value"] for batch in batches for row in batch] == [body for _, _, body in written[-3:]]
     finally:
         await asyncio.to_thread(plan.close)
         await writer.close()
