@@ -12,6 +12,7 @@ from hypothesis import settings
 pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spark")
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
+HEAVY = ("spark", "broker", "slow")
 SHARED = ("kafka", "kafka3", "pulsar", "spark")  # fixtures and parameters of what takes long to start
 
 # A deadline per example would measure how busy the machine is; pytest's own timeout ends what hangs.
@@ -31,8 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("spark") and item.get_closest_marker("kills"):
             group = "killed Sparks"  # one after another: two of them leave a small machine no time for their queries
         item.add_marker(pytest.mark.xdist_group(group))
-        heavy = item.get_closest_marker("spark") or item.get_closest_marker("broker")
-        if heavy and not item.get_closest_marker("timeout"):
+        if any(map(item.get_closest_marker, HEAVY)) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(HEAVY_S))
         groups[group].append(item)
     for name in SHARED:  # a broker with hundreds of topics takes half a minute to come back: what ends it comes first

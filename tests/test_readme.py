@@ -13,14 +13,12 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_the_embedding_example_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=110
-        )
+        command = [sys.executable, "-W", "error", "-c", example]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "[{'id': 2, 'name': 'Porto'}]" in done.stdout
         assert "Traceback" not in done.stderr  # on a busy machine it may say that the loop was blocked

@@ -27,7 +27,7 @@ SOON = {
     "pulsar": {"request_timeout_s": 2},
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.broker) for name in PROXIED])

@@ -148,7 +148,7 @@ with kept.kept_log(sys.argv[1]) as again:
 
 def test_a_forked_process_leaves_them_to_its_parent(owner: Owner) -> None:
     owner.append("a", b"1", 1)
-    told = subprocess.run([sys.executable, "-c", FORKING, owner.url], capture_output=True, text=True, timeout=110)
+    told = subprocess.run([sys.executable, "-c", FORKING, owner.url], capture_output=True, text=True, check=False)
     assert told.stdout.splitlines() == ["child 0", "parent True ['a']"], told.stderr
 
 
@@ -168,5 +168,5 @@ print(gc.get_freeze_count() > 10_000, gc.isenabled())
 def test_a_worker_of_spark_does_not_collect_modules_after_each_task(owner: Owner, process: str, told: str) -> None:
     pytest.importorskip("pyspark")
     command = [sys.executable, "-c", COLLECTING, owner.url, process]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == told, done.stderr

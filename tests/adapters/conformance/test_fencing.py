@@ -24,7 +24,7 @@ from tidewal.runtime.tt_stream import TtMsgStream
 from tidewal.runtime.wal import ChannelPolicy, From, FromTime, Wal
 from tidewal.runtime.writer import Grant, Writer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 CHANNEL = "a"
 NAMES = Names("t")

@@ -42,7 +42,7 @@ def tell(what, **figures):
     print(what, ", ".join(f"{name} {value}" for name, value in figures.items()))
 
 
-@pytest.mark.timeout(60 + 60 * KILLS)
+@pytest.mark.timeout(600 + 60 * KILLS)
 async def test_leaders_killed_one_after_another_lose_and_double_nothing(kafka3, opening, caplog):
     metrics = Metrics("test")
     wal = await opening(kafka3, metrics=metrics)

@@ -87,7 +87,6 @@ async def payloads(wal, channel: str, number: int) -> list[bytes]:
     return [bytes(entry.payload) for entry in found]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", [Kind.GROUP, Kind.TRANSACTION], ids=lambda kind: kind.name.lower())
 async def test_a_pipeline_survives_the_death_of_its_coordinator(kafka3, opening, kind):
     wal = await opening(kafka3)

@@ -450,7 +450,7 @@ async def test_any_tool_of_kafka_sees_the_group(kafka, opening):
 
 @pytest.mark.slow
 @pytest.mark.kills
-@pytest.mark.timeout(120 + 15 * KILLS)
+@pytest.mark.timeout(600 + 15 * KILLS)
 async def test_a_pipeline_killed_again_and_again_copies_exactly_once(kafka, opening, processes):
     """Two processes copy while producers go on; one after the other is killed. Killed brokers are in
     test_coordinator_faults.py: a Kafka of one node may come back without the ends of transactions (docs/backends.md).

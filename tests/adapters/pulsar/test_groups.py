@@ -326,7 +326,7 @@ async def test_a_group_that_is_dropped_elsewhere_is_made_again_by_who_joins(open
 
 @pytest.mark.slow
 @pytest.mark.kills
-@pytest.mark.timeout(120 + 15 * KILLS)
+@pytest.mark.timeout(600 + 15 * KILLS)
 async def test_a_pipeline_that_is_killed_again_and_again_copies_everything_once(open_wal, start):
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -27,7 +27,7 @@ KILLS = int(os.environ.get("TIDEWAL_CRASH_KILLS", "30"))
 PROCESSES = 5
 PATIENCE_S = 60.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.kills, pytest.mark.timeout(120 + 10 * KILLS)]
+pytestmark = [pytest.mark.slow, pytest.mark.kills, pytest.mark.timeout(600 + 10 * KILLS)]
 
 
 class Child:

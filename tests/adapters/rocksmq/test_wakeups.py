@@ -23,10 +23,9 @@ from tidewal.runtime.wal import Append, ChannelPolicy, From, Wal
 ROUNDS = 10_000
 BUSY_STEPS = 400  # the longest jitter of a thread, in turns of an empty loop
 LOOP_TURNS = 3
-LIMIT_S = 100.0
-POLL_S = 600.0
+POLL_S = 3600.0  # longer than any test may take: a wake-up that is lost ends it
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
