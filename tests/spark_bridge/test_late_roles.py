@@ -126,6 +126,8 @@ class Cluster:
         for _ in range(2):
             await elapse(self.rng.uniform(0, 5))
             cell = next(cell for cell in node.system._cells.values() if cell.name == "proxy")
+            while cell._life is None:  # it is on its way back from the crash before
+                await elapse(0.01)
             cell._life.actor.crash(RuntimeError("a bug"))
 
     async def read(self) -> None:
