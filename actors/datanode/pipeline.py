@@ -117,11 +117,12 @@ class FlushPipeline:
 
     async def _hold_start(self, positions: Sequence[Position]) -> None:
         """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
-        it."""
-        # one that was stored with a later T lies behind messages that are wanted, as in `open_stream`
-        stored = {at.channel: at.message_id for at in positions if at.timestamp == self._stored}
+        it: of the shards on one channel from the least."""
+        least: dict[str, bytes] = {}
+        for at in positions if self._stored else ():  # else one has no position yet
+            least[at.channel] = min(least.get(at.channel, at.message_id), at.message_id)
         for channel in pchannels_of(self.collection):
-            first = stored.get(channel) or await self._node.wal.id_at(
+            first = least.get(channel) or await self._node.wal.id_at(
                 channel, max(self._stored, self.collection.created_ts)
             )
             if first is not None:
