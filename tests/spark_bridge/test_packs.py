@@ -151,7 +151,8 @@ def test_packs_are_the_log_between_their_times_also_after_a_restart(
     spark, story: Story, options, rng: random.Random, tmp_path: Path
 ) -> None:
     flights = story.create()
-    story.play(flights, rng, batches=12)
+    while len(story.cuts) < 6:
+        story.play(flights, rng, batches=4)
     begin = story.cuts[2].time
     stream = spark.readStream.format("tidewal").options(**options).option("startingOffsets", str(begin))
     frame = stream.option("maxRowsPerTrigger", "15").load()
