@@ -49,7 +49,7 @@ class Position:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, object]) -> Position:
-        """The position that `to_fields` told. Raises `BadRecord`."""
+        """The position with the fields that `to_fields` returns. Raises `BadRecord`."""
         return cls._of([*(fields.get(name) for name in cls.__slots__ if name != "group"), ""])
 
     @classmethod

@@ -151,7 +151,7 @@ class AsOfPlan(CollectionPlan):
         end, end_beyond = end_at(self.planner, self._options.timestamp_as_of or 0)
         start, tasks = beginning(collection), self._options.min_partitions
         ranges = self.planner.ranges(start, end, tasks=tasks, end_beyond=end_beyond)
-        if self._options.fail_on_data_loss:  # of what is planned by now: what goes later, its task is told
+        if self._options.fail_on_data_loss:  # checked behind the planning: a task raises for what is removed later
             for each in ranges:
                 if each.begin_included or each.begin == BEGINNING:
                     self._check_beginning(each, collection.created_ts)

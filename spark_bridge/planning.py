@@ -95,8 +95,8 @@ class Planner:
         return self._stored_at(int(text)) if text.isdecimal() else from_json(text, collection, scheme_of(self._wal))
 
     def _first(self, collection: Collection) -> Cut:
-        """The cut before the entries that are the first ones now: read again from it later, it is the same rows, or the
-        reader is told that they are gone."""
+        """The cut before the entries that are the first ones now: a later read from it gives the same rows, or raises
+        `PositionLost` when they are gone."""
         cut = beginning(collection)
         return replace(cut, ends={name: end_before(self._log.id_at(name, 0)) for name in cut.ends})
 
@@ -198,7 +198,7 @@ class Planner:
 
     def _from_entry(self, wanted: ChannelRange) -> ChannelRange:
         """A range that begins before an entry, or where the log does, with the entry there: when that is gone by the
-        time it is read, the task is told so."""
+        time it is read, the task raises `PositionLost`."""
         begin = end_before(self._log.id_at(wanted.channel, 0)) if wanted.begin == BEGINNING else wanted.begin
         if not lies_before(begin) or begin.id > wanted.end.id:
             return wanted  # it begins behind an entry, or nothing is left of it

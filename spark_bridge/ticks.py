@@ -230,7 +230,7 @@ class ByTick(TopicPlan):
 
     def _end_at(self, channel: str, time: int, told: _Told) -> CutEnd:
         """Where the records at or before `time` end. Where there is none now they end before the first entry there is,
-        or where the channel does: if there were any, who comes from further back is told that they are gone."""
+        or where the channel does: a range from further back raises `PositionLost` for those that were removed."""
         if told.time <= time:
             return told.end
         found = self._end_before(channel, time, told.end.id)

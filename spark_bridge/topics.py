@@ -64,14 +64,13 @@ class TopicPlan(ABC):
         return self.split(self.ranges(start, end))
 
     def from_first(self, channel: str, begin: Place, end: Place) -> Place:
-        """Where the log begins for `BEGINNING`, so that a task is told when that is gone by the time it reads; the
-        same where nothing is left up to `end`."""
+        """`first_place` of `begin`, unless it lies behind `end`: then nothing is left to read."""
         place = self.first_place(channel, begin)
         return begin if place.id > end.id else place
 
     def first_place(self, channel: str, place: Place = BEGINNING) -> Place:
-        """For `BEGINNING` the place before the first entry there is, if any: read from there later, it is the same
-        rows, or the reader is told that they are gone."""
+        """For `BEGINNING` the place before the first entry there is, if any: a later read from it gives the same rows,
+        or raises `PositionLost` when they are gone."""
         first = self.at_time(channel, 0) if place == BEGINNING else None
         return place if first is None else Place(first, False)
 

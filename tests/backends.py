@@ -47,6 +47,12 @@ class Backend:
         self.opened.append(wal)
         return wal
 
+    async def remove_all(self, wal: Wal, channel: str) -> None:
+        """Make retention remove every entry that `channel` has."""
+        latest = await wal.latest_id(channel)
+        assert latest is not None
+        await self.remove_before(wal, channel, (int.from_bytes(latest) + 1).to_bytes(len(latest)))
+
 
 async def fill_segment(wal: Wal) -> None:
     """Append until the segment in use is another one."""

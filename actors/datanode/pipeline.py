@@ -119,7 +119,7 @@ class FlushPipeline:
         """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
         it: of the shards on one channel from the least."""
         least: dict[str, bytes] = {}
-        for at in positions if self._stored else ():  # else one has no position yet
+        for at in positions if self._stored else ():  # with T 0 a shard has no position yet
             least[at.channel] = min(least.get(at.channel, at.message_id), at.message_id)
         for channel in pchannels_of(self.collection):
             first = least.get(channel) or await self._node.wal.id_at(

@@ -294,7 +294,7 @@ class MixCoord(Role):
 
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
         """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last one
-        and that is of this day: retention must not remove the last one there is."""
+        and that is younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
         pchannels = pchannels_of(collection)
         await self._registered.wait()
         reply = await self._ask_proxy("sync", {"channels": pchannels})
