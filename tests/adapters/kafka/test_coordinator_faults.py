@@ -27,7 +27,7 @@ COPIES_PER_KILL = 40
 async def copy(wal, copied: Callable[[int], None]) -> None:
     """One member that goes on whatever happens, as an application would."""
     while True:
-        with suppress(Unavailable):
+        with suppress(Unavailable, Fenced):  # Fenced: of no answer in time the coordinator took it for dead
             member = await wal.join("copiers", ["in-*"], session_timeout_s=6)
             try:
                 async for delivered in member:
@@ -80,8 +80,8 @@ async def payloads(wal, channel: str, number: int) -> list[bytes]:
     last = await wal.latest_id(channel)
     found = []
     reader = wal.read(channel, From.EARLIEST)
-    async with asyncio.timeout(WITHIN_S):
-        while len(found) < number or found[-1].id < last:
+    while len(found) < number or found[-1].id < last:
+        async with asyncio.timeout(WITHIN_S):  # of each, for a busy machine copies slower than it fills the inputs
             found += await anext(reader)
     await reader.aclose()
     return [bytes(entry.payload) for entry in found]
@@ -102,23 +102,23 @@ async def test_a_pipeline_survives_the_death_of_its_coordinator(kafka3, opening,
             with suppress(Unavailable):  # what the log has is the model, acknowledged or not
                 await wal.append(f"in-{number % 2}", b"%d" % number)
 
-    members = [asyncio.create_task(copy(await opening(kafka3), copied)) for _ in range(2)]
-    producing = asyncio.create_task(produce())
-    await copied.more(COPIES_PER_KILL)
-    group = group_id(wal._options.prefix, "copiers")
-    await wal.groups()
-    key = group if kind is Kind.GROUP else f"{group}/{wal._catalog.find('in-0').topic}"
-    dead = await coordinator_of(wal, kind, key)
-    await asyncio.to_thread(kafka3.kill, dead)
-    await copied.more(COPIES_PER_KILL)
-    assert await coordinator_of(wal, kind, key) != dead
-    await asyncio.to_thread(kafka3.restart, dead)
-    await copied.more(COPIES_PER_KILL)
-    stopping.set()
-    await producing
-    for number in range(2):
-        inputs = await payloads(wal, f"in-{number}", 1)
-        assert await payloads(wal, f"out-{number}", len(inputs)) == inputs
-    for member in members:
-        member.cancel()
-    await asyncio.gather(*members, return_exceptions=True)
+    async with asyncio.TaskGroup() as tasks:  # a member that fails ends the test, and says why
+        members = [tasks.create_task(copy(await opening(kafka3), copied)) for _ in range(2)]
+        producing = tasks.create_task(produce())
+        await copied.more(COPIES_PER_KILL)
+        group = group_id(wal._options.prefix, "copiers")
+        await wal.groups()
+        key = group if kind is Kind.GROUP else f"{group}/{wal._catalog.find('in-0').topic}"
+        dead = await coordinator_of(wal, kind, key)
+        await asyncio.to_thread(kafka3.kill, dead)
+        await copied.more(COPIES_PER_KILL)
+        assert await coordinator_of(wal, kind, key) != dead
+        await asyncio.to_thread(kafka3.restart, dead)
+        await copied.more(COPIES_PER_KILL)
+        stopping.set()
+        await producing
+        for number in range(2):
+            inputs = await payloads(wal, f"in-{number}", 1)
+            assert await payloads(wal, f"out-{number}", len(inputs)) == inputs
+        for member in members:
+            member.cancel()
