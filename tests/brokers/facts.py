@@ -7,6 +7,7 @@ brokers listen on ports that are chosen anew for each start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 MIB = 1024 * 1024
 MESSAGE_BYTES = 5 * MIB  # what a user may send in one message
@@ -60,6 +61,9 @@ PULSAR_TEST_SETTINGS = {
     "journalSyncData": "false",
     "journalMaxGroupWaitMSec": "0",
     "journalFlushWhenQueueEmpty": "true",
+    "diskUsageThreshold": "0.99",  # at 0.95 the bookie takes no entries, which on a large disk is at many GiB free
+    "diskUsageWarnThreshold": "0.98",
+    "diskUsageLwmThreshold": "0.98",
 }
 
 JAVA_OPTIONS = (
@@ -90,6 +94,11 @@ PULSAR_JAVA_OPTIONS = (
         )
     ),
 )
+
+
+def temporary_files(folder: Path) -> str:
+    """The option of Java by which a broker unpacks its native libraries there: one that is killed leaves them."""
+    return f"-Djava.io.tmpdir={folder}"
 
 
 def kafka_replication(nodes: int) -> dict[str, str]:

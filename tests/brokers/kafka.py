@@ -42,10 +42,16 @@ class KafkaCluster:
         ports = iter(free_ports(2 * nodes))
         self._ports = {node: (next(ports), next(ports)) for node in self.nodes}
         self._settings = {**facts.kafka_replication(nodes), **(settings or {})}
-        arguments = (*facts.JAVA_OPTIONS, "-Dorg.slf4j.simpleLogger.showDateTime=true", "kafka.Kafka")
+        options = (*facts.JAVA_OPTIONS, "-Dorg.slf4j.simpleLogger.showDateTime=true")
         self._processes = {
             node: Process(
-                self._jars.command(*arguments, str(self._folder(node) / "server.properties"), archive=archive),
+                self._jars.command(
+                    *options,
+                    facts.temporary_files(self._folder(node)),
+                    "kafka.Kafka",
+                    str(self._folder(node) / "server.properties"),
+                    archive=archive,
+                ),
                 directory / f"node-{node}.log",
             )
             for node in self.nodes

@@ -50,6 +50,7 @@ class PulsarStandalone:
         self._process = Process(
             found.command(
                 *facts.PULSAR_JAVA_OPTIONS,
+                facts.temporary_files(self._folder),
                 f"-Dlog4j2.configurationFile={LOG4J}",
                 "org.apache.pulsar.PulsarStandaloneStarter",
                 *("--config", str(self._folder / "standalone.conf")),
