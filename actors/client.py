@@ -14,7 +14,14 @@ import pyarrow as pa
 
 from ..runtime.arrow import encode_rows
 from ..runtime.catalog import Collection
-from ..runtime.errors import CollectionNotFound, InvalidRequest, InvalidRows, TidewalError, of_unknown_outcome
+from ..runtime.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    InvalidRequest,
+    InvalidRows,
+    TidewalError,
+    of_unknown_outcome,
+)
 from ..runtime.names import Names
 from ..runtime.rpc import Caller, Params, Reply
 from ..runtime.schema import CollectionSchema
@@ -190,14 +197,18 @@ class Client:
         """Ask under one number until the outcome is known, or `deadline_s` have passed: after an attempt of unknown
         outcome a refusal says nothing of that attempt."""
         loop = asyncio.get_running_loop()
-        end, unknown = loop.time() + deadline_s, False
+        end = loop.time() + deadline_s
+        unknown: TidewalError | None = None
         while True:
             try:
                 return await self._caller.call("proxy", "write", params, body, deadline_s=end - loop.time())
             except TidewalError as error:
-                unknown = unknown or bool(error.fields.get("outcome_unknown"))
-                if not unknown:
+                if unknown is None and error.fields.get("outcome_unknown"):
+                    unknown = error
+                if unknown is None:
                     raise
+                if isinstance(error, DeadlineExceeded):  # the last attempt had what the others had left it
+                    raise of_unknown_outcome(unknown) from None
                 if not error.retryable or loop.time() + AGAIN_S >= end:
                     raise of_unknown_outcome(error) from None
             await asyncio.sleep(AGAIN_S)

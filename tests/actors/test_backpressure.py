@@ -97,7 +97,7 @@ async def main(directory):
         await client.create_collection(SCHEMA)
         accepted = refused = 0
         for start in range(0, 2048, 8):
-            writes = (client.upsert("people", BATCH) for _ in range(8))
+            writes = (client.upsert("people", BATCH, deadline_s=300) for _ in range(8))
             for result in await asyncio.gather(*writes, return_exceptions=True):
                 if isinstance(result, Overloaded):
                     refused += 1
@@ -110,8 +110,8 @@ async def main(directory):
         awake.set()
         await client.flush("people")
         for _ in range(50):
-            await client.upsert("people", BATCH)
-        assert await client.count("people", consistency="strong") == 1024
+            await client.upsert("people", BATCH, deadline_s=300)
+        assert await client.count("people", consistency="strong", deadline_s=300) == 1024
     await wal.close()
     print(accepted, refused, peak_mib)
 

@@ -139,6 +139,22 @@ async def test_a_refusal_after_an_attempt_of_unknown_outcome_says_nothing_of_tha
 
 
 @MEMORY_ONLY
+async def test_a_write_that_is_not_answered_again_ends_with_what_became_of_its_first_attempt(home, monkeypatch) -> None:
+    attempts = itertools.count()
+
+    async def fail_and_hang(*_):
+        if next(attempts):
+            await asyncio.Event().wait()
+        raise Unavailable("no answer of the log", outcome_unknown=True)
+
+    monkeypatch.setattr(Proxy, "_append", fail_and_hang)
+    async with home.people_client() as client:
+        error = await home.error_of(client.insert("people", home.people(1), deadline_s=3))
+        assert (type(error), error.message) == (Unavailable, "no answer of the log")  # not "within 2.9 s"
+        assert error.outcome_unknown
+
+
+@MEMORY_ONLY
 async def test_a_write_that_a_stopping_proxy_cannot_answer_is_of_unknown_outcome(home, monkeypatch) -> None:
     append, appended = Proxy._append, asyncio.Event()
 
