@@ -207,10 +207,9 @@ class Client:
                     unknown = error
                 if unknown is None:
                     raise
-                if isinstance(error, DeadlineExceeded):  # the last attempt had what the others had left it
-                    raise of_unknown_outcome(unknown) from None
                 if not error.retryable or loop.time() + AGAIN_S >= end:
-                    raise of_unknown_outcome(error) from None
+                    late = isinstance(error, DeadlineExceeded)  # of the time that earlier attempts had left
+                    raise of_unknown_outcome(unknown if late else error) from None
             await asyncio.sleep(AGAIN_S)
 
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
