@@ -62,8 +62,6 @@ PULSAR_TEST_SETTINGS = {
     "journalMaxGroupWaitMSec": "0",
     "journalFlushWhenQueueEmpty": "true",
     "diskUsageThreshold": "0.99",  # at 0.95 the bookie takes no entries, which on a large disk is at many GiB free
-    "diskUsageWarnThreshold": "0.98",
-    "diskUsageLwmThreshold": "0.98",
 }
 
 JAVA_OPTIONS = (
