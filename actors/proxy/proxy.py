@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from time import perf_counter
 
 import numpy as np
@@ -284,20 +285,24 @@ class Proxy(Role):
     async def _stored(self, collection: Collection, ts: int) -> None:
         """Wait until the tables have all up to `ts`. Where that takes long, ask the DataNode now and then whether it
         can: raises what is wrong with the tables, `PositionLost` where the log has lost rows for them."""
-        stored = asyncio.create_task(self._unflushed.stored(collection.vchannels, ts))
         pause_s = CHECK_FIRST_S
-        try:
-            while not (await asyncio.wait([stored], timeout=pause_s))[0]:
-                pause_s = min(2 * pause_s, CHECK_MAX_S)
-                try:
-                    await self.caller.call("datanode", "check", {"collection": collection.name})
-                except (PositionLost, *TABLE_ERRORS):
-                    raise
-                except TidewalError as error:  # it restarts, or has no time now: it stores all when it is back
-                    _log.info("waiting for the DataNode to store %s: %s", collection.name, error)
-            stored.result()
-        finally:
-            stored.cancel()
+        while True:
+            # The catalog says it before those who wait already are told, and to those who come to wait only now.
+            told = self.catalog.catalog.by_id(collection.id)
+            if told is None or told.state == DROPPING:
+                raise CollectionNotFound(
+                    f"collection {collection.name} was dropped before all of it was stored", collection=collection.name
+                )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    return await self._unflushed.stored(collection.vchannels, ts)
+            pause_s = min(2 * pause_s, CHECK_MAX_S)
+            try:
+                await self.caller.call("datanode", "check", {"collection": collection.name})
+            except (PositionLost, *TABLE_ERRORS):
+                raise
+            except TidewalError as error:  # it restarts, or has no time now: it stores all when it is back
+                _log.info("waiting for the DataNode to store %s: %s", collection.name, error)
 
     async def _follow_flushes(self) -> None:
         async for entries in self.node.wal.read(self.node.names.insert_events, From.EARLIEST):

@@ -11,7 +11,8 @@ import pytest
 from tests.actors.test_takeover import role_of
 from tidewal.actors.datanode import datanode, pipeline
 from tidewal.actors.datanode.current_table import CompactResult
-from tidewal.runtime.errors import DirectoryUnwritable
+from tidewal.actors.proxy.proxy import Proxy
+from tidewal.runtime.errors import CollectionNotFound, DirectoryUnwritable
 
 
 async def test_tables_that_cannot_be_removed_keep_the_name_taken_and_say_why(home, monkeypatch) -> None:
@@ -40,6 +41,29 @@ async def test_tables_that_cannot_be_removed_keep_the_name_taken_and_say_why(hom
         await client.flush("people")
         assert (await client.compact("people"))["rows"] == 1
         assert await client.count("people", consistency="strong") == 1
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
+async def test_a_flush_that_comes_to_wait_behind_the_drop_ends(home, monkeypatch, again) -> None:
+    waits, dropped = asyncio.Event(), asyncio.Event()
+    stored = Proxy._stored
+
+    async def late(self, collection, ts) -> None:
+        waits.set()
+        await dropped.wait()
+        await stored(self, collection, ts)
+
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        monkeypatch.setattr(Proxy, "_stored", late)
+        flush = asyncio.ensure_future(client.flush("people"))
+        await waits.wait()
+        await client.drop_collection("people")
+        if again:
+            await client.create_collection(home.PEOPLE)
+        dropped.set()
+        with pytest.raises(CollectionNotFound, match="dropped before all of it was stored"):
+            await flush
 
 
 @pytest.mark.asyncio(loop_factories=["rocksmq"])
