@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .actors.client import Answer, Client, Written
+    from .actors.client import Client, QueryResult, WriteResult
     from .actors.standalone import Standalone, standalone
     from .runtime import errors
     from .runtime.actor import Actor, ActorSystem, Supervision
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from .runtime.tt_stream import TtMsgStream
     from .runtime.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime, Wal
 
-_HOME = {
+_MODULES = {
     "Actor": ".runtime.actor",
     "ActorSystem": ".runtime.actor",
-    "Answer": ".actors.client",
     "Append": ".runtime.wal",
     "ChannelPolicy": ".runtime.wal",
     "Client": ".actors.client",
@@ -49,6 +48,7 @@ _HOME = {
     "MsgPack": ".runtime.messages",
     "MsgStream": ".runtime.stream",
     "Position": ".runtime.messages",
+    "QueryResult": ".actors.client",
     "Record": ".runtime.record",
     "RecordType": ".runtime.record",
     "Semantics": ".runtime.groups.processing",
@@ -58,7 +58,7 @@ _HOME = {
     "TidewalError": ".runtime.errors",
     "TtMsgStream": ".runtime.tt_stream",
     "Wal": ".runtime.wal",
-    "Written": ".actors.client",
+    "WriteResult": ".actors.client",
     "errors": ".runtime",
     "load_settings": ".runtime.config",
     "open_wal": ".runtime.factory",
@@ -69,7 +69,6 @@ _HOME = {
 __all__ = [
     "Actor",
     "ActorSystem",
-    "Answer",
     "Append",
     "ChannelPolicy",
     "Client",
@@ -85,6 +84,7 @@ __all__ = [
     "MsgPack",
     "MsgStream",
     "Position",
+    "QueryResult",
     "Record",
     "RecordType",
     "Semantics",
@@ -94,7 +94,7 @@ __all__ = [
     "TidewalError",
     "TtMsgStream",
     "Wal",
-    "Written",
+    "WriteResult",
     "errors",
     "load_settings",
     "open_wal",
@@ -104,12 +104,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "errors":
         return import_module(".runtime.errors", __name__)
-    return getattr(import_module(home, __name__), name)
+    return getattr(import_module(module, __name__), name)
 
 
 def __dir__() -> list[str]:

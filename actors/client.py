@@ -1,4 +1,5 @@
-"""The public client: collections, writes and questions. It talks to the roles through the log, like everyone else."""
+"""The public client: collections, writes and queries. It reaches the roles through the log, as they reach each
+other."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from typing import Any, Literal, TypeAlias, cast
 import msgpack
 import pyarrow as pa
 
-from ..runtime.arrow import encode_rows
 from ..runtime.catalog import Collection
 from ..runtime.errors import (
     CollectionNotFound,
@@ -23,7 +23,8 @@ from ..runtime.errors import (
     of_unknown_outcome,
 )
 from ..runtime.names import Names
-from ..runtime.rpc import Caller, Params, Reply
+from ..runtime.row_codec import encode_rows
+from ..runtime.rpc import Params, Reply, RpcClient
 from ..runtime.schema import CollectionSchema
 from ..runtime.wal import Payload, Wal
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
@@ -34,13 +35,13 @@ from .rows import Rows, to_batch
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 
 DEADLINE_S = 30.0
-AGAIN_S = 0.1  # between two attempts of a write whose outcome is unknown
+AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
 FLUSH_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """A write that is durable: its timestamp in the log, and its rows."""
 
     ts: int
@@ -48,9 +49,9 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """Rows, and how fresh they are: everything up to `tsafe` is in them; that was `age_ms` before the log's present.
-    `waited_ms` went into waiting for the freshness asked for, `took_ms` into the question itself."""
+    `waited_ms` went into waiting for the freshness asked for, `took_ms` into the query itself."""
 
     table: pa.Table
     tsafe: int
@@ -75,26 +76,28 @@ class Client:
     """An async context manager. Many calls may run at once; writes are appended in the order in which they are
     called, unless a request is lost on its way and repeated behind a later one.
 
-    Every call raises the typed error of whoever refused it (`runtime/errors.py`): `Overloaded` and other retryable
-    ones may be tried again unchanged. A write whose outcome is unknown is repeated under the same number, so it happens
-    once; after `DeadlineExceeded`, or an error with the field `outcome_unknown`, it may have happened, and
-    read-before-write tells. After any other error it has not.
+    `wal` is the open log, `prefix` that of the cluster's channels. `name` is the producer's: it must never have been
+    used before, because writes are deduplicated by it. By default it is random.
 
-    `name` must never have been used before: writes are recognised by it. By default it is random.
+    Every call raises the typed error of the role that refused it (`runtime/errors.py`): `Overloaded` and other
+    retryable ones may be tried again unchanged. A write of unknown outcome is repeated under the same number, so it
+    happens once; after `DeadlineExceeded`, or an error with the field `outcome_unknown`, it may have happened: read
+    before writing again. After any other error it has not. `deadline_s` of a call is in seconds; when it passes without
+    a reply, the call raises `DeadlineExceeded`.
 
-    Consistency of a question: `strong` sees every write acknowledged before it began, anywhere; `session` this
+    Consistency of a query: `strong` sees every write acknowledged before it began, anywhere; `session` this
     client's own writes; `bounded` (the default) nothing older than `common.gracefulTime` (5 s); `eventually`
     waits only for what was there when the node started.
     """
 
     def __init__(self, wal: Wal, *, prefix: str = Names().prefix, name: str = "") -> None:
-        self._caller = Caller(wal, Names(prefix), name=name)
+        self._rpc = RpcClient(wal, Names(prefix), name=name)
         self._pseqs = itertools.count(1)
         self._collections: dict[str, Collection] = {}
         self._session: dict[str, int] = {}
 
     async def __aenter__(self) -> Client:
-        await self._caller.open()
+        await self._rpc.open()
         return self
 
     async def __aexit__(
@@ -103,43 +106,43 @@ class Client:
         await self.close()
 
     async def ready(self, *, node: str = "", deadline_s: float = READY_DEADLINE_S) -> None:
-        """Wait until writes are taken, by whichever node has the log, or by the one that calls itself `node` in the
-        catalog."""
+        """Wait until a Proxy accepts writes: that of any node, or of the one that the catalog knows as `node`."""
         params = {"to": node} if node else {}
-        await self._caller.call("proxy", "ready", params, deadline_s=deadline_s)
+        await self._rpc.call("proxy", "ready", params, deadline_s=deadline_s)
 
     async def close(self) -> None:
-        """End the calls that wait, and leave nothing behind."""
-        await self._caller.close()
+        """End the calls that wait for a reply, and drop the reply channel."""
+        await self._rpc.close()
 
     # ---- collections ------------------------------------------------------------------------------------------------
 
     async def create_collection(
         self, schema: CollectionSchema, *, shards: int = 2, deadline_s: float = DEADLINE_S
     ) -> Collection:
-        """Create a collection, or find it there with the same schema and shards; otherwise `CollectionExists`."""
+        """Create a collection of `shards` shards, or find it there with the same schema and shards. Raises
+        `CollectionExists` where either differs."""
         params = {"schema": schema.to_wire(), "shards": shards}
-        reply = await self._caller.call("mixcoord", "create_collection", params, deadline_s=deadline_s)
+        reply = await self._rpc.call("mixcoord", "create_collection", params, deadline_s=deadline_s)
         return self._know(Collection.from_wire(reply.values["collection"]))
 
     async def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
-        """Remove a collection with its rows, its tables and its hold on the log. `CollectionNotFound`."""
+        """Remove a collection with its rows, its tables and its hold on the log. Raises `CollectionNotFound`."""
         params = {
             "id": (await self.describe_collection(collection, deadline_s=deadline_s)).id
-        }  # a later one of that name is not meant
-        await self._caller.call("mixcoord", "drop_collection", params, deadline_s=deadline_s)
+        }  # not a later collection of that name
+        await self._rpc.call("mixcoord", "drop_collection", params, deadline_s=deadline_s)
         self._collections.pop(collection, None)
         self._session.pop(collection, None)
 
     async def describe_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> Collection:
-        """What the catalog says of a collection. `CollectionNotFound`."""
+        """The collection as the catalog has it. Raises `CollectionNotFound`."""
         params = {"collection": collection}
-        reply = await self._caller.call("mixcoord", "describe_collection", params, deadline_s=deadline_s)
+        reply = await self._rpc.call("mixcoord", "describe_collection", params, deadline_s=deadline_s)
         return self._know(Collection.from_wire(reply.values["collection"]))
 
     async def list_collections(self) -> list[str]:
         """The names of all collections, sorted."""
-        return list((await self._caller.call("mixcoord", "list_collections")).values["collections"])
+        return list((await self._rpc.call("mixcoord", "list_collections")).values["collections"])
 
     def _know(self, collection: Collection) -> Collection:
         self._collections[collection.name] = collection
@@ -147,25 +150,25 @@ class Client:
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
-    async def insert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
+    async def insert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Add rows. A row whose key exists replaces it, as an upsert does: keys are not looked up before a write."""
         return await self._write(collection, lambda _: rows, "insert", deadline_s)
 
-    async def upsert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
+    async def upsert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Add rows, or replace those of the same key as a whole."""
         return await self._write(collection, lambda _: rows, "upsert", deadline_s)
 
-    async def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> Written:
+    async def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Remove the rows of `keys`; keys that are not there are no error."""
         listed = _listed(keys)
         return await self._write(collection, lambda schema: {schema.primary_key: listed}, "delete", deadline_s)
 
-    async def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> Written:
+    async def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row; a delete needs only
         the key. All rows get one timestamp, are seen together, and apply in their order."""
         return await self._write(collection, lambda _: rows, None, deadline_s)
 
-    async def _write(self, name: str, rows: _RowsFor, op: str | None, deadline_s: float) -> Written:
+    async def _write(self, name: str, rows: _RowsFor, op: str | None, deadline_s: float) -> WriteResult:
         known = self._collections.get(name)
         if known is not None:
             try:
@@ -178,30 +181,30 @@ class Client:
         found = await self.describe_collection(name, deadline_s=deadline_s)
         return await self._write_to(found, rows, op, deadline_s)
 
-    async def _write_to(self, collection: Collection, rows: _RowsFor, op: str | None, deadline_s: float) -> Written:
+    async def _write_to(self, collection: Collection, rows: _RowsFor, op: str | None, deadline_s: float) -> WriteResult:
         schema = collection.schema
         batch = to_batch(rows(schema), schema, op=op)
         params = {
             "collection": collection.name,
             "id": collection.id,
             "schema_version": schema.version,
-            "producer": self._caller.name,
+            "producer": self._rpc.name,
             "pseq": next(self._pseqs),
         }
         reply = await self._ask_to_write(params, encode_rows(batch), deadline_s)
-        written = Written(reply.values["ts"], reply.values["rows"])
+        written = WriteResult(reply.values["ts"], reply.values["rows"])
         self._session[collection.name] = max(written.ts, self._session.get(collection.name, 0))
         return written
 
     async def _ask_to_write(self, params: Params, body: Payload, deadline_s: float) -> Reply:
-        """Ask under one number until the outcome is known, or `deadline_s` have passed: after an attempt of unknown
-        outcome a refusal says nothing of that attempt."""
+        """Send the write under one number until its outcome is known, or `deadline_s` have passed: after an attempt of
+        unknown outcome a refusal says nothing about that attempt."""
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
         unknown: TidewalError | None = None
         while True:
             try:
-                return await self._caller.call("proxy", "write", params, body, deadline_s=end - loop.time())
+                return await self._rpc.call("proxy", "write", params, body, deadline_s=end - loop.time())
             except TidewalError as error:
                 if unknown is None and error.fields.get("outcome_unknown"):
                     unknown = error
@@ -213,24 +216,23 @@ class Client:
             await asyncio.sleep(AGAIN_S)
 
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
-        """Wait until everything acknowledged before this call is in the collection's table; returns the time up to
-        which it is. Raises `CorruptLog`, `FormatTooNew` or `InvalidSchema` where that table cannot be read: what is
-        acknowledged stays in the log, and is stored when the table is mended; and `PositionLost` where the log has lost
-        what the table has not got."""
-        reply = await self._caller.call("proxy", "flush", {"collection": collection}, deadline_s=deadline_s)
+        """Wait until everything acknowledged before this call is in the collection's table; returns the timestamp up
+        to which it is. Raises `CorruptLog`, `FormatTooNew` or `InvalidSchema` where that table cannot be read: what is
+        acknowledged stays in the log, and is stored when the table is repaired; and `PositionLost` where the log has
+        lost rows that are not in the table."""
+        reply = await self._rpc.call("proxy", "flush", {"collection": collection}, deadline_s=deadline_s)
         return int(reply.values["ts"])
 
     async def compact(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> Params:
-        """Bring `<collection>/current` forward to what is flushed: its `time`, `rows`, and keys `merged`."""
-        return (
-            await self._caller.call("datanode", "compact", {"collection": collection}, deadline_s=deadline_s)
-        ).values
+        """Bring `<collection>/current` forward to what is flushed; returns its `time`, its `rows`, and the number of
+        keys `merged`."""
+        return (await self._rpc.call("datanode", "compact", {"collection": collection}, deadline_s=deadline_s)).values
 
     async def cut(self, collection: str) -> int:
         """Store a cut at the present time of the log, which sees every write acknowledged before; returns its time."""
-        return int((await self._caller.call("mixcoord", "cut", {"collection": collection})).values["time"])
+        return int((await self._rpc.call("mixcoord", "cut", {"collection": collection})).values["time"])
 
-    # ---- questions --------------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------------
 
     async def query(
         self,
@@ -242,7 +244,7 @@ class Client:
         limit: int | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
-    ) -> Answer:
+    ) -> QueryResult:
         """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending)."""
         names = None if columns is None else tuple(columns)
         asked = QueryRequest(filter, names, tuple(OrderBy(*each) for each in order_by), limit)
@@ -269,7 +271,7 @@ class Client:
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
-    ) -> Answer:
+    ) -> QueryResult:
         """The rows of `keys`; a key that is not there has no row."""
         params = {"columns": None if columns is None else list(columns)}
         try:
@@ -290,7 +292,7 @@ class Client:
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
-    ) -> Answer:
+    ) -> QueryResult:
         """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
         of their distances. Exact."""
         names = None if columns is None else tuple(columns)
@@ -308,12 +310,12 @@ class Client:
 
     async def _ask(
         self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
-    ) -> Answer:
+    ) -> QueryResult:
         reply = await self._call(method, collection, consistency, deadline_s, params, body)
         with pa.ipc.open_stream(pa.py_buffer(reply.body)) as reader:
             table = reader.read_all()
-        told: Mapping[str, Any] = reply.values
-        return Answer(table, told["tsafe"], told["age_ms"], told["waited_ms"], told["took_ms"])
+        values: Mapping[str, Any] = reply.values
+        return QueryResult(table, values["tsafe"], values["age_ms"], values["waited_ms"], values["took_ms"])
 
     async def _call(
         self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
@@ -324,7 +326,7 @@ class Client:
             "consistency": consistency,
             "session_ts": self._session.get(collection, 0),
         }
-        return await self._caller.call("querynode", method, full, body, deadline_s=deadline_s)
+        return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
 
 
 def _listed(keys: object) -> list[object]:

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 class RunBlocking(Protocol):
     """Runs a blocking call beside the event loop, on a worker thread by default. A test that wants one order of
-    events gives one that runs it in place."""
+    events passes one that runs it in place."""
 
     def __call__(self, call: Callable[[], Result], /) -> Awaitable[Result]: ...
 
@@ -31,9 +31,9 @@ class RunBlocking(Protocol):
 class Node:
     """One process' surroundings. `tables` is the directory of the Delta tables, one folder a collection.
 
-    `life` is what a node of all roles calls itself in the catalog, never used before: when another one leads, it is
-    over. Roles without a MixCoord beside them have none and serve whoever leads. `unreadable` says what is wrong with
-    the tables of a collection, by role and name, while they cannot be read.
+    `incarnation` is the name of a node of all roles in the catalog, new at each start: once another one leads, this one
+    is superseded. Roles without a MixCoord beside them have none and serve any leader. `unreadable` says what is wrong
+    with the tables of a collection, by role and collection name, while they cannot be read.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Node:
     clock: HybridClock = field(default_factory=HybridClock)
     metrics: Metrics = field(default_factory=Metrics)
     blocking: RunBlocking = anyio.to_thread.run_sync
-    life: str = ""
+    incarnation: str = ""
     lease: Lease | None = None  # where the log itself does not keep a second node away
     unreadable: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
@@ -55,7 +55,6 @@ class Node:
         return Names(self.settings.msg_channel.chan_name_prefix.cluster, timeticker)
 
     async def make_heartbeats(self) -> None:
-        """Create the channel of heartbeats, unless an administrator was to do it: MixCoord has looked whether it is
-        there."""
+        """Create the heartbeat channel, unless an administrator was to create it: MixCoord has checked that one."""
         if not self.names.timeticker:
             await self.wal.create_channel(self.names.heartbeats, REQUEST_CHANNEL)

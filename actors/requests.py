@@ -1,4 +1,4 @@
-"""What roles can be asked, declared method by method, so that a handler only ever sees parameters that fit.
+"""The methods of the roles and their parameters, declared so that a handler only ever sees parameters that fit.
 
 A method is its handler and a `TypedDict` of its parameters. They are checked and read once, before the handler runs;
 parameters that are not declared are left out. A request that does not fit is refused with `InvalidRequest` and changes
@@ -40,14 +40,14 @@ class OfCollection(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What answers a request, and the `TypedDict` of its parameters, all of which may be wrong in what is asked."""
+    """The handler of a request, and the `TypedDict` against which its parameters are checked."""
 
     handler: Handler
     parameters: type
 
     def read(self, name: str, params: Params) -> Params:
-        """`params` as declared, parsed where that says how. Raises `InvalidRequest`, and `InvalidSchema` and the like
-        for what is well formed and breaks a rule."""
+        """`params` of the method `name`, checked against the declaration, and parsed where it names a parser. Raises
+        `InvalidRequest`, and `InvalidSchema` and the like for what is well formed and breaks a rule."""
         try:
             return _reader(self.parameters).validate_python(params, strict=True)
         except ValidationError as error:
@@ -56,7 +56,7 @@ class Method:
             raise InvalidRequest(f"{name}: {where}: {first['msg']}") from None
         except BadRecord as error:
             raise InvalidRequest(f"{name}: {error.message}") from error
-        except (*DECODE_ERRORS, LookupError, AttributeError) as error:  # of those that parse
+        except (*DECODE_ERRORS, LookupError, AttributeError) as error:  # raised by the parsers
             raise InvalidRequest(f"{name}: malformed parameters: {error!r}") from error
 
 

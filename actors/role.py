@@ -10,7 +10,7 @@ from ..runtime.catalog_log import CatalogLog
 from ..runtime.channel_reader import OnBadRecord
 from ..runtime.dead_letters import DeadLetters
 from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
-from ..runtime.rpc import Caller, Request, RequestInbox, RequestPack
+from ..runtime.rpc import Request, RequestPack, RpcClient, RpcServer
 from .node import Node
 from .requests import Method
 
@@ -21,12 +21,13 @@ class Role(Actor):
     """Derive with a `role` name and `handlers()`.
 
     Each request is a child task: it runs to its first `await` in the order of arrival, so that a handler that submits
-    to the log before it waits keeps that order. Its parameters fit their declaration (`requests.py`). An error of
-    Tidewal's own is the answer; any other is a defect: it is answered too, and crashes the actor, which restarts from
-    what is durable.
+    to the log before it waits keeps that order. Its parameters fit their declaration (`requests.py`). A `TidewalError`
+    is the reply; any other exception is a defect: it is replied too, and crashes the actor, which restarts from what is
+    durable.
 
-    When another node has taken the log over, the role answers nothing more, since the other one does, and stops; its
-    system has failed with `Fenced`. While it cannot know that, it tells no errors.
+    When another node has taken the log over, the role is superseded: it replies nothing more, since the other node
+    does, and stops; its system has failed with `Fenced`. While the role cannot know whether it is superseded, it
+    replies no errors.
     """
 
     role: ClassVar[str]
@@ -35,9 +36,9 @@ class Role(Actor):
         self.node = node
         self.dead_letters = DeadLetters(node.wal, node.clock, node.names.dead_letters, on_counted=self._count_bad)
         self.catalog = CatalogLog(node.wal, node.names, node.clock, on_bad=self.on_bad_event())
-        # each life has a name of its own, so that no answer to an earlier one is taken for its own
-        self.caller = Caller(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
-        self._inbox = RequestInbox(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
+        # each start has a name of its own, so that no reply to an earlier one is taken for its own
+        self.rpc = RpcClient(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
+        self._server = RpcServer(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
         self._handlers: dict[str, Method] = {}
         self._running = 0
 
@@ -46,7 +47,7 @@ class Role(Actor):
         return {}
 
     def on_bad_event(self) -> OnBadRecord | None:
-        """What to do with an entry of the catalog that cannot be read: one role of a node keeps it aside."""
+        """The handler of catalog entries that cannot be read: one role of a node stores them as dead letters."""
         return None
 
     def _count_bad(self, channel: str, reason: str) -> None:
@@ -57,44 +58,44 @@ class Role(Actor):
 
     async def on_start(self) -> None:
         try:
-            await self.caller.open()
+            await self.rpc.open()
             await self.dead_letters.open()
             await self.catalog.open()
             self._handlers = self.handlers()
-            await self._inbox.open()
+            await self._server.open()
             await self.prepare()
-            self.spawn_task(self._end_when_deposed(), name="successor")
+            self.spawn_task(self._end_when_superseded(), name="successor")
         except BaseException:
             await self._close()
             raise
 
     @property
-    def deposed(self) -> bool:
+    def superseded(self) -> bool:
         """Whether another node leads than this one, as far as this role has read the catalog."""
-        return bool(self.node.life) and self.catalog.catalog.leader not in ("", self.node.life)
+        return bool(self.node.incarnation) and self.catalog.catalog.leader not in ("", self.node.incarnation)
 
     @property
     def doubtful(self) -> bool:
-        """Whether another node may lead without this one knowing: its lease is over, or was never asked for. What it
-        could say of a failure is no answer then: who asked asks again, and hears the node that leads, or this one."""
+        """Whether another node may lead without this one knowing: the lease has expired, or was never acquired. The
+        role replies no failure then: the client repeats the request, and gets the reply of the node that leads."""
         return self.node.lease is not None and not self.node.lease.holds()
 
-    async def _end_when_deposed(self) -> None:
-        while not self.deposed:
+    async def _end_when_superseded(self) -> None:
+        while not self.superseded:
             await self.catalog.changed()
         successor = self.catalog.catalog.leader
         self.system.escalate(self.name, Fenced(f"{successor} has taken the log over: there is one node to a log"))
         self.stop()
 
     def inputs(self) -> Iterable[AsyncIterable[object]]:
-        return (self._inbox,)
+        return (self._server,)
 
     async def on_pack(self, pack: object) -> None:
         assert isinstance(pack, RequestPack)
         for request in pack.requests:
             method = self._handlers.get(request.method)
-            if self.deposed or request.params.get("to", self.node.life) != self.node.life:
-                request.leave()  # for another node
+            if self.superseded or request.params.get("to", self.node.incarnation) != self.node.incarnation:
+                request.ignore()  # for another node
             elif method is None:
                 request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
             elif self._running >= REQUESTS_MAX:
@@ -111,16 +112,17 @@ class Role(Actor):
             values, body = answer if isinstance(answer, tuple) else (answer, b"")
             request.reply(values, body)
         except TidewalError as error:
-            if self.deposed or (self.doubtful and not addressed):
-                request.leave()
+            if self.superseded or (self.doubtful and not addressed):
+                request.ignore()
             else:
                 request.fail(error)
         except Exception as error:
             request.fail(error)
             raise
         except BaseException:
-            # after a crash the next life is asked again, or another node; when this was the last, nobody will answer
-            if self.ref.cell.mailbox.closed and not self.deposed:
+            # After a crash the client repeats the request to the restarted role or another node. A role that is not
+            # restarted must reply itself.
+            if self.ref.cell.mailbox.closed and not self.superseded:
                 stopped = ActorStopped(f"{self.name} stopped before it could answer", actor=self.name)
                 request.fail(of_unknown_outcome(stopped))
             raise
@@ -131,5 +133,5 @@ class Role(Actor):
         await self._close()
 
     async def _close(self) -> None:
-        await self.caller.close()
+        await self.rpc.close()
         await self.catalog.close()

@@ -1,4 +1,4 @@
-"""From a user's rows to the validated record batch that goes into the log, and its division by shard and by size.
+"""From a user's rows to the validated record batch that goes into the log, and how it is split by shard and by size.
 
 A batch of the log has every column of the schema, in the schema's types and order, and last `_op` (int8, see
 `runtime.schema.Op`). All checks run on whole columns; only a batch that failed one is searched for the row to name.
@@ -34,14 +34,14 @@ def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.Reco
     """Validate `rows` against `schema` and return them as one batch of the log.
 
     `op` is "insert", "upsert" or "delete" for all rows, or None when each row names its own in a column `_op` (or has
-    its code, as the log does). A delete
-    needs its key only: with `op="delete"` other columns are ignored, in a mixed batch they may be null. A nullable
-    column may be left out and is null then. Numbers and timestamps are cast where nothing but the precision of floats
-    is lost (int32 to int64); timestamps without a zone are UTC. Columns already of the right type are not copied.
+    its code, as the log does). A delete needs its key only: with `op="delete"` other columns are ignored, in a mixed
+    batch they may be null. A nullable column may be left out and is null then. Numbers and timestamps are cast where
+    nothing but the precision of floats is lost (int32 to int64); timestamps without a zone are UTC. Columns already of
+    the right type are not copied.
 
-    Raises `InvalidRows` (with `column` and, where one is to blame, `row`, counted from 0): a missing or unknown column,
-    a wrong type, a null where none may be, NaN anywhere (null says "unknown"), an infinite float in a vector, a vector
-    of the wrong length, an unknown `_op`.
+    Raises `InvalidRows` (with `column` and, where one row is wrong, `row`, counted from 0): a missing or unknown
+    column, a wrong type, a null where none may be, NaN anywhere (null says "unknown"), an infinite float in a vector, a
+    vector of the wrong length, an unknown `_op`.
     """
     columns, count = _columns_of(rows)
     ops = _ops(columns.pop(OP_COLUMN, None), op, count)

@@ -15,7 +15,7 @@ from types import TracebackType
 import anyio.to_thread
 
 from ..runtime.actor import ActorState, ActorSystem
-from ..runtime.actor.measures import ActorMeasures
+from ..runtime.actor.metrics import ActorMetrics
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.config import wal_options, wal_url
 from ..runtime.errors import Closed, DirectoryUnwritable
@@ -27,26 +27,29 @@ from ..runtime.wal import Wal
 from ..runtime.writer.lease import Lease
 from .client import Client
 from .datanode import DataNode
-from .datanode.origin import wal_of
+from .datanode.wal_identity import wal_of
 from .mixcoord import MixCoord
 from .node import Node, RunBlocking
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
 
-# Those that others ask come first. They stop in the opposite order, so that the Proxy can give its lease back.
+# A role starts after the roles that it calls. They stop in the opposite order, so that the Proxy can release its lease.
 ROLES: tuple[type[Role], ...] = (MixCoord, Proxy, DataNode, QueryNode)
 
 
-SILENT_S = 5.0  # without a watermark the node counts as standing still
-STUCK_S = 30.0  # without a handled message, though some wait
+SILENT_S = 5.0  # without a watermark until the node counts as unhealthy
+STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 
 
 class Standalone:
     """A node with MixCoord, Proxy, DataNode and QueryNode as supervised actors. An async context manager.
 
-    `wal` must be open and owned; it is not closed here. With `threads=False` and a `blocking` that runs in place a
+    `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables. `name` is the
+    node's, by default that of `metrics` or of the process. With `threads=False` and a `blocking` that runs in place a
     whole node is deterministic on a virtual loop (`runtime/testing`). Give `metrics` to share them with the log's.
+
+    Entering it raises `DirectoryUnwritable`, and the error of a role that has failed before the node was ready.
     """
 
     def __init__(
@@ -65,9 +68,9 @@ class Standalone:
         name = name or (metrics.node_id if metrics is not None else node_name())
         metrics = metrics or Metrics(name)
         hybrid = HybridClock(clock)
-        life = f"{name}-{hybrid.now():x}"
+        incarnation = f"{name}-{hybrid.now():x}"
         lease = None if wal.capabilities.one_node else Lease(hybrid.clock)
-        self.node = Node(name, wal, Path(tables), settings, hybrid, metrics, blocking, life, lease=lease)
+        self.node = Node(name, wal, Path(tables), settings, hybrid, metrics, blocking, incarnation, lease=lease)
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()
@@ -81,7 +84,7 @@ class Standalone:
             if interval_ms:
                 stack.callback(sys.setswitchinterval, sys.getswitchinterval())
                 sys.setswitchinterval(interval_ms / 1000)
-            measures = ActorMeasures(self.node.metrics)
+            actor_metrics = ActorMetrics(self.node.metrics)
             system = ActorSystem(
                 clock=self._clock,
                 mailbox_size=actor.mailbox_size,
@@ -90,10 +93,10 @@ class Standalone:
                 stop_deadline_s=actor.stop_deadline,
                 stop_grace_s=actor.stop_grace,
                 threads=self._threads,
-                observer=measures,
+                observer=actor_metrics,
             )
             self._system = await stack.enter_async_context(system)
-            measures.watch([role.role for role in ROLES], system.status, lambda: system.loop_lag_s)
+            actor_metrics.watch([role.role for role in ROLES], system.status, lambda: system.loop_lag_s)
             for role in ROLES:
                 await system.spawn(partial(role, self.node), name=role.role)
             await self._ready()
@@ -105,9 +108,9 @@ class Standalone:
         return self
 
     async def _ready(self) -> None:
-        """Wait until this node takes writes, or a role has given up."""
+        """Wait until this node accepts writes. Raises the error of a role that fails before."""
         async with self.client("start") as client:
-            ready = asyncio.create_task(client.ready(node=self.node.life))
+            ready = asyncio.create_task(client.ready(node=self.node.incarnation))
             failed = asyncio.create_task(self.failed())
             try:
                 await asyncio.wait([ready, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -125,34 +128,35 @@ class Standalone:
         await self.close()
 
     async def close(self) -> None:
-        """Drain and stop all roles: what was accepted is durable, and the directory resumes."""
+        """Drain and stop all roles: what was accepted is durable, and a later start continues from the directory."""
         await self._stack.aclose()
 
     def client(self, name: str = "") -> Client:
-        """A client of this node; enter it with `async with`. `name` is for those who look at channels and records."""
+        """A client of this node; enter it with `async with`. `name` is shown in the names of its channel and
+        records."""
         prefix = self.node.settings.msg_channel.chan_name_prefix.cluster
         unique = f"{name or 'client'}-{self.node.name}-{self.node.clock.now():x}"
         return Client(self.node.wal, prefix=prefix, name=unique)
 
     @property
     def system(self) -> ActorSystem:
-        """The actors."""
+        """The actor system of the roles. Raises `Closed` when the node is not running."""
         if self._system is None:
             raise Closed("the node is not running; enter it with `async with`")
         return self._system
 
     async def failed(self) -> BaseException:
-        """Wait until a role has given up, and return why."""
+        """Wait until a role has failed for good, and return its error."""
         escalation = await self.system.failed
         assert escalation.error is not None
         return escalation.error
 
     def health(self) -> Health:
-        """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps telling time.
-        Collections whose tables are `unreadable` are named; the node goes on with the others, so it is well."""
+        """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps stamping ticks.
+        Collections whose tables are `unreadable` are named; the node serves the others, so it is healthy."""
         statuses = self.system.status()
-        told_s = self.node.metrics.value("wal_last_confirmed_time_tick")
-        silent_s = max(0.0, self.node.clock.clock.wall_ms() / 1000 - told_s) if told_s else 0.0
+        last_tick_s = self.node.metrics.value("wal_last_confirmed_time_tick")
+        silent_s = max(0.0, self.node.clock.clock.wall_ms() / 1000 - last_tick_s) if last_tick_s else 0.0
         stuck = [status.name for status in statuses if status.mailbox_depth and status.idle_s > STUCK_S]
         running = all(status.state is ActorState.RUNNING for status in statuses)
         ok = running and not self.system.failed and not stuck and silent_s < SILENT_S
@@ -166,11 +170,12 @@ class Standalone:
 async def standalone(
     directory: str | Path, *, wal: str = "", settings: Settings | None = None
 ) -> AsyncGenerator[Standalone]:
-    """Run a node that keeps everything in `directory`: the tables in `tables/`, and the log in `log/` unless `wal` or
-    the settings name another one (see `log_url`). Leaving the block drains it; entering it again goes on where it was.
+    """Run a node that keeps everything in `directory`: the tables in `tables/`, and the log in `log/` unless the URL
+    `wal` or the settings name another one (`log_url`). Leaving the block drains the node; a later one with the same
+    directory continues where this one ended.
 
-    Raises `DirectoryInUse` when another node runs on it, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, and what
-    `log_url` raises.
+    Raises `DirectoryInUse` when another node has the directory open, `DirectoryUnwritable`, `FormatTooNew`,
+    `CorruptLog`, and what `log_url` raises.
     """
     settings = settings or Settings()
     home = _absolute(directory)
@@ -185,10 +190,11 @@ async def standalone(
 
 
 async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", embedded: str | Path = "log") -> str:
-    """The URL of the log of a node in `directory`: `wal`, or what the settings choose; an embedded one lies at
-    `embedded` there. Tables that are there already name the log that they came from, which beats `mq.type`.
+    """The URL of the log of a node in `directory`: `wal`, or what the settings choose; an embedded log is the directory
+    `embedded` in it. Tables that are there already name the log that they came from, which has precedence over
+    `mq.type`.
 
-    Raises `PositionMismatch` where the settings lead to another log only, and `ConfigError`.
+    Raises `PositionMismatch` where the settings allow only another kind of log, and `ConfigError`.
     """
     home = _absolute(directory)
     rocksmq = settings.rocksmq.model_copy(update={"path": str(home / embedded) if settings.rocksmq.path else ""})
@@ -198,7 +204,7 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
 
 
 def node_name() -> str:
-    """A name for this process."""
+    """The default name of a node: the host and the process id."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -207,7 +213,8 @@ def _absolute(directory: str | Path) -> Path:
 
 
 def _make_directory(path: Path) -> None:
-    """Find out at the start what every flush would run into. A new folder is for its user alone, as the log's is."""
+    """Check at the start that flushes will be able to write. A new folder is readable by its user only, as the
+    log's."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)

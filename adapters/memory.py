@@ -6,5 +6,5 @@ from ..runtime.testing.memory import MemoryWal
 
 
 async def open_wal(url: str, **_: object) -> MemoryWal:
-    """A fresh, empty log that lives as long as the returned WAL."""
+    """Open a new, empty log in memory, which ends with the returned WAL. `url` and the options mean nothing here."""
     return MemoryWal()

@@ -192,7 +192,7 @@ def alert_rules() -> str:
 
 
 def dashboard() -> str:
-    """Grafana's dashboard: a row to begin with, and one for each part, closed until somebody looks into it."""
+    """Grafana's dashboard: an overview row, and one for each part, closed until it is opened."""
     panels: list[dict[str, object]] = []
     line = 0
     for title, metrics in [("At a glance", [_BY_NAME[name] for name in AT_A_GLANCE]), *_rows()]:

@@ -21,14 +21,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .java import MINIMAL_JAVA, Java, find_java
+from .jdk import MINIMAL_JAVA, Java, find_java
 
 __all__ = ["Check", "Java", "doctor", "examine", "find_java"]
 
 MINIMAL_PYTHON = (3, 11)
 MINIMAL_FREE_BYTES = 512 * 1024 * 1024  # a fresh log with its spare segments, and room to write
 
-# These load compiled code, which can be installed and still not fit the machine.
+# These load compiled code, which may be installed and still not run on this machine.
 COMPILED = ("deltalake", "pyarrow", "rocksdict", "uvloop")
 
 Status = Literal["ok", "missing", "optional"]
@@ -36,7 +36,7 @@ Status = Literal["ok", "missing", "optional"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at. `optional` is absent too, and only needed for what `advice` names."""
+    """The result of one check. `optional` is missing too, but only needed for what `advice` names."""
 
     name: str
     status: Status
@@ -45,7 +45,7 @@ class Check:
 
 
 def doctor(
-    path: Annotated[Path, typer.Option(help="Where the log is to live; its disk is checked.")] = Path(),
+    path: Annotated[Path, typer.Option(help="Directory of the future log; its disk is checked.")] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show what is installed, what is missing, and what to do about it.
@@ -62,7 +62,7 @@ def doctor(
 
 
 def examine(path: Path = Path()) -> list[Check]:
-    """Look at everything; nothing found is an error here."""
+    """Run all checks below `path`; a missing thing is a result, not an error."""
     return [_python(), *_distributions(), _java(find_java()), _disk(path), _unix_sockets()]
 
 
@@ -143,7 +143,7 @@ def _disk(path: Path) -> Check:
 
 
 def _unix_sockets() -> Check:
-    """Bind one where a log would have it: the owner of a RocksMQ directory serves other processes through it."""
+    """Bind a socket as a log does: the owner of a RocksMQ directory serves other processes through it."""
     name = "Unix sockets"
     if not hasattr(socket, "AF_UNIX"):
         return Check(name, "missing", "not on this platform", "run on Linux or macOS")

@@ -1,4 +1,4 @@
-"""`tidewal groups`: see consumer groups, move their positions, forget them."""
+"""`tidewal groups`: show consumer groups, move their positions, drop them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import typer
 from ..runtime.clock import LOGICAL_BITS
 from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
 from ..runtime.wal import From, FromId, FromTime, GroupInfo, Start, Wal
-from .reading import opened
-from .stopping import INTERRUPTED, Interrupted, until_stopped
+from .open_log import opened
+from .signals import INTERRUPTED, Interrupted, until_stopped
 
-groups = typer.Typer(help="See consumer groups, move their positions, forget them.", no_args_is_help=True)
+groups = typer.Typer(help="Show consumer groups, move their positions, drop them.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")]
 T = TypeVar("T")
@@ -23,20 +23,20 @@ T = TypeVar("T")
 
 @groups.command("list")
 def list_groups(url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show all groups: their members, and for each channel how far they are and where the channel ends."""
-    told = _over(url, pictures, read_only=True)
-    typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(lines(told)) or "none")
+    """Show all groups: their members, and for each channel the group's position and the end of the channel."""
+    described = _over(url, describe_groups, read_only=True)
+    typer.echo(json.dumps(described, indent=2) if as_json else "\n".join(lines(described)) or "none")
 
 
 @groups.command()
 def seek(
     url: Url,
     group: Annotated[str, typer.Argument(help="The group.")],
-    channel: Annotated[str, typer.Argument(help="The channel, which no member may have now.")],
+    channel: Annotated[str, typer.Argument(help="The channel, which must not be assigned to a member.")],
     to: Annotated[str, typer.Argument(help="earliest, latest, a message id in hex (with it), or an ISO 8601 time.")],
     create: Annotated[bool, typer.Option("--create", help="Make the group where there is none of this name.")] = False,
 ) -> None:
-    """Move a group's position in a channel: what lies from there on is delivered, again or for the first time."""
+    """Move a group's position in a channel: the entries from there on are delivered, again or for the first time."""
     start = start_of(to)
     _over(url, lambda wal: _seek(wal, group, channel, start, create=create))
 
@@ -48,13 +48,13 @@ async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: boo
 
 
 @groups.command()
-def drop(url: Url, group: Annotated[str, typer.Argument(help="The group, which may have no members.")]) -> None:
-    """Forget a group and its positions."""
+def drop(url: Url, group: Annotated[str, typer.Argument(help="The group, which must not have members.")]) -> None:
+    """Drop a group and its positions."""
     _over(url, lambda wal: wal.drop_group(group))
 
 
 def start_of(text: str) -> Start:
-    """What a person means by a place in a channel. Raises `InvalidRequest`."""
+    """The start in a channel that a command's argument names. Raises `InvalidRequest`."""
     if text in ("earliest", "latest"):
         return From(text)
     if len(text) == 16 and all(each in "0123456789abcdefABCDEF" for each in text):
@@ -68,12 +68,13 @@ def start_of(text: str) -> Start:
     return FromTime(int(moment.timestamp() * 1000) << LOGICAL_BITS)
 
 
-async def pictures(wal: Wal) -> list[dict[str, Any]]:
-    """All groups with their channels; `behind` is whether anything is yet to be acknowledged."""
-    return [await _picture(wal, info) for info in await wal.groups()]
+async def describe_groups(wal: Wal) -> list[dict[str, Any]]:
+    """All groups with their members and positions, as JSON has them; `behind` says whether entries are not yet
+    acknowledged."""
+    return [await _describe(wal, info) for info in await wal.groups()]
 
 
-async def _picture(wal: Wal, info: GroupInfo) -> dict[str, Any]:
+async def _describe(wal: Wal, info: GroupInfo) -> dict[str, Any]:
     positions: dict[str, Any] = {}
     for channel, position in sorted(info.positions.items()):
         try:
@@ -89,15 +90,15 @@ async def _picture(wal: Wal, info: GroupInfo) -> dict[str, Any]:
     return {"name": info.name, "members": members, "positions": positions}
 
 
-def lines(told: list[dict[str, Any]]) -> list[str]:
-    """Groups for people."""
+def lines(described: list[dict[str, Any]]) -> list[str]:
+    """The lines that show groups on a terminal."""
     shown: list[str] = []
-    for group in told:
+    for group in described:
         shown.append(f"{group['name']}: {len(group['members'])} members")
         shown += [f"  member {member}: {', '.join(channels) or '-'}" for member, channels in group["members"].items()]
-        for channel, place in group["positions"].items():
-            state = f"behind {place['latest_id']}" if place["behind"] else "at the end"
-            shown.append(f"  {channel}: acknowledged to {place['acknowledged_to'] or '-'}, {state}")
+        for channel, position in group["positions"].items():
+            state = f"behind {position['latest_id']}" if position["behind"] else "at the end"
+            shown.append(f"  {channel}: acknowledged to {position['acknowledged_to'] or '-'}, {state}")
     return shown
 
 

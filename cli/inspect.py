@@ -1,4 +1,4 @@
-"""`tidewal inspect`: what a log holds: channels, catalog, leases, cuts."""
+"""`tidewal inspect`: the content of a log: channels, catalog, leases, cuts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ..adapters.rocksmq.survey import ReadOnlyDisk, Survey
+from ..adapters.rocksmq.journal_survey import JournalSurvey, ReadOnlyDisk
 from ..runtime.catalog import Catalog
 from ..runtime.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
@@ -18,11 +18,11 @@ from ..runtime.names import DEFAULT_PREFIX, Names
 from ..runtime.record import decode
 from ..runtime.redaction import shown_url
 from ..runtime.wal import Wal
+from .groups import describe_groups
 from .groups import lines as group_lines
-from .groups import pictures as group_pictures
-from .reading import catalog_of, local_directory, opened, shown_time, stored
+from .open_log import catalog_of, local_directory, opened, shown_time, stored
 from .repair import loss_lines, losses_of
-from .stopping import INTERRUPTED, Interrupted, until_stopped
+from .signals import INTERRUPTED, Interrupted, until_stopped
 
 
 def inspect(
@@ -31,7 +31,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     prefix: Annotated[str, typer.Option(help="Prefix of the cluster's channels.")] = DEFAULT_PREFIX,
 ) -> None:
-    """Show the channels of a log with their policies, and what the catalog and the stored cuts say.
+    """Show the channels of a log with their policies, the catalog and the stored cuts.
 
     Reads through the process that has the log open, or opens the directory when there is none.
     """
@@ -44,27 +44,27 @@ def inspect(
                 "wal": shown_url(url),
                 "journal": await asyncio.to_thread(_journal, url),
                 "channels": await _channels(wal, count),
-                "groups": await group_pictures(wal) if wal.capabilities.groups else [],
+                "groups": await describe_groups(wal) if wal.capabilities.groups else [],
                 **_catalog(await catalog_of(wal, names)),
                 "cuts": await _cuts(wal, names),
             }
 
     try:
-        told = uvloop.run(until_stopped(look()))
+        found = uvloop.run(until_stopped(look()))
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(found, indent=2))
     else:
-        _print(told)
+        _print(found)
 
 
 def _journal(url: str) -> dict[str, Any] | None:
-    """The files of an embedded log, and what repairs of it could not save; None for other logs."""
+    """The size of an embedded log's journal, and the losses of its repairs; None for other logs."""
     parts = urlsplit(url)
     if parts.scheme != "rocksmq" or parts.port is not None:
         return None
-    survey = Survey(ReadOnlyDisk(), os.path.join(local_directory(url), "journal"))
+    survey = JournalSurvey(ReadOnlyDisk(), os.path.join(local_directory(url), "journal"))
     try:
         size = sum(segment.size for segment in survey.segments)
         return {"segments": len(survey.segments), "bytes": size, "losses": losses_of(survey.channels())}
@@ -73,7 +73,7 @@ def _journal(url: str) -> dict[str, Any] | None:
 
 
 async def _channels(wal: Wal, count: bool) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for name in await wal.channels():
         try:
             info = await wal.describe(name)
@@ -93,8 +93,8 @@ async def _channels(wal: Wal, count: bool) -> list[dict[str, Any]]:
                 channel |= await _counts(wal, name)
         except ChannelNotFound:  # dropped meanwhile, as a client's replies are
             continue
-        told.append(channel)
-    return told
+        found.append(channel)
+    return found
 
 
 async def _counts(wal: Wal, name: str) -> dict[str, int]:
@@ -132,7 +132,7 @@ def _catalog(catalog: Catalog) -> dict[str, Any]:
 
 
 async def _cuts(wal: Wal, names: Names) -> list[dict[str, Any]]:
-    """Of each collection how many cuts are stored, and the newest."""
+    """For each collection the number of stored cuts, and the newest."""
     newest: dict[str, Cut] = {}
     counted: dict[str, int] = {}
     async for entry in stored(wal, names.cuts):
@@ -155,11 +155,11 @@ async def _cuts(wal: Wal, names: Names) -> list[dict[str, Any]]:
     ]
 
 
-def _print(told: dict[str, Any]) -> None:
+def _print(found: dict[str, Any]) -> None:
     def section(title: str, lines: list[str]) -> None:
         typer.echo(f"{title}\n" + "".join(f"  {line}\n" for line in lines or ["none"]))
 
-    if (journal := told["journal"]) is not None:
+    if (journal := found["journal"]) is not None:
         size = f"{journal['segments']} segments, {journal['bytes']:,} bytes"
         section("journal", [size, *loss_lines(journal["losses"])])
     section(
@@ -167,31 +167,31 @@ def _print(told: dict[str, Any]) -> None:
         [
             f"{each['name']:44} {'ephemeral' if each['ephemeral'] else 'acks=' + each['acks']:10}"
             f" {_range(each)}{_counted(each)}"
-            for each in told["channels"]
+            for each in found["channels"]
         ],
     )
-    section("groups", group_lines(told["groups"]))
-    section("leader", [f"{told['leader']['node']}, term {told['leader']['term']}"] if told["leader"]["node"] else [])
+    section("groups", group_lines(found["groups"]))
+    section("leader", [f"{found['leader']['node']}, term {found['leader']['term']}"] if found["leader"]["node"] else [])
     section(
         "collections",
         [
             f"{each['name']} (id {each['id']}, {each['state']}): {len(each['vchannels'])} shards, key "
             f"{each['primary_key']}, " + ", ".join(f"{name} {kind}" for name, kind in each["fields"].items())
-            for each in told["collections"]
+            for each in found["collections"]
         ],
     )
     section(
         "leases",
         [
-            f"{each['channel']}: {each['owner'] or 'given back'}, term {each['term']}, to {each['until']}"
-            for each in told["leases"]
+            f"{each['channel']}: {each['owner'] or 'released'}, term {each['term']}, to {each['until']}"
+            for each in found["leases"]
         ],
     )
     section(
         "cuts",
         [
             f"{each['collection']}: {each['stored']} stored, newest {each['newest']} ({each['time']})"
-            for each in told["cuts"]
+            for each in found["cuts"]
         ],
     )
 

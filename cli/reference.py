@@ -1,5 +1,5 @@
-"""Write the reference pages: `python -m tidewal.cli.reference DIRECTORY`. They come from the tables that the code
-itself uses, and a test holds that the pages in `docs/` are what this writes.
+"""Write the reference pages: `python -m tidewal.cli.reference DIRECTORY`. They are generated from the tables that the
+code itself uses, and a test checks that the pages in `docs/` are up to date.
 """
 
 from __future__ import annotations

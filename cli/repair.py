@@ -1,4 +1,4 @@
-"""`tidewal repair`: let a damaged log open again, lose no more than the damage took, and say what that is."""
+"""`tidewal repair`: let a damaged log open again, lose no more than the damage took, and report the losses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from ..adapters.rocksmq.channels import ChannelTable
+from ..adapters.rocksmq.journal_survey import JournalSurvey, ReadOnlyDisk
 from ..adapters.rocksmq.losses import ACCEPT
 from ..adapters.rocksmq.rebuild import apply as rebuild
-from ..adapters.rocksmq.repair import Plan, plan
-from ..adapters.rocksmq.survey import ReadOnlyDisk, Survey
+from ..adapters.rocksmq.repair import RepairPlan, plan
 from ..adapters.rocksmq.verify import locked
 from ..runtime.clock import SystemClock
 from ..runtime.disk import RealDisk
 from ..runtime.errors import DirectoryInUse
-from .reading import local_directory
+from .open_log import local_directory
 
 NEEDED = 1  # exit status: there is something to repair, and it was not done
 
@@ -29,36 +29,37 @@ def repair(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Repair a log that nobody has open: say what is damaged, what that loses and what is kept; with --apply write a
-    journal that opens.
+    """Repair a log that no process has open: report what is damaged, lost and kept; with --apply write a journal that
+    opens.
 
-    Damaged files are never removed: they stay in the folder `journal/damaged-…`. Readers that come to lost entries get
-    PositionLost with where the log goes on, and a node may not start, until the loss is accepted: look at what is lost,
-    then run it with --accept --apply. Exits with 1 when there is something to repair and --apply is not given.
+    Damaged files are never removed: they stay in the folder `journal/damaged-…`. Readers that reach lost entries get
+    PositionLost with the entry where the log continues, and a node may not start, until the loss is accepted: look at
+    what is lost, then run the command with --accept --apply. Exits with 1 when there is something to repair and --apply
+    is not given.
     """
     directory = local_directory(where)
     wall_ms = SystemClock().wall_ms()
     with locked(directory) as unowned:
         if not unowned:
             raise DirectoryInUse(f"{directory} is in use or cannot be locked: stop its owner first", path=directory)
-        survey = Survey(ReadOnlyDisk(), f"{directory}/journal")
+        survey = JournalSurvey(ReadOnlyDisk(), f"{directory}/journal")
         try:
             found = plan(directory, survey, wall_ms=wall_ms, accept=accept)
             to_do = found.needed or bool(found.segments)
             aside = rebuild(directory, found, survey, RealDisk(), wall_ms) if apply and to_do else None
         finally:
             survey.close()
-    told = _picture(found) | {
+    fields = _fields(found) | {
         "applied": aside is not None,
         "aside": aside,
         "to_accept": found.stops_readers and not accept,
     }
-    typer.echo(json.dumps(told, indent=2) if as_json else _text(told, to_do=to_do))
+    typer.echo(json.dumps(fields, indent=2) if as_json else _text(fields, to_do=to_do))
     if to_do and not apply:
         raise typer.Exit(NEEDED)
 
 
-def _picture(found: Plan) -> dict[str, Any]:
+def _fields(found: RepairPlan) -> dict[str, Any]:
     def name(number: int) -> str:
         return found.names.get(number, f"number {number}")
 
@@ -84,7 +85,7 @@ def _picture(found: Plan) -> dict[str, Any]:
 
 
 def losses_of(table: ChannelTable) -> dict[str, list[dict[str, Any]]]:
-    """What earlier repairs could not save, by the name of the channel."""
+    """The losses of earlier repairs, by the name of the channel."""
     return {
         state.name: [
             {"first": f"{loss.first:016x}", "last": f"{loss.last:016x}", "accepted": loss.accepted}
@@ -96,7 +97,7 @@ def losses_of(table: ChannelTable) -> dict[str, list[dict[str, Any]]]:
 
 
 def loss_lines(losses: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """The same for people."""
+    """The lines that show losses on a terminal."""
     return [
         f"{name}: ids {loss['first']} to {loss['last']} are lost" + (" (accepted)" if loss["accepted"] else "")
         for name, each in losses.items()
@@ -104,30 +105,30 @@ def loss_lines(losses: dict[str, list[dict[str, Any]]]) -> list[str]:
     ]
 
 
-def _text(told: dict[str, Any], *, to_do: bool) -> str:
+def _text(fields: dict[str, Any], *, to_do: bool) -> str:
     lines: list[str] = []
-    for damage in told["damages"]:
+    for damage in fields["damages"]:
         frames = "" if damage["frames"] is None else f", {damage['frames']} frames"
         lines.append(f"{damage['path']}  {damage['offset']} to {damage['end']}: {damage['what']}{frames}")
         lines += [
             f"    {_lost_of(name, damage)}: ids {first} to {last}" for name, (first, last) in damage["lost"].items()
         ]
         lines += [] if damage["lost"] else ["    no entry is known to be lost"]
-    lines += [f"to be written anew: {path}" for path in told["segments_written_anew"]]
-    lines += [f"leaves its place: {path}" for path in told["set_aside"]]
-    lines.append(f"index: {told['index']}")
-    lines += [f"earlier: {line}" for line in loss_lines(told["earlier_losses"])]
-    if told["applied"]:
-        lines.append(f"done; the old files are in {told['aside']}")
+    lines += [f"to be written anew: {path}" for path in fields["segments_written_anew"]]
+    lines += [f"leaves its place: {path}" for path in fields["set_aside"]]
+    lines.append(f"index: {fields['index']}")
+    lines += [f"earlier: {line}" for line in loss_lines(fields["earlier_losses"])]
+    if fields["applied"]:
+        lines.append(f"done; the old files are in {fields['aside']}")
     else:
         lines.append("nothing was changed; --apply does it" if to_do else "there is nothing to repair")
-    if told["to_accept"]:
+    if fields["to_accept"]:
         lines.append(
-            "readers that come to what is lost end with PositionLost, and a node may not start; once you have seen what"
+            "readers that reach a loss end with PositionLost, and a node may not start; once you have seen what"
             f" it is, `{ACCEPT}` lets them pass"
         )
     return "\n".join(lines)
 
 
 def _lost_of(name: str, damage: dict[str, Any]) -> str:
-    return f"perhaps lost of {name}, nothing tells how many" if name in damage["at_most"] else f"lost of {name}"
+    return f"perhaps lost of {name}, it is not known how many" if name in damage["at_most"] else f"lost of {name}"

@@ -1,4 +1,4 @@
-"""`tidewal run`: a standalone node until it is told to end."""
+"""`tidewal run`: a standalone node until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(
         str, typer.Option(help="URL of the log: kafka://…, pulsar://…; rocksmq:// in the directory by default.")
     ] = "",
     metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
     """Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
 
@@ -31,7 +31,7 @@ def run(
 
     from ..runtime.config import load_settings
     from ..runtime.redaction import shown_url
-    from .stopping import Interrupted, until_stopped
+    from .signals import Interrupted, until_stopped
 
     settings = load_settings(config, arguments={"wal": wal or None, "metrics.port": metrics_port})
     configured = Path(settings.rocksmq.path) if settings.rocksmq.path and not settings.wal else DEFAULT_DATA / "log"
@@ -45,7 +45,7 @@ def run(
             where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
-            _tell(where, as_json)
+            _print_addresses(where, as_json)
             raise await node.failed()
 
     try:
@@ -55,10 +55,10 @@ def run(
             typer.echo("drained")
 
 
-def _tell(where: dict[str, str], as_json: bool) -> None:
+def _print_addresses(where: dict[str, str], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(where))
     else:
-        for name, place in where.items():
-            typer.echo(f"{name:8} {place}")
+        for name, address in where.items():
+            typer.echo(f"{name:8} {address}")
         typer.echo("running; Ctrl-C ends it")

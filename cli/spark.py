@@ -11,7 +11,7 @@ import typer
 from ..runtime.errors import ConfigError
 from ..runtime.names import DEFAULT_PREFIX
 from ..spark_bridge.log import open_log
-from ..spark_bridge.options import EARLIEST, LATEST, Options
+from ..spark_bridge.options import EARLIEST, LATEST, ReadOptions
 from . import spark_pipelines as pipelines
 from .spark_running import spark_session
 
@@ -29,7 +29,7 @@ class Format(StrEnum):
 Url = Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path, kafka://… or pulsar://…")]
 Name = Annotated[str, typer.Argument(help="A collection, or with --topic names of channels by comma.")]
 Topic = Annotated[bool, typer.Option("--topic", help="NAME is a channel of messages, not a collection.")]
-Begin = Annotated[str, typer.Option("--from", help="startingOffsets of the source; a checkpoint goes before it.")]
+Begin = Annotated[str, typer.Option("--from", help="startingOffsets of the source; a checkpoint has precedence.")]
 Given = Annotated[list[str], typer.Option("--option", "-o", metavar="NAME=VALUE", help="Any option of the source.")]
 Conf = Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="A setting of Spark, as spark.driver.memory=4g.")]
 Master = Annotated[str, typer.Option(help="Where Spark runs.")]
@@ -126,7 +126,7 @@ def export(
 def copy(
     url: Url,
     name: Name,
-    checkpoint: Annotated[str, typer.Option(help="Where the position is kept; it makes the copy exactly once.")],
+    checkpoint: Annotated[str, typer.Option(help="Where the position is stored; with it each row is copied once.")],
     to_collection: Annotated[str, typer.Option(help="The collection to write into; it must be there.")] = "",
     to_topic: Annotated[str, typer.Option(help="The channel to write into; it must be there.")] = "",
     to_wal: Annotated[str, typer.Option(help="The log to write into; default: the same.")] = "",
@@ -164,7 +164,7 @@ def copy(
 
 
 def _source(url: str, name: str, topic: bool, prefix: str, begin: str, option: list[str]) -> dict[str, str]:
-    """The options of the source. What was given with --option goes before the rest."""
+    """The options of the source. Those given with --option have precedence."""
     given = _pairs("option", option)
     named = {key.lower() for key in given}
     usual = {"wal": url, "topic" if topic else "collection": name, "prefix": prefix, "startingOffsets": begin}
@@ -172,8 +172,8 @@ def _source(url: str, name: str, topic: bool, prefix: str, begin: str, option: l
 
 
 def _check(source: Mapping[str, str], *, streaming: bool) -> None:
-    """Say what is wrong before Java starts."""
-    open_log(Options.parse(source, streaming=streaming).wal).close()
+    """Raise what is wrong with the options before Java starts."""
+    open_log(ReadOptions.parse(source, streaming=streaming).wal).close()
 
 
 def _pairs(what: str, given: list[str]) -> dict[str, str]:

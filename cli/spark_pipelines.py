@@ -1,4 +1,4 @@
-"""What `tidewal spark` runs: DataFrames in, DataFrames out."""
+"""The pipelines of `tidewal spark`: DataFrames in, DataFrames out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 ORDER = ("_ts", "_channel", "_cseq", "_row", "_id")
-TOLD_WITHIN_S = 10.0  # the last progress comes a moment after the end
+LAST_PROGRESS_WITHIN_S = 10.0  # the last progress comes a moment after the end
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """How a pipeline runs that writes: to the end of what is there or for ever, and what it tells meanwhile."""
+    """How a pipeline that writes runs: to the present end or for ever, and what it reports meanwhile."""
 
     once: bool
     every: str
@@ -34,7 +34,8 @@ class Running:
 
 
 def tail(spark: SparkSession, source: Mapping[str, str], *, once: bool, rows: int, as_json: bool) -> None:
-    """Print micro-batches. In memory there is one partition of one, with --json, or the rows that are shown."""
+    """Print micro-batches. Memory holds one partition of a micro-batch with --json, otherwise the rows that are
+    shown."""
     from pyspark.sql import functions as F
 
     def show(frame: DataFrame, number: int) -> None:
@@ -67,7 +68,7 @@ def count(
     if follow:
         frame = frame.withWatermark("_time", "0 seconds")
     counted = frame.groupBy(F.window("_time", window), *columns).agg(F.count("*").alias("rows"))
-    told = counted.select(F.unix_millis("window.start").alias("from"), *columns, "rows")
+    counts = counted.select(F.unix_millis("window.start").alias("from"), *columns, "rows")
 
     def show(result: DataFrame, _: int = 0) -> None:
         for row in result.orderBy("from", *columns).toLocalIterator():
@@ -75,9 +76,9 @@ def count(
             typer.echo(json.dumps(fields, default=str) if as_json else "  ".join(map(str, fields.values())))
 
     if follow:
-        until_ended(told.writeStream.outputMode("append").foreachBatch(show).start())
+        until_ended(counts.writeStream.outputMode("append").foreachBatch(show).start())
     else:
-        show(told)
+        show(counts)
 
 
 def iso_time(ms: int) -> str:
@@ -94,7 +95,7 @@ def export(
     checkpoint: str,
     running: Running,
 ) -> None:
-    """Write files of `form`. `_watermark` stays: it says which rows one micro-batch brought."""
+    """Write files of `form`. The column `_watermark` stays: it identifies the rows of one micro-batch."""
     frame = _stream(spark, source)
     writer = frame.writeStream.format(form).option("path", directory).option("checkpointLocation", checkpoint)
     _run(spark, writer, running)
@@ -127,11 +128,11 @@ def _stream(spark: SparkSession, source: Mapping[str, str]) -> DataFrame:
 
 
 def _run(spark: SparkSession, writer: DataStreamWriter, running: Running) -> None:
-    """Start a query, tell of its micro-batches as they end, and wait until it has."""
-    from .spark_report import Report
+    """Start a query, report its micro-batches as they end, and wait until the query has ended."""
+    from .spark_report import ProgressPrinter
 
     writer = writer.trigger(availableNow=True) if running.once else writer.trigger(processingTime=running.every)
-    report = Report(as_json=running.as_json)
+    report = ProgressPrinter(as_json=running.as_json)
     spark.streams.addListener(report)
     try:
         with ExitStack() as stack:
@@ -141,6 +142,6 @@ def _run(spark: SparkSession, writer: DataStreamWriter, running: Running) -> Non
             try:
                 until_ended(query)
             finally:
-                report.sum_up(TOLD_WITHIN_S)
+                report.sum_up(LAST_PROGRESS_WITHIN_S)
     finally:
         spark.streams.removeListener(report)

@@ -14,11 +14,11 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from .reading import shown_time
+from .open_log import shown_time
 
 
-class Report(StreamingQueryListener):
-    """Prints a query's progress, which Spark tells from threads of its own."""
+class ProgressPrinter(StreamingQueryListener):
+    """Prints a query's progress, which Spark reports from threads of its own."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -27,29 +27,31 @@ class Report(StreamingQueryListener):
         self._ended = threading.Event()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to say."""
+        """Ignored."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A micro-batch has ended."""
-        told = event.progress
-        self._rows += told.numInputRows
+        """Print a micro-batch that has ended."""
+        progress = event.progress
+        self._rows += progress.numInputRows
         self._batches += 1
-        upto = _time(told.sources[0].endOffset)
-        picture = {"batch": told.batchId, "rows": told.numInputRows, "ms": told.batchDuration, "upto": upto}
+        upto = _time(progress.sources[0].endOffset)
+        fields = {"batch": progress.batchId, "rows": progress.numInputRows, "ms": progress.batchDuration, "upto": upto}
         if self._as_json:
-            typer.echo(json.dumps(picture))
+            typer.echo(json.dumps(fields))
         else:
             typer.echo(
-                f"micro-batch {told.batchId}: {told.numInputRows:,} rows in {told.batchDuration / 1000:.2f} s"
+                f"micro-batch {progress.batchId}: {progress.numInputRows:,} rows in "
+                f"{progress.batchDuration / 1000:.2f} s"
                 f"{f', read up to {upto}' if upto else ''}"
             )
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The query has ended."""
+        """Note that the query has ended."""
         self._ended.set()
 
     def sum_up(self, within_s: float) -> None:
-        """Print the last line: what was done in this run. Spark may tell of the last micro-batch behind its end."""
+        """Print the last line, the totals of this run. Spark may report the last micro-batch up to `within_s` after the
+        end of the query."""
         self._ended.wait(within_s)
         if self._as_json:
             typer.echo(json.dumps({"rows": self._rows, "batches": self._batches}))
@@ -58,7 +60,7 @@ class Report(StreamingQueryListener):
 
 
 def _time(offset: str) -> str | None:
-    """The time of an offset that is a cut; those of channels each on its own have none."""
-    told: Any = json.loads(offset)
-    time = cast("dict[str, object]", told).get("t") if isinstance(told, dict) else None
+    """The time of an offset that is a cut; None for an offset of independent channels."""
+    decoded: Any = json.loads(offset)
+    time = cast("dict[str, object]", decoded).get("t") if isinstance(decoded, dict) else None
     return shown_time(time) if isinstance(time, int) else None

@@ -1,4 +1,4 @@
-"""Start Spark for a command, end it in good order, and say what went wrong in Tidewal's words."""
+"""Start Spark for a command, end it in good order, and raise its failures as Tidewal's errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import typer
 from ..runtime import errors
 from ..runtime.errors import TidewalError, Unavailable, Unsupported
 from ..spark_bridge import session
-from ..spark_bridge.local import require_spark
-from .java import MINIMAL_JAVA, find_java
-from .stopping import INTERRUPTED, SIGNALS
+from ..spark_bridge.spark_session import require_spark
+from .jdk import MINIMAL_JAVA, find_java
+from .signals import INTERRUPTED, SIGNALS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ _OURS = re.compile(r"tidewal\.runtime\.errors\.(\w+): ([^\n]+)")
 
 @contextmanager
 def spark_session(name: str, master: str, conf: Mapping[str, str]) -> Generator[SparkSession]:
-    """A Spark for one command. One that runs in this process already is used, and left running.
+    """A Spark session for one command. One that runs in this process already is used, and left running.
 
     What Spark raises comes out as a typed error. Raises `Unsupported` when PySpark or Java is missing or too old.
     """
@@ -48,11 +48,11 @@ def spark_session(name: str, master: str, conf: Mapping[str, str]) -> Generator[
 
     running = SparkSession.getActiveSession()
     try:
-        # What goes wrong is told once, by this command.
+        # An error is printed once, by this command.
         spark = running or session(f"tidewal spark {name}", master=master, **{"spark.log.level": "OFF", **conf})
         yield spark
     except (PySparkException, Py4JError) as error:
-        raise _told(str(error)) from error
+        raise _tidewal_error(str(error)) from error
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     finally:
@@ -61,8 +61,8 @@ def spark_session(name: str, master: str, conf: Mapping[str, str]) -> Generator[
             started.stop()
 
 
-def _told(text: str) -> TidewalError:
-    """The error of Tidewal inside what Spark says; else the first line of that."""
+def _tidewal_error(text: str) -> TidewalError:
+    """The error of Tidewal in Spark's text; else `Unavailable` with the first line of that."""
     ours = _OURS.search(text)
     kind = getattr(errors, ours[1], None) if ours else None
     if ours and isinstance(kind, type) and issubclass(kind, TidewalError):
@@ -72,7 +72,7 @@ def _told(text: str) -> TidewalError:
 
 
 def until_ended(query: StreamingQuery) -> None:
-    """Wait for the end of `query`. SIGINT or SIGTERM stop it between two questions, so that no call to Java is torn,
+    """Wait for the end of `query`. SIGINT or SIGTERM stop it between two calls to Java, so that none is interrupted,
     and raise `typer.Exit`; a second signal ends this process at once."""
     asked: list[int] = []
 

@@ -15,17 +15,17 @@ import typer
 from ..runtime.catalog import Catalog, decode_event
 from ..runtime.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
-from ..runtime.names import DEFAULT_PREFIX, Names, physical
+from ..runtime.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.record import Record, RecordType, decode
 from ..runtime.schema import OP_COLUMN, Op
 from ..runtime.wal import Entry, From, Wal
-from .reading import catalog_of, entries, opened, shown_time, stored
-from .stopping import INTERRUPTED, Interrupted, until_stopped
+from .open_log import catalog_of, entries, opened, shown_time, stored
+from .signals import INTERRUPTED, Interrupted, until_stopped
 
 HELD_ENTRIES = 256  # read ahead of what is printed
 
 
-class Where(StrEnum):
+class TailStart(StrEnum):
     """Where to begin."""
 
     earliest = "earliest"
@@ -34,7 +34,7 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Channels to read, and of their records those of some vchannels; none named: all."""
+    """Channels to read, and the vchannels whose records are shown: all where none is named."""
 
     channels: list[str]
     vchannels: frozenset[str] = field(default_factory=frozenset[str])
@@ -43,14 +43,14 @@ class Chosen:
 def tail(
     url: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")],
     channel: Annotated[str, typer.Argument(help="A channel, a vchannel or a collection.")],
-    start: Annotated[Where, typer.Option("--from", help="Where to begin.")] = Where.earliest,
+    start: Annotated[TailStart, typer.Option("--from", help="Where to begin.")] = TailStart.earliest,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
     rows: Annotated[int, typer.Option(min=0, help="Rows shown of each record.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each record.")] = False,
     prefix: Annotated[str, typer.Option(help="Prefix of the cluster's channels.")] = DEFAULT_PREFIX,
 ) -> None:
-    """Print the records of a channel: a line each on what the record is, and its rows where the schema is known.
+    """Print the records of a channel: a line for each with its type and fields, and its rows where the schema is known.
 
     Reads through the process that has the log open, or opens the directory when there is none. Of several channels
     records appear as they are read; the order within a channel is the log's.
@@ -61,13 +61,13 @@ def tail(
         async with opened(url) as wal:
             catalog = await catalog_of(wal, Names(prefix))
             chosen = await _choose(wal, catalog, channel)
-            begin = From.EARLIEST if start is Where.earliest else From.LATEST
+            begin = From.EARLIEST if start is TailStart.earliest else From.LATEST
             shown = 0
             async for name, entry in _merged(wal, chosen.channels, begin, follow):
-                picture = _picture(name, entry, catalog, chosen, rows)
-                if picture is None:
+                fields = _fields(name, entry, catalog, chosen, rows)
+                if fields is None:
                     continue
-                typer.echo(json.dumps(picture, default=_plain) if as_json else _text(picture))
+                typer.echo(json.dumps(fields, default=_plain) if as_json else _text(fields))
                 shown += 1
                 if shown == limit:
                     return
@@ -84,9 +84,9 @@ async def _choose(wal: Wal, catalog: Catalog, name: str) -> Chosen:
         return Chosen([name])
     collection = catalog.collections.get(name)
     if collection is not None:
-        return Chosen(sorted({physical(each) for each in collection.vchannels}), frozenset(collection.vchannels))
-    if physical(name) in known:
-        return Chosen([physical(name)], frozenset({name}))
+        return Chosen(sorted({pchannel_of(each) for each in collection.vchannels}), frozenset(collection.vchannels))
+    if pchannel_of(name) in known:
+        return Chosen([pchannel_of(name)], frozenset({name}))
     there = ", ".join([*sorted(catalog.collections), *known]) or "none"
     raise ChannelNotFound(f"no channel or collection {name!r}; there are: {there}", channel=name)
 
@@ -101,7 +101,7 @@ async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> A
             if follow or begin is From.EARLIEST:
                 async for entry in entries(wal, name, begin, None) if follow else stored(wal, name):
                     await queue.put((name, entry))
-        except Exception as error:  # -- it is raised where the entries are taken
+        except Exception as error:  # raised again where the entries are consumed
             ended = error
         await queue.put(ended)
 
@@ -122,32 +122,32 @@ async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> A
         await asyncio.gather(*readers, return_exceptions=True)
 
 
-def _picture(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int) -> dict[str, Any] | None:
-    """What is to be told of a record; None for one that was not asked for."""
-    told: dict[str, Any] = {"channel": name, "id": entry.id.hex()}
+def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int) -> dict[str, Any] | None:
+    """The fields of a record to print; None for a record of another vchannel than those chosen."""
+    fields: dict[str, Any] = {"channel": name, "id": entry.id.hex()}
     try:
         record = decode(entry.payload, entry.id)
     except BadRecord as error:
-        return told | {"type": "BAD", "reason": error.message}
+        return fields | {"type": "BAD", "reason": error.message}
     if chosen.vchannels and record.vchannel and record.vchannel not in chosen.vchannels:
         return None
-    told |= {"type": record.type.name, "ts": record.ts, "time": shown_time(record.ts)}
+    fields |= {"type": record.type.name, "ts": record.ts, "time": shown_time(record.ts)}
     if record.term:
-        told |= {"term": record.term, "cseq": record.cseq}
+        fields |= {"term": record.term, "cseq": record.cseq}
     for key in ("vchannel", "producer", "pseq", "schema_version"):
         if value := getattr(record, key):
-            told[key] = value
+            fields[key] = value
     if record.tags:
-        told["tags"] = dict(record.tags)
-    told["body_bytes"] = len(record.body)
+        fields["tags"] = dict(record.tags)
+    fields["body_bytes"] = len(record.body)
     try:
-        return told | _body(record, catalog, rows)
+        return fields | _body(record, catalog, rows)
     except BadRecord as error:
-        return told | {"reason": error.message}
+        return fields | {"reason": error.message}
 
 
 def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
-    """What the body says, for the types of record that a person looks for."""
+    """The fields of the body, for catalog events, cuts and rows."""
     if record.type is RecordType.CATALOG:
         event = dict(decode_event(record))
         return {"kind": event.pop("kind"), "event": event}
@@ -161,7 +161,7 @@ def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
 
 
 def _rows(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
-    from ..runtime.arrow import decode_rows
+    from ..runtime.row_codec import decode_rows
 
     of = next((each for each in catalog.collections.values() if record.vchannel in each.vchannels), None)
     if of is None or of.schema.version != record.schema_version:
@@ -174,21 +174,21 @@ def _rows(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
 
 
 def _plain(value: object) -> str:
-    """What JSON has no word for: ids and bodies in hex, times as ISO 8601."""
+    """Values that JSON does not have: ids and bodies in hex, times as ISO 8601."""
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def _text(told: dict[str, Any]) -> str:
-    """A record for people: one line, and one for each row."""
-    words = [told.get("time", "-"), told["channel"], told["type"]]
+def _text(fields: dict[str, Any]) -> str:
+    """A record as text: one line, and one for each row."""
+    words = [fields.get("time", "-"), fields["channel"], fields["type"]]
     hidden = {"time", "channel", "type", "id", "ts", "rows", "event", "ends"}
-    words += [f"{key}={value}" for key, value in told.items() if key not in hidden]
-    if told.get("event"):
-        words.append(json.dumps(told["event"], default=_plain))
+    words += [f"{key}={value}" for key, value in fields.items() if key not in hidden]
+    if fields.get("event"):
+        words.append(json.dumps(fields["event"], default=_plain))
     lines = ["  ".join(words)]
-    lines += ["    " + json.dumps(row, default=_plain) for row in told.get("rows", ())]
-    if told.get("row_count", 0) > len(told.get("rows", ())):
-        lines.append(f"    … {told['row_count'] - len(told['rows']):,} more")
+    lines += ["    " + json.dumps(row, default=_plain) for row in fields.get("rows", ())]
+    if fields.get("row_count", 0) > len(fields.get("rows", ())):
+        lines.append(f"    … {fields['row_count'] - len(fields['rows']):,} more")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`tidewal verify`: check what is stored, without changing it. `journal` reads every frame of an embedded log, `tables`
+"""`tidewal verify`: check stored data without changing it. `journal` reads every frame of an embedded log, `tables`
 every page of the tables."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..adapters.rocksmq.findings import SegmentReport
 from ..adapters.rocksmq.verify import locked
 from ..adapters.rocksmq.verify import verify as scrub
 from ..runtime.errors import ConfigError
-from .reading import local_directory
+from .open_log import local_directory
 
 DAMAGED = 1  # exit status
 
-verify = typer.Typer(help="Check what is stored, without changing it.", no_args_is_help=True)
+verify = typer.Typer(help="Check stored data without changing it.", no_args_is_help=True)
 
 
 @verify.callback()
@@ -33,8 +33,9 @@ def journal(
 ) -> None:
     """Read every frame of a log and check it: headers, checksums, sequences, ids, and the index.
 
-    While a process has the log open, its files are read up to the last good frame, and its index is left alone;
-    otherwise nobody can open the log while it is read. Exits with 0 when all is well, with 1 when something is damaged.
+    While a process has the log open, its files are read up to the last good frame, and its index is not checked;
+    otherwise no process can open the log while it is read. Exits with 0 when all is intact, with 1 when something is
+    damaged.
     """
     segments = frames = damaged = 0
     size = 0
@@ -42,7 +43,7 @@ def journal(
         for report in scrub(local_directory(where), owned=not unowned):
             segments, frames, size = segments + 1, frames + report.frames, size + report.end
             damaged += report.state == "damaged"
-            typer.echo(json.dumps(_picture(report)) if as_json else _text(report))
+            typer.echo(json.dumps(_fields(report)) if as_json else _text(report))
     verdict: dict[str, Any] = {
         "intact": not damaged,
         "segments": segments,
@@ -68,9 +69,9 @@ def tables(
     """Read every page of the tables and check it: that the files are there, page checksums, and numbers of rows; and
     that no other tool has changed rows.
 
-    A node may be at work meanwhile. Files of `current`, which the Delta library writes, have no checksums: it is made
-    from `log`, so remove it where it is damaged, and it is made anew. Exits with 0 when all is well, with 1 when
-    something is damaged.
+    A node may run meanwhile. Files of `current`, which the Delta library writes, have no checksums: that table is
+    derived from `log`, so remove it where it is damaged, and compaction creates it again. Exits with 0 when all is
+    intact, with 1 when something is damaged.
     """
     from ..actors.datanode.table_check import check_tables
 
@@ -91,13 +92,13 @@ def tables(
         raise typer.Exit(DAMAGED)
 
 
-def _picture(report: SegmentReport) -> dict[str, Any]:
-    told = asdict(report)
-    told["channels"] = {
+def _fields(report: SegmentReport) -> dict[str, Any]:
+    fields = asdict(report)
+    fields["channels"] = {
         str(number): {"last_id": f"{last_id:016x}", "bytes": size}
         for number, (last_id, size) in report.channels.items()
     }
-    return told
+    return fields
 
 
 def _text(report: SegmentReport) -> str:

@@ -1,20 +1,20 @@
-"""The catalog: what exists, and who owns what, folded from the records of the `collection_schema` channel.
+"""The catalog: the collections and the owners of the pchannels, folded from the records of the `collection_schema`
+channel.
 
-Whoever reads that channel to its end knows the same state. A record is a msgpack map with a version `v`, a `kind` and
-the fields below; the record header's term is the leader's, and what a deposed leader still writes does not count. The
-header's cseq numbers the events of a term: one that lands behind a later one, after an outcome that was unknown, does
-not count either. What cannot be read is passed over, alike by all; an event of an unknown kind stops every reader.
+All readers that have read that channel to its end have the same state. A record is a msgpack map with a version `v`, a
+`kind` and the fields below; the record header's term is the leader's, and what a superseded leader still writes does
+not count. The header's cseq numbers the events of a term: one that lands behind a later one, after an outcome that was
+unknown, does not count either. Every reader skips what cannot be read; an event of an unknown kind stops every reader.
 
-    leader    node, previous            a claim: it wins only if `previous` is the id of the last winning claim
-    create    collection                a collection begins to exist (its channels may not know yet)
-    ready     id                        every channel of the collection knows
-    drop      id                        the collection stops to exist
-    dropped   id                        every channel knows, its tables may be removed
-    grant     node, channels, limit     pchannels (name -> term) belong to a node; it may stamp up to `limit`
-    fenced    channels                  the fences (name -> message id) of the last grants stand in the log
-    lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
+    leader    node, previous            a claim of leadership: it wins only if `previous` is the id of the last winning
+    claim create    collection                a collection begins to exist (its channels may not have the record yet)
+    ready     id                        every channel of the collection has the record drop      id
+    the collection stops to exist dropped   id                        every channel has the record, its tables may be
+    removed grant     node, channels, limit     pchannels (name -> term) belong to a node; it may stamp up to `limit`
+    fenced    channels                  the fences (name -> message id) of the last grants are in the log lease
+    node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
-    snapshot  state                     everything, so that what lies before may be removed
+    snapshot  state                     the whole state, so that the records before it may be removed
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Collection:
         return len(self.vchannels)
 
     def to_wire(self) -> dict[str, Any]:
-        """A msgpack-able picture."""
+        """The wire form: a map that msgpack can encode."""
         return {
             "id": self.id,
             "schema": self.schema.to_wire(),
@@ -68,7 +68,8 @@ class Collection:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Collection:
-        """The collection that `to_wire` pictured."""
+        """The collection of a wire form that `to_wire` returned. Raises `ValueError`, `LookupError`, `BadRecord` or
+        `InvalidSchema` for a malformed one."""
         if wire["state"] not in (CREATING, READY, DROPPING):
             raise ValueError(f"a collection that is {wire['state']!r}")
         return cls(
@@ -81,9 +82,9 @@ class Collection:
 
 
 @dataclass(slots=True)
-class ChannelState:
-    """Who owns a pchannel. Timestamps above `limit` were never given out in it; `previous_limit` is that of the terms
-    before."""
+class PChannelState:
+    """The ownership of a pchannel. Timestamps above `limit` were never given out in it; `previous_limit` is the limit
+    of the terms before."""
 
     owner: str = ""
     term: int = 0
@@ -103,11 +104,11 @@ class Catalog:
         self.leader_id = b""
         self.next_id = 1
         self.collections: dict[str, Collection] = {}
-        self.channels: dict[str, ChannelState] = {}
+        self.channels: dict[str, PChannelState] = {}
 
     def fold(self, entry: Entry, on_bad: Callable[[BadRecord], None] | None = None) -> Record | None:
-        """Fold in an entry of the channel: its record if it counts. What cannot be read is given to `on_bad` and passed
-        over. Raises `FormatTooNew`, as `apply` does."""
+        """Fold in an entry of the channel. Returns its record if that counts. The error of an entry that cannot be read
+        is given to `on_bad`, and the entry is skipped. Raises `FormatTooNew`, as `apply` does."""
         try:
             record = decode(entry.payload, entry.id)
             if record.type is not RecordType.CATALOG:
@@ -127,7 +128,7 @@ class Catalog:
         kind = event["kind"]
         if kind == "leader":
             return self._claim(record, event)
-        begins = kind == "snapshot" and self.term == 0  # the log before it is gone, the claim included
+        begins = kind == "snapshot" and self.term == 0  # the log before the snapshot was removed, the claim included
         if not begins and (record.term != self.term or record.cseq <= self.cseq):
             return False
         handler = getattr(self, f"_on_{kind}", None)
@@ -156,11 +157,11 @@ class Catalog:
         return next((found for found in self.collections.values() if found.id == id), None)
 
     def fences(self, pchannels: list[str]) -> dict[str, dict[int, bytes]]:
-        """The known fences of `pchannels`, for readers."""
+        """The known fences of `pchannels`, by term, for readers."""
         return {name: dict(self.channels[name].fences) for name in pchannels if name in self.channels}
 
     def granted(self, pchannel: str) -> Granted:
-        """What the owners of `pchannel` were granted so far."""
+        """The grants of `pchannel` so far."""
         state = self.channels.get(pchannel)
         return (
             Granted(0, 0)
@@ -169,7 +170,7 @@ class Catalog:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """The event that tells all of this state."""
+        """The event that holds all of this state."""
         channels = {
             name: (state.owner, state.term, state.limit, state.previous_limit, state.checkpoint, state.fences)
             for name, state in self.channels.items()
@@ -198,17 +199,17 @@ class Catalog:
         self.next_id = max(self.next_id, collection.id + 1)
 
     def _on_ready(self, event: Event) -> None:
-        self._become(event, READY)
+        self._set_state(event, READY)
 
     def _on_drop(self, event: Event) -> None:
-        self._become(event, DROPPING)
+        self._set_state(event, DROPPING)
 
     def _on_dropped(self, event: Event) -> None:
         found = self.by_id(event["id"])
         if found is not None:
             del self.collections[found.name]
 
-    def _become(self, event: Event, state: str) -> None:
+    def _set_state(self, event: Event, state: str) -> None:
         found = self.by_id(event["id"])
         if found is not None:
             self.collections[found.name] = replace(found, state=state)
@@ -216,7 +217,7 @@ class Catalog:
     def _on_grant(self, event: Event) -> None:
         node, limit = _typed(event["node"], str), _typed(event["limit"], int)
         for name, term in _mapping(event["channels"], int).items():
-            channel = self.channels.setdefault(name, ChannelState())
+            channel = self.channels.setdefault(name, PChannelState())
             channel.previous_limit = max(channel.previous_limit, channel.limit)
             channel.owner, channel.term, channel.limit = node, term, limit
 
@@ -244,7 +245,7 @@ class Catalog:
         )
         collections = [Collection.from_wire(wire) for wire in state["collections"]]
         channels = {
-            name: ChannelState(
+            name: PChannelState(
                 owner, _typed(term, int), _typed(limit, int), _typed(previous, int), checkpoint, dict(fences)
             )
             for name, (owner, term, limit, previous, checkpoint, fences) in state["channels"].items()
@@ -270,7 +271,7 @@ def encode_event(term: int, event: Event) -> Record:
 
 
 def decode_event(record: Record) -> Event:
-    """The event in a catalog record, of whatever version. Raises `BadRecord`."""
+    """The event in a catalog record, of any version. Raises `BadRecord`."""
     try:
         event = cast("dict[str, Any]", _typed(cast(object, msgpack.unpackb(record.body, strict_map_key=False)), dict))
         _typed(event["v"], int)

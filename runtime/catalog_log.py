@@ -1,4 +1,4 @@
-"""The catalog as a living thing: one follows the `collection_schema` channel, the leader also writes it."""
+"""The catalog as it changes: every node follows the `collection_schema` channel, the leader also writes it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .wal import ChannelPolicy, ControlAppend, Entry, From, Wal
 
 CATALOG_POLICY = ChannelPolicy(retention_s=None)
 SNAPSHOT_EVENTS = 1_000
-SNAPSHOT_RETRY_EVENTS = 100  # behind a snapshot that failed
+SNAPSHOT_RETRY_EVENTS = 100  # after a snapshot that failed
 CLAIMS_MAX = 10
-CLAIM_PAUSE_S = 0.1  # behind a claim that the log refused; twice as long behind each further one
+CLAIM_PAUSE_S = 0.1  # after a claim that the log refused; twice as long after each further one
 CLAIM_PAUSE_S_MAX = 1.0
 
 _log = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class CatalogLog:
     """Follows the catalog; `catalog` is its state as far as it was read.
 
     `claim` makes this node the leader, after which `append` writes events. Only what the log order accepts counts, so
-    two nodes that both believe themselves leader cannot both be heard. What cannot be read is counted (`skipped`),
-    given to `on_bad` and passed over; the clock follows what counts, and no time that lies days ahead. A follower that
-    a snapshot has overtaken begins anew with that.
+    of two nodes that both believe to lead only one has an effect. Entries that cannot be read are counted (`skipped`),
+    given to `on_bad` and skipped; the clock follows the records that count, except a time that lies days ahead. A
+    follower that a snapshot has overtaken begins anew with that.
     """
 
     def __init__(self, wal: Wal, names: Names, clock: HybridClock, *, on_bad: OnBadRecord | None = None) -> None:
@@ -52,7 +52,7 @@ class CatalogLog:
         self._channel = names.catalog
         self._clock = clock
         self._applied = b""
-        self._counted: dict[bytes, bool] = {}  # what was read while a write is on its way
+        self._counted: dict[bytes, bool] = {}  # what was read while a write is in flight
         self._writing = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class CatalogLog:
         self._since_snapshot = 0
 
     async def open(self) -> None:
-        """Create the channel where it is missing, and read all there is."""
+        """Create the channel where it is missing, and read all that is in it."""
         await self._wal.create_channel(self._channel, CATALOG_POLICY)
         self._task = asyncio.create_task(self._follow(), name="catalog")
         await self.catch_up()
@@ -74,14 +74,15 @@ class CatalogLog:
                 _log.warning("%s: a snapshot was faster than this reader, which begins anew with it", self._channel)
                 catalog = Catalog()
             self._failure = Closed("the log was closed")
-        except Exception as error:  # -- whoever waits for the catalog must learn why it does not come
+        except Exception as error:  # -- callers that wait for the catalog must learn why it does not come
             self._failure = error
         async with self._changed:
             self._changed.notify_all()
 
     async def _fold_into(self, catalog: Catalog) -> bool:
-        """Fold in all that is there and comes; whether a snapshot has removed what comes next. A `catalog` that begins
-        anew is seen from its snapshot on, which tells all that was missed; until then the one before it is."""
+        """Fold in all entries that are there and come. Returns whether a snapshot has removed the next ones. A
+        `catalog` that begins anew is published from its snapshot on, which holds all that was missed; until then the
+        one before it is."""
         try:
             async for entries in self._wal.read(self._channel, From.EARLIEST):
                 async with self._changed:
@@ -91,7 +92,7 @@ class CatalogLog:
                     self._changed.notify_all()
                 if catalog is not self.catalog and entries[-1].id >= (await self._wal.latest_id(self._channel) or b""):
                     raise CorruptLog(
-                        f"entries of {self._channel} were removed, and no snapshot tells what they were: restore the"
+                        f"entries of {self._channel} were removed, and no snapshot holds what they were: restore the"
                         " log from a backup",
                         channel=self._channel,
                     )
@@ -115,7 +116,7 @@ class CatalogLog:
             self._on_bad(self._channel, entry, error)
 
     def granted(self, pchannel: str) -> Granted:
-        """What the owners of `pchannel` were granted, as far as the catalog was read."""
+        """The grants of `pchannel`, as far as the catalog was read."""
         return self.catalog.granted(pchannel)
 
     async def catch_up(self) -> Catalog:
@@ -126,7 +127,7 @@ class CatalogLog:
         return self.catalog
 
     async def wait_for(self, condition: Callable[[Catalog], bool], *, deadline_s: float) -> Catalog:
-        """Wait until the catalog is as asked. Raises `DeadlineExceeded`."""
+        """Wait until `condition` holds for the catalog. Raises `DeadlineExceeded` after `deadline_s` seconds."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._wait(lambda: condition(self.catalog))
@@ -150,8 +151,9 @@ class CatalogLog:
     # ---- the leader's part ------------------------------------------------------------------------------------------
 
     async def claim(self, node: str) -> None:
-        """Become the leader: name the last winning claim; log order decides between those who name the same one.
-        Raises `Fenced` when others won `CLAIMS_MAX` times; where the log refused the last claim, that error."""
+        """Become the leader: name the last winning claim; log order decides between claims that name the same
+        one. Raises `Fenced` when other nodes won `CLAIMS_MAX` times; where the log refused the last claim, that
+        error."""
         error: TidewalError = Fenced("no election was held")
         pause_s = CLAIM_PAUSE_S
         for _ in range(CLAIMS_MAX):
@@ -159,7 +161,7 @@ class CatalogLog:
                 if await self._try_to_claim(node):
                     return
                 error = Fenced(f"{node} lost an election to {self.catalog.leader}, the last of {CLAIMS_MAX}")
-            except TidewalError as refused:  # whether it won or not, the next claim is made behind it
+            except TidewalError as refused:  # whether it won or not, the next claim names what was read after it
                 if not refused.retryable:
                     raise
                 error = refused
@@ -176,14 +178,15 @@ class CatalogLog:
                 _, won = await self._write({"kind": "leader", "node": node, "previous": catalog.leader_id})
             finally:
                 if not won:
-                    self._term = 0  # it may be the winner's, under which nothing of this node's may count
+                    self._term = 0  # the term may be the winner's, under which no event of this node may count
         return won
 
     async def append(self, event: Event) -> None:
         """Write an event; when this returns it is durable and in `catalog`. Raises `Fenced` when another node leads.
 
-        One event after another: a snapshot must lie behind all that it tells, and before all that it does not. One that
-        fails does not fail the event before it: it is logged, and tried again `SNAPSHOT_RETRY_EVENTS` later."""
+        Events are written one after another: a snapshot must lie behind all that it holds, and before all that it does
+        not. A snapshot that fails does not fail the event before it: it is logged, and tried again
+        `SNAPSHOT_RETRY_EVENTS` later."""
         async with self._writing:
             await self._write_as_leader(event)
             if self._since_snapshot >= SNAPSHOT_EVENTS:
@@ -203,7 +206,7 @@ class CatalogLog:
 
     async def _write(self, event: Event) -> tuple[bytes, bool]:
         """Append an event and read it back: its id, and whether it counts."""
-        if self.catalog.term == self._term:  # whatever was written under this term counts no more
+        if self.catalog.term == self._term:  # events of this term are numbered on from the last one that counts
             self._cseq = max(self._cseq, self.catalog.cseq)
         self._cseq += 1
         ts = self._clock.now()
@@ -213,7 +216,7 @@ class CatalogLog:
             await self._wait(lambda: self._applied >= id)
             if id not in self._counted:
                 raise Unavailable(
-                    "another leader's snapshot has removed the event before it was read back: look whether it counts",
+                    "another leader's snapshot has removed the event before it was read back: check whether it counts",
                     outcome_unknown=True,
                 )
             return id, self._counted[id]
@@ -221,7 +224,7 @@ class CatalogLog:
             self._counted.clear()
 
     async def snapshot(self) -> None:
-        """Write the whole state and let go of what lies before it."""
+        """Write the whole state and truncate what lies before it."""
         async with self._writing:
             await self._snapshot()
 

@@ -1,9 +1,9 @@
-"""What every reader of a pchannel does with its entries before anyone else sees them: decode, drop what a fence
-hides, drop what was seen, and put the parts of a batch together. Bad records go to the dead-letter handler.
+"""What every reader of a pchannel does with its entries first: decode, drop what a fence hides, drop duplicates, and
+put the parts of a batch together. Bad records go to the dead-letter handler.
 
-With a catalog at hand a reader believes nothing that no owner was granted: a record of a term that was never granted,
-of none, from before its term's fence, or with a time beyond every limit is a bad record. Without one, what has the
-highest term counts, and who can write to the log is trusted not to make terms up.
+With a catalog a reader accepts only what was granted: a record of a term that was never granted, without a term, from
+before its term's fence, or with a time beyond every limit is a bad record. Without a catalog, the records of the
+highest term count, and writers to the log are trusted not to make terms up.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .errors import BadRecord, TidewalError
 from .record import NOT_A_RECORD, Record, decode
 from .wal import Entry
 
-BAD_RECORDS_MAX = 100  # intact ones without a good one between: then it is the code that is wrong, and the reader stops
+BAD_RECORDS_MAX = 100  # intact ones without a good one between: then the code is wrong, and the reader stops
 
-_FOREIGN = (*NOT_A_RECORD, "grant")  # whatever the code: no record, or none of an owner
+_FOREIGN = (*NOT_A_RECORD, "grant")  # in any version of the code: no record, or none of an owner
 
 OnBadRecord = Callable[[str, Entry, BadRecord], None]
 
 
 class Granted(NamedTuple):
-    """What the owners of a channel were granted so far: the highest term, the timestamp above which none has stamped or
-    promised anything, and for each term that has one the id of its fence."""
+    """The grants of a channel so far: the highest term, the timestamp above which no owner has stamped or promised
+    anything, and for each term that has one the id of its fence."""
 
     term: int
     limit: int = MAX_TIMESTAMP
@@ -38,12 +38,12 @@ class Granted(NamedTuple):
 
 
 class Grants(Protocol):
-    """Where a reader learns of grants: the catalog, which knows of each before anything is written under it."""
+    """Where a reader gets grants: the catalog, which has each before anything is written under it."""
 
     def granted(self, pchannel: str) -> Granted: ...
 
     async def catch_up(self) -> object:
-        """Learn of all that is granted by now."""
+        """Read all that is granted by now."""
         ...
 
 
@@ -58,19 +58,19 @@ class ReadCounts:
     incomplete: int = 0  # batches of which a part was missing
     bad: int = 0
     lost: int = 0  # times that retention had removed what was to be read next, and `reset_to` moved the stream
-    late: int = 0  # counted by a time-ticked stream: behind a time already told
+    late: int = 0  # counted by a time-ticked stream: behind a time already announced
 
 
 class ChannelReader:
     """The reading state of one pchannel: the highest (term, cseq), and `position`: the id, term and cseq of the last
-    entry that is done with, behind which reading can go on later.
+    entry that is processed, behind which reading can go on later.
 
     `fences` maps each term to the id of its fence, from the catalog: a reader that starts behind a fence takes its
-    lowest term from there (guarantee 3). Records of no owner (term 0: control and event channels) pass unchecked, but
-    where `grants` says what owners were granted.
+    lowest term from there (guarantee 3). Records without an owner (term 0: control and event channels) pass unchecked,
+    except where there are `grants`.
 
-    `after` is the term and cseq of the record behind which it begins, which may be one part of a batch: then the
-    batch's other parts are accepted, once the last one is there.
+    `after` is the term and cseq of the record behind which the reader begins, which may be one part of a batch: then
+    the batch's other parts are accepted, once the last one is there.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class ChannelReader:
         grants: Grants | None = None,
         granted: Granted | None = None,
     ) -> None:
-        """`grants` are looked up as they are needed, by `accept_granted`; `granted` are known and do not change."""
+        """`grants` are looked up as they are needed, by `accept_granted`; `granted` are known and do not change.
+        `on_bad` gets the entries that cannot be read."""
         self.channel = channel
         self.term, self.cseq = after
         self.position = (b"", *after)
@@ -98,14 +99,15 @@ class ChannelReader:
         self._parts: list[Record] = []
 
     def accept_granted(self, entries: Sequence[Entry]) -> tuple[list[Record], Sequence[Entry]]:
-        """As `accept`, up to the first record that no known grant covers: what counts before it, and the entries from
-        it on. Before such a record is taken for bad the grants are read anew: hand out what counts, for this reader
-        stands behind it, then await `learn_grants`, and `accept` the rest."""
+        """Accept `entries` as `accept` does, up to the first record that no known grant covers. Returns the records
+        that count before it, and the entries from it on. Before such a record is taken for bad the grants are read
+        anew: hand out the records, for the position is behind them now, then await `learn_grants`, and `accept` the
+        rest."""
         accepted: list[Record] = []
         return accepted, self._accept(entries, accepted, doubting=self._grants is not None)
 
     async def learn_grants(self) -> None:
-        """Read the grants to their present end: that of a record stood there before the record was written."""
+        """Read the grants to their present end: the grant of a record was stored before the record was written."""
         assert self._grants is not None
         await self._grants.catch_up()
         self._granted = self._grants.granted(self.channel)
@@ -146,7 +148,7 @@ class ChannelReader:
 
     @staticmethod
     def _ungranted(record: Record, granted: Granted) -> str:
-        """Why no owner can have written the record; nothing where one can."""
+        """Why no owner can have written the record; empty where one can."""
         if not granted.covers(record.term, record.ts):
             return (
                 f"a record of term {record.term} at {record.ts}: no owner was granted more than term {granted.term} "
@@ -173,8 +175,8 @@ class ChannelReader:
         return True
 
     def _assemble(self, record: Record, accepted: list[Record]) -> None:
-        """A batch's parts follow each other in the log: with another record between them it never was whole. A reader
-        that begins within one gets the rest of it, for the part before has the number that it begins behind."""
+        """A batch's parts follow each other in the log: a batch with another record between its parts was never whole.
+        A reader that begins within a batch gets the rest of it: `after` is the number of the part before."""
         part = record.part
         held = self._parts[-1].part if self._parts else None
         if held is not None and (part is None or part.batch != held.batch or part.number != held.number + 1):

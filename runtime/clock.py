@@ -1,6 +1,6 @@
 """Hybrid timestamps: `physical_ms << 18 | logical`, 64 bits, as in Milvus (`pkg/util/tsoutil`).
 
-Time comes from an injected `Clock`, so tests own it. `HybridClock` never goes back, whatever the wall clock does.
+Time comes from an injected `Clock`, so tests control it. `HybridClock` never goes back, whatever the wall clock does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 LOGICAL_BITS = 18
 MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TIMESTAMP = (1 << 63) - 1  # Spark and Delta store timestamps as int64
-AHEAD_MS_MAX = 2 * 24 * 3600 * 1000  # a time that lies further ahead is not believed
+AHEAD_MS_MAX = 2 * 24 * 3600 * 1000  # a time that lies further ahead is not accepted
 AHEAD_MS_TOLD = 60 * 1000  # what a log may carry this clock ahead of the wall clock without a warning
 
 _log = logging.getLogger("tidewal.clock")
@@ -66,16 +66,16 @@ def add_ms(ts: int, ms: int) -> int:
 class HybridClock:
     """Strictly increasing timestamps, close to the wall clock. Thread-safe.
 
-    The wall clock is followed wherever it goes, but for a single step of more than `AHEAD_MS_MAX` ahead: timestamps
-    never go back, so time would stand still for as long afterwards. Then the last wall time that was believed goes on
-    by the monotonic clock until the wall clock is back, or this process begins anew.
+    The wall clock is followed, except a single step of more than `AHEAD_MS_MAX` ahead: timestamps never go back, so
+    time would stand still for as long afterwards. Then the last accepted wall time is advanced by the monotonic clock
+    until the wall clock is back, or this process is restarted.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self._last = 0
         self._lock = threading.Lock()
-        self._offset_ms = self.clock.wall_ms() - self._monotonic_ms()  # of the wall clock, as last believed
+        self._offset_ms = self.clock.wall_ms() - self._monotonic_ms()  # of the wall clock, as last accepted
         self._doubted = False
 
     def now(self) -> int:
@@ -89,7 +89,7 @@ class HybridClock:
         return int(self.clock.monotonic() * 1000)
 
     def _wall_ms(self) -> int:
-        """The wall clock's time, as far as it is believed."""
+        """The wall clock's time, without a step that is not followed."""
         wall_ms, monotonic_ms = self.clock.wall_ms(), self._monotonic_ms()
         offset_ms = wall_ms - monotonic_ms
         doubted = offset_ms - self._offset_ms > AHEAD_MS_MAX
@@ -102,19 +102,20 @@ class HybridClock:
         return monotonic_ms + self._offset_ms
 
     def observe(self, ts: int) -> None:
-        """Never again give out a timestamp ≤ `ts`. Only for what counts: a granted limit, a record of a granted term
-        within its limit. Where that lies further ahead of the wall clock than usual, a warning names it."""
+        """Never again give out a timestamp ≤ `ts`. Only for timestamps that count: a granted limit, a record of a
+        granted term within its limit. A warning is logged where one lies unusually far ahead of the wall clock."""
         with self._lock:
             before_ms, self._last = self.ahead_ms, max(self._last, ts)
             ahead_ms = self.ahead_ms
         if before_ms <= AHEAD_MS_TOLD < ahead_ms:
             _log.warning(
-                "the log carries timestamps %.0f s ahead of the wall clock: all that is written goes on from there",
+                "the log carries timestamps %.0f s ahead of the wall clock: all new timestamps go on from there",
                 ahead_ms / 1000,
             )
 
     def believes(self, ts: int) -> bool:
-        """Whether `ts` lies no more than `AHEAD_MS_MAX` ahead of the wall clock: what enters from outside must."""
+        """Whether `ts` lies no more than `AHEAD_MS_MAX` ahead of the wall clock: a condition for timestamps from
+        outside."""
         with self._lock:
             return physical_ms(ts) <= max(self._wall_ms(), physical_ms(self._last)) + AHEAD_MS_MAX
 
@@ -125,7 +126,8 @@ class HybridClock:
 
     @property
     def behind_ms(self) -> int:
-        """How far they lie behind it, ms: more than 0 only while a step of the wall clock is not followed."""
+        """How far they lie behind the wall clock, ms: more than 0 only while a step of the wall clock is not
+        followed."""
         with self._lock:
             return max(0, self.clock.wall_ms() - self._wall_ms())
 

@@ -2,7 +2,7 @@
 
 All sources are flattened to dotted keys, matched without regard to case, and checked once: a key of Milvus that means
 nothing here is named in one warning, any other unknown key is a `ConfigError` that names the nearest known one. A null
-means "not given". Nothing here writes settings back: what `resolve_mq_type` finds is a value of its own.
+means "not given". This module never writes settings back: the result of `resolve_mq_type` is a value of its own.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def load_settings(
 ) -> Settings:
     """Merge the sources into checked settings.
 
-    `environment` is the process's own unless given; `arguments` are dotted keys (`{"rocksmq.path": "/data"}`) or nested
-    mappings. Raises `ConfigError` for an unreadable file, an unknown key or a value that does not fit.
+    `path` is a YAML file; `environment` is the process's own unless given; `arguments` are dotted keys
+    (`{"rocksmq.path": "/data"}`) or nested mappings. Raises `ConfigError` for an unreadable file, an unknown key or a
+    value that does not fit.
     """
     given = [
         *_from_file(Path(path) if path is not None else None),
@@ -91,9 +92,10 @@ def load_settings(
 def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name: str | None = None) -> str:
     """Name the log's backend that `settings` choose, as the scheme of its URL.
 
-    A checkpoint's own backend wins, since its positions mean nothing elsewhere; then a `wal` URL, which is taken as it
-    is (the processes of one machine may share a RocksMQ directory); then `mq.type`. `default` takes the first enabled
-    one of rocksmq (standalone only), pulsar, kafka and woodpecker. Raises `ConfigError` where no answer is safe.
+    A checkpoint's own backend (`checkpoint_wal_name`) wins, since its positions mean nothing elsewhere; then a `wal`
+    URL, which is taken as it is (the processes of one machine may share a RocksMQ directory); then `mq.type`. `default`
+    takes the first enabled one of rocksmq (standalone only), pulsar, kafka and woodpecker. Raises `ConfigError` where
+    no answer is safe.
     """
     if checkpoint_wal_name:
         return checkpoint_wal_name
@@ -113,9 +115,9 @@ def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name
 
 
 def wal_url(settings: Settings, standalone: bool = True, *, checkpoint_wal_name: str | None = None) -> str:
-    """The URL of the log that `settings` choose, for `open_wal`. Who goes on from a checkpoint names its backend: it
-    beats `mq.type` where it is enabled. Raises `PositionMismatch` (`expected`, `found`) where the settings lead to
-    another log only, and what `resolve_mq_type` raises."""
+    """The URL of the log that `settings` choose, for `open_wal`. A caller that goes on from a checkpoint names its
+    backend (`checkpoint_wal_name`), which overrides `mq.type` where it is enabled. Raises `PositionMismatch`
+    (`expected`, `found`) where the settings lead to another log only, and what `resolve_mq_type` raises."""
     configured = resolve_mq_type(settings, standalone)
     name = resolve_mq_type(settings, standalone, checkpoint_wal_name=checkpoint_wal_name)
     url = settings.wal if settings.wal and name == configured else _url(settings, name)
@@ -136,7 +138,7 @@ def wal_url(settings: Settings, standalone: bool = True, *, checkpoint_wal_name:
 
 
 def _url(settings: Settings, name: str) -> str:
-    """The URL of a backend, "" where the settings do not tell."""
+    """The URL of a backend, "" where the settings have none."""
     match name:
         case "rocksmq" if settings.rocksmq.path:
             return f"rocksmq://{quote(os.path.abspath(settings.rocksmq.path))}"
@@ -153,7 +155,7 @@ def _url(settings: Settings, name: str) -> str:
 
 def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, Any]:
     """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
-    options of its adapter, and where it counts."""
+    options of its adapter, and `metrics`."""
     scheme = split_url(url or wal_url(settings)).scheme
     if scheme == "kafka":
         return {"settings": settings.kafka, "metrics": metrics}
@@ -169,7 +171,7 @@ def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = Non
 
 
 def known_keys() -> dict[str, str]:
-    """Map every dotted key to what it means; keys handed through to Kafka's client end in `.*`."""
+    """Map every dotted key to its meaning; keys handed through to Kafka's client end in `.*`."""
     return {key: meaning for key, meaning, _ in _walk(Settings, "")}
 
 

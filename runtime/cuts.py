@@ -1,5 +1,5 @@
-"""Cuts: one time `T` and, per channel, the exclusive end of the records with ts ≤ T. A consistent line across all
-channels of a collection. MixCoord stores a cut in the log before it hands it out, so every reader sees the same ones.
+"""Cuts: one time `T` and, per channel, the exclusive end of the records with ts ≤ T. A cut is a consistent line across
+all channels of a collection. MixCoord stores a cut in the log before it hands it out, so all readers see the same cuts.
 """
 
 from __future__ import annotations

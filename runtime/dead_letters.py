@@ -1,8 +1,8 @@
 """Dead letters: records that could not be used are kept aside, with their reason, and the channel goes on.
 
-A dead letter is a record of type `DEAD_LETTER` whose body is the bad entry as it was, whose key is the entry's id, and
+A dead letter is a record of type `DEAD_LETTER` whose body is the unchanged bad entry, whose key is the entry's id, and
 whose tags say `channel`, `reason`, `message` and `size` (bytes; a larger size than the body's means that it was cut).
-A reader that restarts before a bad record keeps it again: (channel, key) tells.
+A reader that restarts before a bad record keeps it again, with the same channel and key.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OnCounted = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class DeadLetterCounts:
-    """What became of bad records."""
+    """How many bad records were kept, and how many were not."""
 
     kept: int = 0
-    over_limit: int = 0  # counted only: too many at once
+    over_limit: int = 0  # counted only: too many at a time
     failed: int = 0  # the dead-letter channel did not take them
 
 
@@ -66,8 +66,8 @@ class DeadLetters:
         self._keep(channel, entry.id, str(error.fields.get("reason", "unknown")), error.message, entry.payload)
 
     def late(self, channel: str, record: Record) -> None:
-        """Keep a record that came behind a time already told."""
-        message = f"a record at {record.ts} came behind a time that was told already"
+        """Keep a record that came behind a time already announced."""
+        message = f"a record at {record.ts} came behind a time that was announced already"
         self._keep(channel, record.id, "late", message, encode(record))
 
     def _keep(self, channel: str, id: bytes, reason: str, message: str, payload: Payload) -> None:
@@ -95,7 +95,8 @@ class DeadLetters:
 
 
 class _Bucket:
-    """So much per second, and a burst of one second's worth. One larger piece passes when the bucket is full."""
+    """A token bucket: `per_s` per second, and a burst of one second's worth. A larger amount passes when the bucket is
+    full."""
 
     def __init__(self, per_s: float, clock: HybridClock) -> None:
         self._per_s = per_s

@@ -1,4 +1,4 @@
-"""The file layer under a journal: the few calls it needs, so that a test can stand in for a failing disk.
+"""The file layer under a journal: the few calls it needs, so that a test can replace it by a failing disk.
 
 Every call blocks and raises `OSError` as the system does; the journal decides what that means.
 """
@@ -15,18 +15,20 @@ IOVEC_LIMIT = 1024  # buffers that one pwritev takes on Linux
 
 
 class Syncer(Protocol):
-    """Syncs that go on while the caller does something else, one at a time."""
+    """Syncs that run while the caller does something else, one at a time."""
 
     file: int
     """Readable when the sync that was started has ended."""
 
     def start(self, file: int) -> bool:
-        """Begin to make durable what was written. False, and nothing was begun, where that is not possible now."""
+        """Begin to make durable what was written to `file`. Returns False, with nothing begun, where that is not
+        possible now."""
         ...
 
     def finish(self) -> bool:
-        """Take note of the end of what was started: True for one caller of whatever thread, once; False when it has not
-        ended, or another caller was told. Raises what the sync failed with, instead of True. Never blocks."""
+        """Collect the end of the sync that was started: True for one caller, on any thread, once; False when it has not
+        ended, or another caller has collected it. Raises `OSError`, instead of True, when the sync failed. Never
+        blocks."""
         ...
 
 
@@ -48,11 +50,11 @@ class Disk(Protocol):
         ...
 
     def sync(self, file: int) -> None:
-        """Make what was written durable. After an error nothing is known about it: never call it again."""
+        """Make what was written durable. After an error its state is unknown: never sync the file again."""
         ...
 
     def syncer(self) -> Syncer | None:
-        """A place for syncs that go on beside the caller; None where there is only `sync`."""
+        """A `Syncer`, for syncs that run beside the caller; None where there is only `sync`."""
         ...
 
     def size(self, file: int) -> int: ...
@@ -84,12 +86,12 @@ class RealDisk:
         data = os.pread(file, size, offset)
         if len(data) == size or not data:
             return data
-        pieces = [data]
+        chunks = [data]
         have = len(data)
         while have < size and (data := os.pread(file, size - have, offset + have)):
-            pieces.append(data)
+            chunks.append(data)
             have += len(data)
-        return b"".join(pieces)
+        return b"".join(chunks)
 
     def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
         return os.pwritev(file, buffers[:IOVEC_LIMIT], offset)

@@ -17,7 +17,7 @@ _by_code: dict[str, type[TidewalError]] = {}
 
 
 class TidewalError(Exception):
-    """The base of all. `fields` holds what is known about the case; each field reads as an attribute."""
+    """The base of all errors. `fields` holds the details of the case; each can be read as an attribute."""
 
     retryable: ClassVar[bool] = False
 
@@ -92,7 +92,7 @@ class PositionLost(TidewalError):
 
 class WatermarkStalled(TidewalError):
     """The time of a channel (`channel`, `time`) has not moved for `waited_s` while a reader waited for it: its owner
-    says nothing, or cannot be heard. Nothing is lost: iterate again, and look for the owner."""
+    announces nothing, or its announcements do not arrive. Nothing is lost: iterate again, and check the owner."""
 
     retryable = True
 
@@ -114,7 +114,8 @@ class ChannelExists(TidewalError):
 
 
 class OrderViolated(TidewalError):
-    """A record came behind a time its channel had told already (`channel`, `ts`): its owner broke its promise."""
+    """A record came behind a time that its channel had announced already (`channel`, `ts`): its owner broke its
+    promise."""
 
 
 class MessageTooLarge(TidewalError):
@@ -186,7 +187,7 @@ class BadRecord(TidewalError):
 
 
 class MemoryLimitExceeded(TidewalError):
-    """A named memory limit (`limit`) would be passed; raise it or hold less."""
+    """A named memory limit (`limit`) would be exceeded; raise it or hold less."""
 
 
 class Unsupported(TidewalError):
@@ -197,7 +198,7 @@ class Unsupported(TidewalError):
 
 
 class ActorStopped(TidewalError):
-    """The actor has stopped (`actor`); nobody will answer."""
+    """The actor has stopped (`actor`); the message will not be answered."""
 
 
 class HandlerFailed(TidewalError):
@@ -205,25 +206,25 @@ class HandlerFailed(TidewalError):
 
 
 def of_unknown_outcome(error: TidewalError) -> TidewalError:
-    """The same error, with the field `outcome_unknown`: what was asked for may have happened, or may still happen."""
+    """The same error, with the field `outcome_unknown`: the request may have had its effect, or may still have it."""
     if error.fields.get("outcome_unknown"):
         return error
     return _rebuild(type(error).__name__, error.message, {**error.fields, "outcome_unknown": True})
 
 
 def to_wire(error: BaseException) -> dict[str, object]:
-    """A msgpack-able picture of `error`; a foreign exception becomes `HandlerFailed`."""
+    """The wire form of `error`, a map that msgpack can encode; a foreign exception becomes `HandlerFailed`."""
     if not isinstance(error, TidewalError):
         error = HandlerFailed(f"{type(error).__name__}: {error}", error=type(error).__name__, outcome_unknown=True)
     return {"code": type(error).__name__, "message": error.message, "fields": error.fields}
 
 
-def from_wire(picture: Mapping[str, object]) -> TidewalError:
-    """The error that `to_wire` pictured; a class this version does not know becomes plain `TidewalError`. Takes
-    whatever another process may have sent: no field of it is taken for an argument."""
-    fields = picture.get("fields")
+def from_wire(wire: Mapping[str, object]) -> TidewalError:
+    """The error of a wire form that `to_wire` returned; a class this version does not know becomes plain
+    `TidewalError`. Accepts any map that another process may have sent: no field of it is taken for an argument."""
+    fields = wire.get("fields")
     known = cast("dict[object, FieldValue]", fields) if isinstance(fields, dict) else {}
-    return _rebuild(str(picture.get("code")), str(picture.get("message")), {str(k): v for k, v in known.items()})
+    return _rebuild(str(wire.get("code")), str(wire.get("message")), {str(k): v for k, v in known.items()})
 
 
 def _rebuild(code: str, message: str, fields: Mapping[str, FieldValue]) -> TidewalError:

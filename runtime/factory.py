@@ -1,4 +1,4 @@
-"""Where logs and streams come from: `open_wal` finds a backend by URL, a `Factory` makes streams as configured."""
+"""Open logs and make streams: `open_wal` finds a backend by URL, a `Factory` makes streams as configured."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def open_wal(url: str, *, read_only: bool = False, **options: object) -> W
 
     `read_only` opens a log that is there and changes nothing: no directory, topic or namespace is made, no ownership is
     taken over, now or later, and every call that writes raises `ReadOnly`. Where there is no log, or no process that
-    owns its directory, this raises `Unavailable`. The adapter gets `read_only=True` as an option and sees to it that
-    opening and reading make nothing; writing calls do not reach it."""
+    owns its directory, this raises `Unavailable`. The adapter gets `read_only=True` as an option and
+    ensures that opening and reading create nothing; writing calls do not reach it."""
     scheme = split_url(url).scheme.partition("+")[0]  # pulsar+ssl is pulsar
     known = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme not in known:
@@ -73,7 +73,7 @@ class Factory:
     ) -> None:
         """`mq.mqBufSize` of `settings` bounds each stream's buffer, at `PACK_BYTES` a pack; `mq.enablePursuitMode` and
         the keys beside it say how time-ticked streams that are far behind join packs. `grants` are those of a node's
-        catalog, for its time-ticked streams."""
+        catalog, for its time-ticked streams. Bad and late records go to `dead_letters`."""
         mq = (settings or Settings()).mq
         self._wal = wal
         self._clock = clock
@@ -86,7 +86,7 @@ class Factory:
         self._grants = grants
 
     def stream(self, group: str = "", *, reset_to: From | None = None) -> MsgStream:
-        """A plain stream."""
+        """A plain stream for `group`; `reset_to` as `MsgStream` says."""
         return MsgStream(
             self._wal,
             self._clock,
@@ -106,7 +106,7 @@ class Factory:
         reset_to: From | None = None,
         stalled_after_s: float | None = None,
     ) -> TtMsgStream:
-        """A time-ticked stream."""
+        """A time-ticked stream for `group`; the parameters are those of `TtMsgStream`."""
         return TtMsgStream(
             self._wal,
             group=group,

@@ -1,8 +1,8 @@
 """Milvus' hash routing: which shard of a collection a primary key belongs to.
 
 An int64 key hashes as murmur3 (x86, 32 bits, seed 0) of its 8 little-endian bytes, a varchar key as crc32 of its first
-100 bytes of UTF-8; both lose their top bit, and the shard is the rest modulo the number of shards. Equal keys always
-meet in one shard, whichever client wrote them, so this function may never change for a collection that exists.
+100 bytes of UTF-8; both lose their top bit, and the shard is the result modulo the number of shards. Equal keys
+are always in one shard, whichever client wrote them, so this function may never change for a collection that exists.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def shard_of(keys: pa.Array[Any], shards: int) -> Shards:
 
 
 def _hash_strings(keys: pa.Array[Any]) -> Hashes:
-    """crc32 of the first 100 bytes of each string. Cutting is a pass of Arrow's, so the loop is zlib alone."""
+    """crc32 of the first 100 bytes of each string. Arrow cuts them, so the Python loop calls zlib alone."""
     cut = pc.binary_slice(keys.view(pa.binary()), 0, HASHED_BYTES).to_numpy(zero_copy_only=False)
     return np.fromiter(map(crc32, cut), dtype=np.uint32, count=len(keys))
 

@@ -1,4 +1,4 @@
-"""Heartbeats: what the owner of channels announces instead of storing ticks while nothing happens (guarantee 11)."""
+"""Heartbeats: what a channel owner announces instead of storing ticks while nothing is written (guarantee 11)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Announcement(NamedTuple):
 
 
 def heartbeat(announcements: Sequence[Announcement]) -> Record:
-    """The record that announces all of these."""
+    """The record that holds `announcements`."""
     return Record(RecordType.HEARTBEAT, body=cast(bytes, msgpack.packb(announcements)))
 
 
 def announcements(record: Record) -> list[Announcement]:
-    """What a heartbeat announces, for `TtMsgStream.announce(*announcement)`. Raises `BadRecord`."""
+    """The announcements of a heartbeat, for `TtMsgStream.announce(*announcement)`. Raises `BadRecord`."""
     try:
-        told = cast("tuple[tuple[object, ...], ...]", msgpack.unpackb(record.body, use_list=False))
-        if type(told) is not tuple or not all(tuple(map(type, fields)) == (str, int, int, int) for fields in told):
+        values = cast("tuple[tuple[object, ...], ...]", msgpack.unpackb(record.body, use_list=False))
+        if type(values) is not tuple or not all(tuple(map(type, fields)) == (str, int, int, int) for fields in values):
             raise ValueError("an announcement is malformed")
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable heartbeat: {error}", reason="heartbeat") from error
-    return [Announcement(*cast("tuple[str, int, int, int]", fields)) for fields in told]
+    return [Announcement(*cast("tuple[str, int, int, int]", fields)) for fields in values]

@@ -1,4 +1,4 @@
-"""What streams hand to their readers: positions and packs."""
+"""What streams give to their readers: positions and packs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POSITION_TYPES = (str, bytes, int, int, int, str, str)
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where a reader stands in one channel: everything with a timestamp ≤ `timestamp` lies at or before `message_id`
-    or was delivered already. What a reader saves; see `TtMsgStream.seek`."""
+    or was delivered already. A reader saves it and goes on from it with `TtMsgStream.seek`."""
 
     channel: str
     message_id: bytes
@@ -61,10 +61,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class MsgPack:
-    """Messages of one or more channels, with where the channels stood before and after.
+    """Messages of one or more channels, with the positions of the channels before and after.
 
     From a `TtMsgStream` it holds exactly the messages with `begin_ts < ts <= end_ts`, in the order (ts, channel,
-    cseq). From a `MsgStream` it holds what was there, and the timestamps are those of its first and last message.
+    cseq). From a `MsgStream` it holds the messages that were there, and the timestamps are those of its first and last
+    message.
     """
 
     begin_ts: int

@@ -86,7 +86,7 @@ _WAL = (
         buckets=COMMIT_SECONDS_BUCKETS,
     ),
     _counter("wal_append_deduplicated_total", "Retries answered from the producer table, not written again"),
-    _counter("wal_append_outcome_unknown_total", "Appends whose outcome took a new term to find out"),
+    _counter("wal_append_outcome_unknown_total", "Appends whose outcome was determined only under a new term"),
     _gauge("wal_term", "count", "The term under which this node owns the channel", CHANNEL),
     _gauge("wal_last_allocated_time_tick", "seconds", "Highest timestamp given out, as Unix time"),
     _gauge("wal_last_confirmed_time_tick", "seconds", "Timestamp up to which every append is decided, as Unix time"),
@@ -94,9 +94,11 @@ _WAL = (
         "wal_clock_ahead_seconds",
         "seconds",
         "How far timestamps lie ahead of the wall clock (it was set back, or the log carries the clock ahead) or, "
-        "negative, behind it (it leapt days ahead, which is not followed)",
+        "negative, behind it (it stepped days ahead, which is not followed)",
     ),
-    _counter("wal_sync_time_tick_total", "Time ticks of channels, by type: stored, or told in a heartbeat", "type"),
+    _counter(
+        "wal_sync_time_tick_total", "Time ticks of channels, by type: stored, or announced in a heartbeat", "type"
+    ),
     _counter("wal_scan_message_total", "Records read", CHANNEL, "role_name"),
     _counter("wal_scan_message_bytes_total", "Bytes read", CHANNEL, "role_name", unit="bytes"),
     _counter(
@@ -119,13 +121,13 @@ _WAL = (
     _gauge(
         "wal_collection_unreadable",
         "info",
-        "1 while the tables of a collection cannot be read, and its questions fail",
+        "1 while the tables of a collection cannot be read, and its queries fail",
         "collection_name",
         "role_name",
     ),
     _counter("wal_scan_reset_total", "Channels of streams whose next entries retention had removed and reset_to moved"),
     _counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
-    _counter("wal_dead_letter_message_total", "Bad records kept aside, by reason", CHANNEL, "reason"),
+    _counter("wal_dead_letter_message_total", "Bad records that became dead letters, by reason", CHANNEL, "reason"),
 )
 
 _BACKEND = (
@@ -158,13 +160,13 @@ _ROCKSMQ = (
     _gauge("rocksmq_journal_segments", "count", "Segments, by state: live or spare", "state"),
     _counter("rocksmq_journal_recycled_bytes_total", "Bytes that retention removed", unit="bytes"),
     _counter("rocksmq_groups_cut_off_total", "Consumer groups that lost entries of a channel to retention"),
-    _counter("rocksmq_index_failures_total", "Times that the index was damaged or failed, and was given up"),
+    _counter("rocksmq_index_failures_total", "Times that the index was damaged or failed, and was discarded"),
     _gauge("rocksmq_journal_failed", "info", "1 after a failed write or sync, until reopened"),
     _gauge("rocksmq_free_space_bytes", "bytes", "Free space of the journal's file system"),
 )
 
 _PROXY = (
-    _gauge("proxy_tt_lag_ms", "milliseconds", "Now minus the last time told", CHANNEL),
+    _gauge("proxy_tt_lag_ms", "milliseconds", "Now minus the last time announced", CHANNEL),
     _milliseconds("proxy_mutation_latency", "From request to acknowledgement", "status"),
     _counter("proxy_insert_vectors_total", "Rows inserted", "collection_name"),
     _counter("proxy_upsert_vectors_total", "Rows upserted", "collection_name"),
@@ -176,7 +178,7 @@ _PROXY = (
         "In the log and not yet in the table; limit proxy.maxUnflushedBytes",
         "collection_name",
     ),
-    _counter("overloaded_total", "Requests refused, by the limit they met", "limit"),
+    _counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
 )
 
 _DATANODE = (
@@ -186,7 +188,7 @@ _DATANODE = (
     _counter("datanode_msg_rows_total", "Rows consumed"),
     _gauge("datanode_fg_buffer_size", "bytes", "Buffered for the next flush", "collection_name"),
     _counter("datanode_flush_req_total", "Flushes, by outcome", "collection_name", "status"),
-    _counter("datanode_maintenance_failed_total", "Compactions and tidyings that failed", "collection_name"),
+    _counter("datanode_maintenance_failed_total", "Compactions and cleanups that failed", "collection_name"),
     _counter("datanode_flushed_data_size_total", "Bytes flushed to the table", "collection_name", unit="bytes"),
     _counter("datanode_flushed_data_rows_total", "Rows flushed to the table", "collection_name"),
     _seconds("datanode_flush_duration_seconds", "One flush: write, commit and announce", "collection_name"),
@@ -216,7 +218,7 @@ _QUERYNODE = (
 _MIXCOORD = (
     _gauge("mixcoord_leader", "info", "1 on the node that leads"),
     _counter("mixcoord_election_total", "Elections won"),
-    _counter("mixcoord_reply_channel_dropped_total", "Reply channels dropped, of callers without a sign of life"),
+    _counter("mixcoord_reply_channel_dropped_total", "Reply channels dropped, of clients that showed no sign of life"),
     _counter("mixcoord_assignment_total", "Channels assigned, by role", "role_name"),
     _gauge(
         "mixcoord_cut_lag_ms", "milliseconds", "Now minus the last stored cut; none is stored while nothing is written"
@@ -227,8 +229,8 @@ _MIXCOORD = (
 _ACTORS = (
     _gauge("actor_mailbox_depth", "count", "Messages waiting", "actor"),
     _counter("actor_restart_total", "Restarts after a failure", "actor"),
-    _counter("actor_blocked_total", "Handlers that held the event loop too long", "actor"),
-    _gauge("event_loop_lag_seconds", "seconds", "How late the event loop runs what is due"),
+    _counter("actor_blocked_total", "Handlers that blocked the event loop too long", "actor"),
+    _gauge("event_loop_lag_seconds", "seconds", "How late the event loop runs callbacks that are due"),
 )
 
 QUERY = "query_name"
@@ -238,7 +240,7 @@ _SPARK = (
     _counter("spark_query_ended_total", "Streaming queries that ended, by outcome", "status"),
     _counter("spark_input_rows_total", "Rows read, by all sources of the query", QUERY),
     _gauge("spark_input_rows_per_second", "count", "Rows per second between the last two triggers", QUERY),
-    _gauge("spark_processed_rows_per_second", "count", "Rows per second while Spark worked on them", QUERY),
+    _gauge("spark_processed_rows_per_second", "count", "Rows per second while Spark processed them", QUERY),
     _seconds("spark_batch_duration_seconds", "One micro-batch, from trigger to commit", QUERY, buckets=BATCH_BUCKETS),
     _gauge("spark_cut_lag_ms", "milliseconds", "The newest cut that was seen minus the one that was read up to", QUERY),
     _gauge("spark_read_unix_seconds", "seconds", "Log time that the query has read up to", QUERY),
@@ -264,7 +266,7 @@ _Family = TypeVar("_Family", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """The metrics of one node: no global registry, so several nodes live in one process. Thread-safe.
+    """The metrics of one node: no global registry, so several nodes can run in one process. Thread-safe.
 
     A name outside the table, another kind than the table's, or other labels raise `InvalidRequest`.
     """
@@ -289,7 +291,7 @@ class Metrics:
     def forget(self, label: str, value: str) -> None:
         """Drop every series with this label value: call it when a channel or collection leaves the node.
 
-        A gauge that stays behind would report its last lag for ever. Handles to dropped series count into the void.
+        A gauge that stays would report its last lag for ever. Handles to dropped series have no effect any more.
         """
         for metric in METRICS:
             if label in metric.labels:

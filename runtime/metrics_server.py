@@ -1,8 +1,8 @@
 """Serve `/metrics` and `/healthz` over HTTP.
 
 `/healthz` means progress, not that the process exists: 200 while the node's own check says ok, else 503; both carry
-what the check saw as JSON, and a check that raises is not ok. The endpoint listens on loopback unless told otherwise,
-answers GET and HEAD, one request per connection, and drops a client that has not finished its request within
+the details of the check as JSON, and a check that raises is not ok. The endpoint listens on loopback unless told
+otherwise, answers GET and HEAD, one request per connection, and drops a client that has not finished its request within
 `REQUEST_TIMEOUT_S` or whose request is longer than `MAX_REQUEST_BYTES`, and any beyond `CONNECTIONS_MAX` at once.
 """
 
@@ -21,12 +21,12 @@ from .metrics import Metrics
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 16 * 1024
-CONNECTIONS_MAX = 64  # at once; file descriptors are the journal's, too
+CONNECTIONS_MAX = 64  # at once; the journal needs file descriptors, too
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the node makes progress, and what that was judged by."""
+    """Whether the node makes progress, and the details that say why."""
 
     ok: bool
     details: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -49,7 +49,7 @@ class _Response:
 class MetricsServer:
     """An HTTP endpoint for one node. Use it as `async with MetricsServer(metrics, health, port=9091) as server`.
 
-    `health` is called on the event loop at each request and must not block. Port 0 takes a free one; `address` has it.
+    `health` is called on the event loop at each request and must not block. Port 0 takes a free port; `address` has it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How channels are called. Physical and virtual channels are named as in Milvus; all carry the cluster's prefix
+"""The names of channels. Physical and virtual channels are named as in Milvus; all carry the cluster's prefix
 (`msgChannel.chanNamePrefix.cluster`), so that several clusters may share one broker.
 """
 
@@ -35,12 +35,12 @@ class Names:
 
     @property
     def cuts(self) -> str:
-        """Consistent lines across the channels of a collection."""
+        """Cuts: consistent lines across the channels of a collection."""
         return f"{self.prefix}-cuts"
 
     @property
     def insert_events(self) -> str:
-        """What DataNodes have stored in tables."""
+        """Flush events: what DataNodes have stored in tables."""
         return f"{self.prefix}-insert_events"
 
     @property
@@ -55,24 +55,24 @@ class Names:
 
     @property
     def heartbeats(self) -> str:
-        """Ephemeral: what the owners of channels announce."""
+        """Ephemeral: the heartbeats of the channel owners."""
         return self.timeticker or f"{self.prefix}-heartbeats"
 
     def requests(self, role: str) -> str:
-        """Ephemeral: what is asked of a role."""
+        """Ephemeral: the requests to a role."""
         return f"{self.prefix}-requests-{role}"
 
     def replies(self, client: str) -> str:
-        """Ephemeral: what is answered to a client."""
+        """Ephemeral: the replies to a client."""
         return f"{self.prefix}-replies-{client}"
 
     def may_hold_data(self, channel: str) -> bool:
-        """Whether collections may be laid on a channel of that name: it is none of those that the cluster has for
-        itself, which begin with its prefix, and does not read like a virtual one."""
+        """Whether collections may be placed on a channel of that name: it is not one of the cluster's own, which begin
+        with its prefix, and it does not look like a virtual one."""
         own = channel.startswith(f"{self.prefix}-") and not channel.startswith(self.pchannel(0)[:-1])
-        return not own and physical(channel) == channel
+        return not own and pchannel_of(channel) == channel
 
 
-def physical(channel: str) -> str:
+def pchannel_of(channel: str) -> str:
     """The physical channel of a virtual one; a physical one stays as it is."""
     return _VIRTUAL_TAIL.sub("", channel)

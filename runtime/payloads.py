@@ -1,4 +1,4 @@
-"""Payloads that stay as they are: what a log has taken may not change before it is written, nor afterwards."""
+"""Payloads that do not change: what a log has taken may not change before it is written, nor afterwards."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from .wal import Payload
 
 
 class Received(bytearray):
-    """Memory that one frame of a connection fills. Nobody writes into it once the frame is whole."""
+    """Memory that one frame of a connection fills. It is never written to once the frame is whole."""
 
 
 def owned(payload: Payload) -> bytes | memoryview:
-    """The payload as something that nobody else writes into: itself where it is `bytes`, or a view of `bytes` or of a
-    `Received`, else a copy. That a view is read-only says nothing of who may write into what it shows. Raises as
-    `check_payload` does."""
+    """The payload as memory that no other code writes to: itself where it is `bytes`, or a view of `bytes` or of a
+    `Received`, else a copy. That a view is read-only does not keep other code from writing to the memory behind it.
+    Raises what `check_payload` raises."""
     if isinstance(payload, bytes):
         return payload
     if isinstance(payload, memoryview) and isinstance(payload.obj, bytes | Received) and payload.c_contiguous:
@@ -23,7 +23,7 @@ def owned(payload: Payload) -> bytes | memoryview:
 
 
 def as_bytes(payload: Payload) -> bytes:
-    """The payload as `bytes`. Raises as `check_payload` does."""
+    """The payload as `bytes`. Raises what `check_payload` raises."""
     if isinstance(payload, bytes):
         return payload
     check_payload(payload)

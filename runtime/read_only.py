@@ -1,4 +1,4 @@
-"""A log that was opened to be read: `open_wal(url, read_only=True)`."""
+"""A log that was opened for reading only: `open_wal(url, read_only=True)`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .wal import (
 
 
 class ReadOnlyWal:
-    """`Wal` over another one, of which it passes on what reads. Every call that writes raises `ReadOnly`, with its name
-    as the field `call`, before anything is sent. `capabilities.read_only` is set."""
+    """`Wal` over another one, to which it passes the calls that read. Every call that writes raises `ReadOnly`, with
+    its name as the field `call`, before anything is sent. `capabilities.read_only` is set."""
 
     def __init__(self, wal: Wal) -> None:
-        """`close` closes `wal` too."""
+        """Read from `wal`; `close` closes it too."""
         self._wal = wal
 
-    # ---- what reads --------------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class ReadOnlyWal:
     async def close(self) -> None:
         await self._wal.close()
 
-    # ---- what writes -------------------------------------------------------------------------------------------------
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         raise refused("create_channel")
@@ -103,5 +103,5 @@ class ReadOnlyWal:
 
 
 def refused(call: str) -> ReadOnly:
-    """What a call that writes raises."""
+    """The error of `call`, which writes."""
     return ReadOnly(f"{call} writes, and this log was opened with read_only=True: open it without", call=call)

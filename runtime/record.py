@@ -1,11 +1,11 @@
-"""A record: what one channel entry holds, and its bytes.
+"""A record: the content of one channel entry, and its bytes.
 
     2 bytes magic "TW", 1 byte version, 1 byte 0, 4 bytes header length, 8 bytes xxh3-64 of header and body,
     header (a msgpack array, in the order of `Record`'s fields), zeros up to a multiple of 16, body
 
 All integers are little-endian. The header is read without touching the body, so dispatch, tag filters and inspection
-never decode rows. Everything that arrives is hostile until length, version and checksum have passed; whatever is
-wrong ends as one typed `BadRecord`.
+never decode rows. All input is hostile until length, version and checksum have passed; every fault ends
+as one typed `BadRecord`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .wal import Payload
 MAGIC = b"TW"
 VERSION = 1
 MAX_HEADER_BYTES = 256 * 1024
-BODY_ALIGNMENT = 16  # so that columns in the body need not be copied to be computed with
+BODY_ALIGNMENT = 16  # so that computing on columns in the body needs no copy
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
 NOT_A_RECORD = ("length", "frame", "checksum")  # reasons of `BadRecord` for bytes that no Tidewal wrote, of any version
@@ -60,7 +60,7 @@ class RecordType(IntEnum):
     LEDGER = 1010
 
 
-# What the writers of channels append of their own accord, or for a collection as a whole: not data.
+# What channel owners append of their own accord, or for a collection as a whole: not data.
 CONTROL_TYPES = frozenset(
     {
         RecordType.TIME_TICK,
@@ -102,12 +102,13 @@ class Record:
 
 
 def encode(record: Record) -> bytes:
-    """The bytes of `record`, without its `id`."""
+    """The bytes of `record`, without its `id`. Raises `BadRecord` for a header that is too large."""
     return stamp(record, record.ts, record.term, record.cseq)
 
 
 def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
-    """The bytes of `record` with the owner's stamp: what an append costs on the hot path, so no copy of the record."""
+    """The bytes of `record` with the owner's stamp `ts`, `term` and `cseq`, without a copy of the record: this is on
+    the hot path of an append. Raises `BadRecord` for a header that is too large."""
     header = cast(
         bytes,
         msgpack.packb(
@@ -137,7 +138,8 @@ def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
 
 
 def decode(payload: Payload, id: bytes = b"") -> Record:
-    """The record in `payload`; its body is a view into it. Raises `BadRecord` for anything that is not intact."""
+    """The record in `payload`; its body is a view into `payload`. Raises `BadRecord` for anything that is not
+    intact."""
     view = memoryview(payload)
     if not _PREFIX.size <= len(view) <= MAX_RECORD_BYTES:
         raise BadRecord(f"{len(view)} bytes cannot be a record", reason="length")

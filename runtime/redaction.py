@@ -1,4 +1,4 @@
-"""What errors, logs and tools show of URLs: where a log is, never how one logs in there."""
+"""What errors, logs and tools show of URLs: the location of a log, never the credentials for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=")
 def shown_url(url: str) -> str:
     """`url` without user info and without the values of its query: `pulsar://broker:6650/public/default?token=***`.
 
-    Takes any text and never fails: errors show malformed URLs first of all, so a slash, `?` or `#` that a password
-    should have had as %2F, %3F or %23 ends nothing here. All values are hidden, since each adapter alone knows which
+    Takes any text and never fails: errors show malformed URLs above all, so a slash, `?` or `#` that a password
+    should have had as %2F, %3F or %23 ends nothing here. All values are hidden, since only the adapter knows which
     of its options are secret. A path of this machine keeps its `@`."""
     parts = _URL.fullmatch(url)
     assert parts is not None  # every part may be empty

@@ -2,10 +2,10 @@
 
 A frame is a 12-byte header (three big-endian numbers: bytes of the head, rows, bytes of the payloads), the head
 (msgpack), the rows and the payloads. A row is 24 bytes: channel, payload length, id, timestamp. Entries travel as rows
-and payloads, everything else in the head; so what a head can make of memory is small, and payloads are copied once.
+and payloads, everything else in the head; so the memory that a head can use is small, and payloads are copied once.
 
-Requests are `[seq, method, *arguments]`, answers `[seq, "ok", result]` or `[seq, "error", picture of the error]`, in
-any order; many may be under way. With seq 0 no answer is wanted. The first request is `hello`; a frame that breaks the
+Requests are `[seq, method, *arguments]`, answers `[seq, "ok", result]` or `[seq, "error", wire form of the error]`, in
+any order; many may be in flight. With seq 0 no answer is wanted. The first request is `hello`; a frame that breaks the
 rules, and a refused `hello`, end the connection after the error, whose seq is 0 where the request's is not known.
 
     hello      version client token         → {boot, frame_bytes}
@@ -23,18 +23,18 @@ rules, and a refused `hello`, end the connection after the error, whose seq is 0
     appends    number settled entries       → ids, joined
     cancel     seq                          → nil
     stand_down                              → nil
-    group.*    what `group_service.py` says
+    group.*    as `group_service.py` says
 
 `client` is 16 bytes that name the asking process, or nil for one that only reads; with `number` they let the owner
 recognise an append that is sent again; all numbers up to `settled` are answered. `appends` carries up to `APPENDS`
 appends of one entry each: the first has the seq and the number of the request, the others those that follow. One answer
 has the joined ids of all, or each gets an answer of its own, as `append` does. `token` may be missing, except over TCP.
-`boot` counts the owner's lives, `frame_bytes` is what rows and payloads of one request may have together. `start` is
-["earliest"], ["latest"], ["id", id, inclusive], ["time", timestamp] or ["next", next id of the last answer]. `read`
-answers what there is, about `ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤
-`WAIT_LIMIT_S`) while there is nothing; `cancel` ends a request that waits, without an answer. Ids
-over `upto` (may be nil) are left out. `stand_down` asks the owner to close the directory for a process that insists on
-owning it; it raises `DirectoryInUse` when the owner does as well.
+`boot` counts the owner's incarnations, `frame_bytes` is what rows and payloads of one request may have together.
+`start` is ["earliest"], ["latest"], ["id", id, inclusive], ["time", timestamp] or ["next", next id of the last answer].
+`read` answers with what there is, about `ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤
+`WAIT_LIMIT_S`) while there is nothing; `cancel` ends a request that waits, without an answer. Ids over `upto` (may be
+nil) are left out. `stand_down` asks the owner to close the directory for a process that insists on owning it; it raises
+`DirectoryInUse` when the owner does as well.
 
 Where a request carries entries, its last argument in the head is the list of channel names that the rows' channel
 numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the
@@ -86,24 +86,25 @@ _VIEW_BYTES = 4 * 1024  # the same for keeping them
 _SOCKET_PATH_BYTES = 100  # the system's limit is 108, and it counts bytes
 _URLS = "rocksmq:///absolute/path, rocksmq://./relative/path or rocksmq://127.0.0.1:PORT?token_file=/path"
 
-Picture: TypeAlias = dict[str, object]
+WireForm: TypeAlias = dict[str, object]
 
 
-# ---- what heads hold -------------------------------------------------------------------------------------------------
+# ---- content of heads -----------------------------------------------------------------------------------------------
 
 
 def encode_policy(policy: ChannelPolicy) -> dict[str, object]:
-    """A msgpack-able picture of a policy."""
-    picture: dict[str, object] = {**asdict(policy), "acks": policy.acks.value, "delivery": policy.delivery.value}
+    """The wire form of a policy."""
+    wire: dict[str, object] = {**asdict(policy), "acks": policy.acks.value, "delivery": policy.delivery.value}
     if not policy.temporary:
-        del picture["temporary"]  # as it was before there were any
-    return picture
+        del wire["temporary"]  # as in versions before there were temporary channels
+    return wire
 
 
-def decode_policy(picture: dict[str, Any]) -> ChannelPolicy:
-    """Raises `ValueError` and `TypeError` for what pictures none. Fields that are missing have their defaults."""
-    acks, delivery = Durability(picture.get("acks", "all")), Delivery(picture.get("delivery", "keep"))
-    fields: dict[str, Any] = {**picture, "acks": acks, "delivery": delivery}
+def decode_policy(wire: dict[str, Any]) -> ChannelPolicy:
+    """The policy of a wire form. Fields that are missing have their defaults. Raises `ValueError` and `TypeError` for a
+    malformed one."""
+    acks, delivery = Durability(wire.get("acks", "all")), Delivery(wire.get("delivery", "keep"))
+    fields: dict[str, Any] = {**wire, "acks": acks, "delivery": delivery}
     return ChannelPolicy(**fields)
 
 
@@ -117,9 +118,9 @@ def encode_start(start: Start) -> list[object]:
             return ["time", timestamp]
 
 
-def decode_start(picture: Sequence[Any]) -> Start | int:
-    """The start, or the next id as a number. Raises `ValueError`."""
-    match picture:
+def decode_start(wire: Sequence[Any]) -> Start | int:
+    """The start of a wire form, or the next id as a number. Raises `ValueError` for a malformed one."""
+    match wire:
         case ["earliest" | "latest" as name]:
             return From(name)
         case ["id", bytes(id), bool(inclusive)]:
@@ -133,7 +134,7 @@ def decode_start(picture: Sequence[Any]) -> Start | int:
 
 
 def pack_head(message: object) -> bytes:
-    """Raises `InvalidRequest` for what msgpack has no form for."""
+    """The head of a frame with `message`. Raises `InvalidRequest` for a value that msgpack cannot encode."""
     try:
         return cast(bytes, msgpack.packb(message))
     except (TypeError, ValueError, OverflowError) as error:
@@ -156,8 +157,8 @@ def info_of(channel: str, result: Sequence[Any]) -> ChannelInfo:
 # ---- frames ----------------------------------------------------------------------------------------------------------
 
 
-class Frame(NamedTuple):
-    """A frame that was received. `lasting`: its memory is its own, else it must be used before more is received."""
+class ProtocolFrame(NamedTuple):
+    """A frame that was received. `lasting`: its memory is its own; else use it before more is received."""
 
     head: memoryview
     rows: memoryview
@@ -169,16 +170,16 @@ class Frame(NamedTuple):
         return len(self.head) + len(self.rows) + len(self.payloads)
 
 
-def split(frame: memoryview, *, lasting: bool) -> Frame:
-    """The parts of a whole frame."""
+def split(frame: memoryview, *, lasting: bool) -> ProtocolFrame:
+    """The parts of a whole frame; `lasting` as in `ProtocolFrame`."""
     head_bytes, rows, _ = HEADER.unpack_from(frame)
     rows_at = HEADER.size + head_bytes
     payloads_at = rows_at + rows * ROW.size
-    return Frame(frame[HEADER.size : rows_at], frame[rows_at:payloads_at], frame[payloads_at:], lasting)
+    return ProtocolFrame(frame[HEADER.size : rows_at], frame[rows_at:payloads_at], frame[payloads_at:], lasting)
 
 
 def encode(message: object, rows: Sequence[bytes] = (), payloads: Sequence[Payload] = ()) -> list[Payload]:
-    """The buffers of a frame, in order; payloads that are large go in as they are. Raises `InvalidRequest`."""
+    """The buffers of a frame, in order; large payloads are not copied. Raises `InvalidRequest`."""
     head = pack_head(message)
     if not rows:
         return [HEADER.pack(len(head), 0, 0) + head]
@@ -211,10 +212,10 @@ def encode_entries(seq: int, entries: Sequence[Entry], next_id: bytes, latest_id
     return encode([seq, "ok", [None, next_id, latest_id]], rows, [entry.payload for entry in entries])
 
 
-def appends_in(frame: Frame, names: Sequence[Any]) -> list[Append]:
+def appends_in(frame: ProtocolFrame, names: Sequence[Any]) -> list[Append]:
     """The entries of a request. Raises `InvalidRequest`.
 
-    No payload pins much more memory than it has itself: only one that is most of the frame is not copied.
+    No payload keeps much more memory alive than it has itself: only one that is most of the frame is not copied.
     """
     if len(frame.rows) == ROW.size:
         number, length, _, timestamp = ROW.unpack(frame.rows)
@@ -231,28 +232,28 @@ def appends_in(frame: Frame, names: Sequence[Any]) -> list[Append]:
     return list(map(_make_append, zip(channels, bodies, timestamps, strict=True)))
 
 
-def entries_in(frame: Frame) -> list[Entry]:
+def entries_in(frame: ProtocolFrame) -> list[Entry]:
     """The entries of an answer. Raises `BadRecord`."""
     _, lengths, ids, timestamps = zip(*ROW.iter_unpack(frame.rows), strict=True)
     bodies = _bodies(frame, lengths, _VIEW_BYTES if frame.lasting else FRAME_BYTES)
     return list(map(_make_entry, zip(ids, timestamps, bodies, strict=True)))
 
 
-def _bodies(frame: Frame, lengths: Sequence[int], view_bytes: int) -> Sequence[bytes | memoryview]:
-    """The payloads; those of `view_bytes` and more are views of the frame, which nobody writes again."""
+def _bodies(frame: ProtocolFrame, lengths: Sequence[int], view_bytes: int) -> Sequence[bytes | memoryview]:
+    """The payloads; those of `view_bytes` and more are views of the frame, which is not written to again."""
     ends = list(accumulate(lengths))
     if ends[-1] != len(frame.payloads):
         raise BadRecord("the rows of a frame do not fit its payloads", reason="frame")
     slices = map(slice, [0, *ends], ends)
     if max(lengths) >= view_bytes:
-        pieces = map(frame.payloads.toreadonly().__getitem__, slices)
-        return [piece if len(piece) >= view_bytes else bytes(piece) for piece in pieces]
-    if ends[-1] < len(lengths) * _VIEW_BYTES:  # slices of bytes are made sooner than bytes of slices
+        parts = map(frame.payloads.toreadonly().__getitem__, slices)
+        return [part if len(part) >= view_bytes else bytes(part) for part in parts]
+    if ends[-1] < len(lengths) * _VIEW_BYTES:  # slices of bytes are made faster than bytes of slices
         return list(map(bytes(frame.payloads).__getitem__, slices))
     return list(map(bytes, map(frame.payloads.__getitem__, slices)))
 
 
-def result_in(frame: Frame) -> tuple[int, Any]:
+def result_in(frame: ProtocolFrame) -> tuple[int, Any]:
     """The seq and the outcome of an answer, with its entries: a `TidewalError` where it is one. Raises `BadRecord`."""
     message = unpack(frame.head)
     match message:
@@ -261,13 +262,13 @@ def result_in(frame: Frame) -> tuple[int, Any]:
         case [int(seq), "ok", result]:
             if len(frame.rows):
                 if not isinstance(result, list) or not result:
-                    raise BadRecord("an answer has entries, but no place for them", reason="frame")
+                    raise BadRecord("an answer has entries, but its result has no room for them", reason="frame")
                 cast("list[object]", result)[0] = entries_in(frame)
             return seq, cast(object, result)
         case [int(seq), "error", dict()]:
-            return seq, from_wire(cast(Picture, message[2]))
+            return seq, from_wire(cast(WireForm, message[2]))
         case _:
-            raise BadRecord("the owner answered something else than this protocol says", reason="frame")
+            raise BadRecord("the owner answered with something that this protocol does not have", reason="frame")
 
 
 # ---- where the owner is ----------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ def result_in(frame: Frame) -> tuple[int, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an owner answers: at the socket in its directory, or at a port of this machine, with its secret."""
+    """Where an owner can be reached: at the socket in its directory, or at a port of this machine, with its secret."""
 
     directory: str = ""
     port: int = 0
@@ -287,7 +288,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises `ConfigError`."""
+        """The address in the URL of a log. Raises `ConfigError` for a malformed one."""
         wrong = ConfigError(f"{shown_url(url)!r}: write {_URLS}", key="wal")
         parts = split_url(url)
         if parts.scheme != "rocksmq":
@@ -317,7 +318,7 @@ class Address:
 
     @contextlib.contextmanager
     def target(self) -> Generator[str | tuple[str, int]]:
-        """What to connect to. Raises `OSError`."""
+        """The target to connect a socket to. Raises `OSError`."""
         if self.directory:
             with socket_path(self.directory) as path:
                 yield path
@@ -332,7 +333,7 @@ class Address:
             return [VERSION, client, file.read()]
 
     def unavailable(self, error: Exception, *, outcome_unknown: bool = False) -> Unavailable:
-        """What a failure to reach the owner is to a caller."""
+        """The error to raise when the owner cannot be reached because of `error`."""
         reason = str(error) or type(error).__name__
         message = f"the owner of {self} does not answer: {reason}"
         if outcome_unknown:
@@ -360,8 +361,8 @@ def socket_path(directory: str) -> Generator[str]:
 class BlockingClient:
     """Reads a log from another process, blocking, one request at a time. Not thread-safe.
 
-    Connects when first used, and rides over a change of owner. Every method raises `Unavailable` where no owner answers
-    within `timeout_s` (within `CONNECT_S` when none ever did), `ChannelNotFound`, and `Closed` after `close`.
+    Connects when first used, and survives a change of owner. Every method raises `Unavailable` where no owner answers
+    within `timeout_s` seconds (`CONNECT_S` when none ever did), `ChannelNotFound`, and `Closed` after `close`.
     """
 
     def __init__(self, directory: str | Address, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -369,7 +370,7 @@ class BlockingClient:
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._closed = False
-        self._met = False  # an owner has answered once
+        self._met = False  # an owner has answered before
 
     def channels(self) -> list[str]:
         """The names of all channels, sorted."""
@@ -390,7 +391,7 @@ class BlockingClient:
         self, channel: str, after: bytes | None = None, upto: bytes | None = None, *, inclusive: bool = False
     ) -> Iterator[list[Entry]]:
         """Batches of entries behind `after` (None: from the first there is), with `inclusive` that one too, up to
-        and with `upto` (None: the last one acknowledged when the reading gets there). Raises `PositionLost` when
+        and with `upto` (None: the last one that is acknowledged when the reader gets there). Raises `PositionLost` when
         retention has removed what comes next, and when the channel ends before `upto`."""
         start: list[object] = encode_start(From.EARLIEST if after is None else FromId(after, inclusive))
         while True:
@@ -411,7 +412,7 @@ class BlockingClient:
             start = ["next", next_id]
 
     def alive(self) -> bool:
-        """Whether it is connected, as far as can be told without asking."""
+        """Whether the client is connected, as far as is known without a request."""
         if self._socket is None:
             return False
         self._socket.setblocking(False)
@@ -421,7 +422,7 @@ class BlockingClient:
             return True
         except OSError:
             pass
-        return False  # it has ended, or is out of step
+        return False  # the connection has ended, or has an answer to no request
 
     def close(self) -> None:
         """Disconnect. A second call does nothing."""
@@ -435,7 +436,7 @@ class BlockingClient:
         self.close()
 
     def _ask(self, method: str, *arguments: object) -> Any:
-        """Repeated over a change of owner: requests only read."""
+        """Send a request and return its result. It is repeated after a change of owner: requests only read."""
         if self._closed:
             raise Closed("the client is closed")
         deadline = time.monotonic() + (self._timeout_s if self._met else min(self._timeout_s, CONNECT_S))
@@ -448,7 +449,7 @@ class BlockingClient:
                 if time.monotonic() + PAUSE_S >= deadline:
                     raise self._address.unavailable(error) from error
             except BaseException:
-                self._disconnect()  # an answer may still be on its way
+                self._disconnect()  # an answer may still come
                 raise
             time.sleep(PAUSE_S)
         if isinstance(result, Exception):
@@ -456,7 +457,8 @@ class BlockingClient:
         return result
 
     def _ask_once(self, method: str, arguments: Sequence[object], deadline: float) -> Any:
-        """The answer, or the error that is one. Raises `OSError`, `BadRecord` and `Unavailable` where there is none."""
+        """The result, which may be an error of the owner. Raises `OSError`, `BadRecord` and `Unavailable` where there
+        is no answer."""
         connection = self._socket
         if connection is None:
             connection = self._socket = self._address.new_socket()

@@ -1,10 +1,11 @@
-"""Requests and replies as messages: roles ask each other through ephemeral channels of the WAL, never directly.
+"""Requests and replies as messages: roles send each other requests through ephemeral channels of the WAL, never
+directly.
 
-Such a channel may lose, delay or double a message. A `Caller` therefore repeats a request under the same number until
-the answer is there or the deadline has passed; a `RequestInbox` recognises the repetition, does not do the work twice
-while it remembers, and repeats the answer. An inbox begins with what is asked after it was opened: what a role asked
-or answered in an earlier life is never done again, and whoever still waits asks again. What is larger than a message
-may be there travels in pieces.
+Such a channel may lose, delay or duplicate a message. An `RpcClient` therefore repeats a request under the same number
+until the reply is there or the deadline has passed; an `RpcServer` recognises the repetition, does not do the work
+twice while it remembers, and repeats the reply. A server reads the requests that are sent after it was opened: a
+request that a role served in an earlier incarnation is never served again, and a client that still waits repeats its
+request. What is larger than a message may be travels in fragments.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from .errors import (
     of_unknown_outcome,
     to_wire,
 )
+from .fragments import FragmentAssembler, fragments_of
 from .names import Names
-from .pieces import Pieces, pieces_of
 from .record import DECODE_ERRORS, Record, RecordType, decode, encode
 from .wal import Append, ChannelPolicy, Entry, From, FromId, Payload, Start, Wal
 
@@ -43,9 +44,9 @@ FIRST_RETRY_S = 0.25
 RETRY_S_MAX = 2.0
 REMEMBERED_REPLIES = 16_384
 REMEMBERED_BYTES = 16 * 1024 * 1024  # of all replies that are remembered
-REMEMBERED_REPLY_BYTES = 16 * 1024  # larger answers come from reads, which may as well be done again
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of all its pieces
-SIGN_OF_LIFE_S = 3600.0  # between two small entries that a caller writes into its own reply channel, see `Caller`
+REMEMBERED_REPLY_BYTES = 16 * 1024  # larger replies come from reads, which can be done again
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of all its fragments
+SIGN_OF_LIFE_S = 3600.0  # between two small entries that a client writes into its own reply channel, see `RpcClient`
 
 REQUEST_CHANNEL = ChannelPolicy(ephemeral=True, max_message_bytes=MESSAGE_BYTES_MAX, ephemeral_bytes=MESSAGE_BYTES_MAX)
 
@@ -56,7 +57,7 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer: named values, and bytes where there are many."""
+    """A reply: named values, and a body for large data."""
 
     values: Params
     body: memoryview
@@ -64,26 +65,26 @@ class Reply:
 
 @dataclass(slots=True)
 class Request:
-    """What somebody asks. Answer it once, with `reply` or `fail`, or `leave` it."""
+    """A request of a client. Answer it once, with `reply` or `fail`, or `ignore` it."""
 
     client: str
     number: int
     method: str
     params: Params
     body: memoryview
-    _inbox: RequestInbox = field(repr=False)
+    _server: RpcServer = field(repr=False)
 
     def reply(self, values: Params | None = None, body: Payload = b"") -> None:
-        """Send the answer."""
-        self._inbox.answer(self, {"ok": True, **(values or {})}, body)
+        """Send the reply: `values` that msgpack can encode, and `body`."""
+        self._server.answer(self, {"ok": True, **(values or {})}, body)
 
     def fail(self, error: BaseException) -> None:
-        """Send the error instead; the caller raises it."""
-        self._inbox.answer(self, {"ok": False, **to_wire(error)}, b"")
+        """Send `error` instead; the client raises it."""
+        self._server.answer(self, {"ok": False, **to_wire(error)}, b"")
 
-    def leave(self) -> None:
-        """Do not answer: that is for another inbox of the role, on another node."""
-        self._inbox.forget(self)
+    def ignore(self) -> None:
+        """Do not answer: that is for another server of the role, on another node."""
+        self._server.forget(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,11 @@ class RequestPack:
     requests: list[Request]
 
 
-class RequestInbox:
-    """An async iterator over what is asked of `role`, in packs."""
+class RpcServer:
+    """An async iterator over the requests to `role`, in packs."""
 
     def __init__(self, wal: Wal, role: str, names: Names, *, on_bad: OnBadRecord | None = None) -> None:
-        """`on_bad` gets what is no request: nobody can be answered."""
+        """`on_bad` gets entries that are no requests and cannot be answered."""
         self._wal = wal
         self._on_bad = on_bad
         self._channel = names.requests(role)
@@ -106,11 +107,11 @@ class RequestInbox:
         self._working: set[tuple[str, int]] = set()
         self._answers: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._answers_bytes = 0
-        self._pieces = Pieces(2 * MESSAGE_BYTES_MAX)
+        self._fragments = FragmentAssembler(2 * MESSAGE_BYTES_MAX)
         self._limit = REQUEST_CHANNEL.max_message_bytes
 
     async def open(self) -> None:
-        """Create the channel; what is asked from now on is read."""
+        """Create the channel; requests sent from now on are read."""
         await self._wal.create_channel(self._channel, REQUEST_CHANNEL)
         self._limit = (await self._wal.describe(self._channel)).max_message_bytes
         latest = await self._wal.latest_id(self._channel)
@@ -123,15 +124,16 @@ class RequestInbox:
                 yield RequestPack(requests)
 
     def _take(self, entry: Entry) -> Request | None:
-        """A request not seen before. One that was answered gets its answer again, one in work is left to be."""
+        """The request in `entry`, unless it was seen before: one that was answered gets its answer again, one that is
+        being served is left."""
         try:
-            record = self._pieces.take(decode(entry.payload))
+            record = self._fragments.take(decode(entry.payload))
             if record is None:
                 return None
             if record.type is not RecordType.REQUEST:
                 raise BadRecord(f"a record of type {record.type.name} among requests", reason="type")
             params = _unpack(record.key)
-        except BadRecord as error:  # the caller's deadline tells the caller
+        except BadRecord as error:  # the client's deadline ends its call
             if self._on_bad is not None:
                 self._on_bad(self._channel, entry, error)
             return None
@@ -146,16 +148,16 @@ class RequestInbox:
         return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
 
     def forget(self, request: Request) -> None:
-        """Take a repetition of it for new."""
+        """Treat a repetition of `request` as new."""
         self._working.discard((request.client, request.number))
 
     def answer(self, request: Request, values: Params, body: Payload) -> None:
-        """Send an answer, and remember it if it is small."""
+        """Send the reply to `request`, and remember it if it is small."""
         known = (request.client, request.number)
         record = Record(RecordType.REPLY, producer=request.client, pseq=request.number, key=_pack(values), body=body)
         self._working.discard(known)
         try:
-            payloads = pieces_of(record, self._limit, MESSAGE_BYTES_MAX)
+            payloads = fragments_of(record, self._limit, MESSAGE_BYTES_MAX)
         except TidewalError as error:
             payloads = [_refusal(request.client, request.number, error)]
         if len(payloads) == 1 and len(payloads[0]) <= REMEMBERED_REPLY_BYTES:
@@ -176,10 +178,10 @@ class RequestInbox:
             self._sent(client, number, error)
 
     def _sent(self, client: str, number: int, result: list[bytes] | TidewalError) -> None:
-        """Where the log does not take an answer, say at least that, and that the request was served all the same; on
-        whatever thread the log tells it."""
+        """Where the log refuses a reply, send that error, marked that the request was served all the same. Called by
+        the log, on any thread."""
         if isinstance(result, TidewalError) and not isinstance(result, (ChannelNotFound, Closed)):
-            with contextlib.suppress(TidewalError):  # then the caller's deadline says so
+            with contextlib.suppress(TidewalError):  # then the client's deadline ends its call
                 refusal = _refusal(client, number, of_unknown_outcome(result))
                 self._wal.submit([Append(self._names.replies(client), refusal)], _ignore)
 
@@ -188,16 +190,17 @@ def _refusal(client: str, number: int, error: TidewalError) -> bytes:
     return encode(Record(RecordType.REPLY, producer=client, pseq=number, key=_pack({"ok": False, **to_wire(error)})))
 
 
-class Caller:
-    """Asks roles and waits for their answers. One per client or role; many calls at once are fine.
+class RpcClient:
+    """Sends requests to roles and waits for the replies. One per client or role; many calls at once are fine.
 
-    `name` must never have been used before: answers are recognised by it. With `shared` several callers may have it,
-    also one after the other: each numbers its calls from a random number on and passes over the answers to others, and
-    none removes the reply channel. That is for processes that come and go without end, or are killed.
+    `name` must never have been used before: replies are recognised by it. With `shared` several clients may have it,
+    also one after the other: each numbers its calls from a random number on and skips the replies to others, and none
+    removes the reply channel. That is for processes that come and go without end, or are killed. `first_retry_s` is the
+    time in seconds after which a request is first repeated.
 
     Where the log does not notice that a process is gone (`capabilities.drops_temporary`), the leader drops the reply
-    channels that stay silent for hours. So the caller writes a sign of life into its own every `SIGN_OF_LIFE_S`; it
-    creates the channel again where it was dropped all the same, as after a suspension.
+    channels that stay silent for hours. So the client writes a sign of life into its own every `SIGN_OF_LIFE_S`
+    seconds; it creates the channel again where it was dropped all the same, as after a suspension.
     """
 
     def __init__(
@@ -213,18 +216,18 @@ class Caller:
         self._reader: asyncio.Task[None] | None = None
         self._sign_of_life: asyncio.TimerHandle | None = None
         self._start: Start = From.EARLIEST
-        self._pieces = Pieces(2 * MESSAGE_BYTES_MAX)
+        self._fragments = FragmentAssembler(2 * MESSAGE_BYTES_MAX)
         self._limit = REQUEST_CHANNEL.max_message_bytes
 
     async def open(self) -> None:
-        """Create the reply channel and listen."""
+        """Create the reply channel and listen to it."""
         await self._begin()
         self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
         if not self._wal.capabilities.drops_temporary:
             self._sign_of_life = asyncio.get_running_loop().call_later(SIGN_OF_LIFE_S, self._show_life)
 
     def _show_life(self) -> None:
-        """One that the log does not take is made up for by the next."""
+        """Write a sign of life, and schedule the next, which makes up for one that the log refuses."""
         if not self.listening:
             return
         with contextlib.suppress(TidewalError):
@@ -240,7 +243,7 @@ class Caller:
 
     @property
     def listening(self) -> bool:
-        """Whether answers arrive: not after `close`, nor after the log failed under it. Open another one then."""
+        """Whether replies arrive: not after `close`, nor after the log has failed. Open another client then."""
         return self._reader is not None and not self._reader.done()
 
     async def call(
@@ -252,18 +255,20 @@ class Caller:
         *,
         deadline_s: float = DEADLINE_S,
     ) -> Reply:
-        """Ask `role` to do `method`. Raises the error it answers with, `DeadlineExceeded` when no answer came in time,
-        `Closed` when this caller was closed, `MessageTooLarge` (over `MESSAGE_BYTES_MAX`).
+        """Call `method` of `role`, with `params` that msgpack can encode and `body`. Raises the error it replies with,
+        `DeadlineExceeded` when no reply came within `deadline_s` seconds, `Closed` when this client was closed,
+        `MessageTooLarge` (over `MESSAGE_BYTES_MAX`), `InvalidRequest` for a parameter that cannot be sent.
 
         An error has the field `outcome_unknown` where the request may have been served all the same: when it was sent
-        more than once, an earlier life of the role may have served it, and the next one refuse the repetition."""
+        more than once, an earlier incarnation of the role may have served it, and the next one refuse the repetition.
+        """
         if self._reader is None:
             raise Closed(f"{self.name} is not open")
         number = next(self._numbers)
         key = _packed({"method": method, **(params or {})})
         record = Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body)
         channel = self._names.requests(role)
-        appends = [Append(channel, payload) for payload in pieces_of(record, self._limit, MESSAGE_BYTES_MAX)]
+        appends = [Append(channel, payload) for payload in fragments_of(record, self._limit, MESSAGE_BYTES_MAX)]
         loop = asyncio.get_running_loop()
         future = self._waiting[number] = loop.create_future()
         sending = _Sending(loop, self._wal, appends, self._first_retry_s, future)
@@ -281,7 +286,7 @@ class Caller:
             sending.stop()
             self._waiting.pop(number, None)
             if future.done() and not future.cancelled():
-                future.exception()  # a call that was cancelled meanwhile does not look at it
+                future.exception()  # a call that was cancelled meanwhile does not retrieve it
 
     async def _listen(self) -> None:
         try:
@@ -298,7 +303,7 @@ class Caller:
                     for entry in entries:
                         self._take(entry.payload)
                 return
-            except ChannelNotFound:  # the log took this process for gone, or has another owner; requests repeat
+            except ChannelNotFound:  # the log took this process for gone, or has another owner; requests are repeated
                 await self._begin_again()
 
     async def _begin_again(self) -> None:
@@ -308,18 +313,18 @@ class Caller:
             try:
                 return await self._begin()
             except TidewalError as error:
-                if not _may_pass(error):
+                if not _is_transient(error):
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
     def _take(self, payload: Payload) -> None:
         try:
-            record = self._pieces.take(decode(payload))
+            record = self._fragments.take(decode(payload))
             if record is None:
                 return
             values = _unpack(record.key)
-        except BadRecord:  # as good as lost: the request is repeated
+        except BadRecord:  # the same as a lost reply: the request is repeated
             return
         ours = record.type is RecordType.REPLY and record.producer == self.name
         if not ours or not isinstance(values.get("ok"), bool):
@@ -379,17 +384,17 @@ class _Sending:
         try:
             self._wal.submit(self._appends, self._sent)
         except TidewalError as error:
-            if not _may_pass(error):
+            if not _is_transient(error):
                 self._refuse(error)
                 return
         self._timer = self._loop.call_later(self._interval_s, self.send)
         self._interval_s = min(self._interval_s * 2, RETRY_S_MAX)
 
     def _sent(self, result: list[bytes] | TidewalError) -> None:
-        """What an ephemeral channel does with a message is known from the answer, or its absence; but what the log will
-        never take need not wait. On whatever thread the log tells it."""
-        if isinstance(result, TidewalError) and not _may_pass(result):
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and who waited with it
+        """Refuse at once what the log will never take; otherwise the reply, or its absence, says what became of the
+        message. Called by the log, on any thread."""
+        if isinstance(result, TidewalError) and not _is_transient(result):
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
                 self._loop.call_soon_threadsafe(self._refuse, result)
 
     def _refuse(self, error: TidewalError) -> None:
@@ -406,7 +411,7 @@ def _pack(values: Params) -> bytes:
 
 
 def _packed(params: Params) -> bytes:
-    """The parameters of a call. Raises `InvalidRequest` for what cannot travel."""
+    """The parameters of a call. Raises `InvalidRequest` for one that cannot be encoded."""
     try:
         return _pack(params)
     except (TypeError, ValueError, OverflowError) as error:
@@ -420,13 +425,13 @@ def _unpack(data: bytes) -> dict[str, Any]:
         raise BadRecord(f"unreadable parameters: {error}", reason="key") from error
 
 
-def _may_pass(error: TidewalError) -> bool:
+def _is_transient(error: TidewalError) -> bool:
     """Whether repeating may help: a role has not started yet, or the log refuses for now."""
     return error.retryable or isinstance(error, ChannelNotFound)
 
 
 def _ignore(_: list[bytes] | TidewalError) -> None:
-    """What an ephemeral channel does with a message is known from the answer, or its absence."""
+    """The reply, or its absence, says what became of a message in an ephemeral channel."""
 
 
-_SIGN_OF_LIFE = encode(Record(RecordType.REPLY, key=_pack({})))  # an answer to nobody: every caller passes over it
+_SIGN_OF_LIFE = encode(Record(RecordType.REPLY, key=_pack({})))  # a reply to no request: every client skips it

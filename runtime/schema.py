@@ -1,7 +1,7 @@
-"""The schema of a collection: its fields in Milvus' words, their Arrow types, and the rules a schema must keep.
+"""The schema of a collection: its fields in Milvus' terms, their Arrow types, and the rules for a schema.
 
-Arrow columns are always declared nullable: a delete is a row that has nothing but its key. Which fields of a whole row
-may be null is said by `Field.nullable`, and checked where rows come in (`actors/rows.py`).
+Arrow columns are always declared nullable: a delete is a row that has nothing but its key. `Field.nullable` says which
+fields of a whole row may be null; that is checked where rows are accepted (`actors/rows.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WIRE_VERSION: Final = 1
 
 OP_COLUMN: Final = "_op"
 
-# Words of the filter language: a field of such a name could never be asked for.
+# Keywords of the filter language: a filter could never name a field called like this.
 KEYWORDS: Final = frozenset({"and", "or", "not", "in", "like", "is", "null", "true", "false"})
 
 _name_rule = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -50,7 +50,7 @@ _arrow_types: dict[str, pa.DataType] = {
 
 
 class Op(IntEnum):
-    """What a row of the log does, as stored in its `_op` column (int8)."""
+    """The operation of a row in the log, as stored in its `_op` column (int8)."""
 
     INSERT = 0
     UPSERT = 1
@@ -120,7 +120,7 @@ class CollectionSchema:
         return self._by_name[self.primary_key]
 
     def to_wire(self) -> dict[str, object]:
-        """A msgpack-able picture of the schema."""
+        """The wire form of the schema: a map that msgpack can encode."""
         return {
             "v": WIRE_VERSION,
             "name": self.name,
@@ -130,16 +130,16 @@ class CollectionSchema:
         }
 
     @staticmethod
-    def from_wire(picture: Mapping[str, object]) -> CollectionSchema:
-        """The schema that `to_wire` pictured.
+    def from_wire(wire: Mapping[str, object]) -> CollectionSchema:
+        """The schema of a wire form that `to_wire` returned.
 
-        Raises `BadRecord` when the picture is malformed or of another wire version, `InvalidSchema` when its content
+        Raises `BadRecord` when the wire form is malformed or of another version, `InvalidSchema` when its content
         breaks a rule.
         """
-        if picture.get("v") != WIRE_VERSION:
-            raise BadRecord(f"schema of wire version {picture.get('v')!r}, known is {WIRE_VERSION}", reason="version")
-        name, primary_key, version = (picture.get(part) for part in ("name", "primary_key", "version"))
-        rows = picture.get("fields")
+        if wire.get("v") != WIRE_VERSION:
+            raise BadRecord(f"schema of wire version {wire.get('v')!r}, known is {WIRE_VERSION}", reason="version")
+        name, primary_key, version = (wire.get(part) for part in ("name", "primary_key", "version"))
+        rows = wire.get("fields")
         if not (isinstance(name, str) and isinstance(primary_key, str) and isinstance(version, int)):
             raise BadRecord("a schema needs name, primary_key and version", reason="schema")
         if not isinstance(rows, list | tuple):
@@ -165,7 +165,7 @@ def _check(schema: CollectionSchema) -> None:
     seen: set[str] = set()
     for each in schema.fields:
         _check_field(each)
-        # Delta and Spark tell names apart without regard to case.
+        # Delta and Spark compare names without regard to case.
         if each.name.lower() in seen:
             raise InvalidSchema(f"field {each.name!r} appears twice (names that differ in case only count as equal)")
         seen.add(each.name.lower())
@@ -190,7 +190,7 @@ def _check_field(each: Field) -> None:
     if each.name.startswith("_"):
         raise InvalidSchema(f"field name {each.name!r}: names that begin with _ are reserved")
     if each.name.lower() in KEYWORDS:
-        raise InvalidSchema(f"field name {each.name!r} is a word of the filter language")
+        raise InvalidSchema(f"field name {each.name!r} is a keyword of the filter language")
     if each.type not in FIELD_TYPES:
         raise InvalidSchema(f"field {each.name!r} has unknown type {each.type!r}; known: {sorted(FIELD_TYPES)}")
     if each.type != "float_vector":

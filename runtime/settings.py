@@ -2,7 +2,7 @@
 
 Keys are those of milvus.yaml, in camelCase (`mq.mqBufSize`); the attributes are the same words in snake_case
 (`settings.mq.mq_buf_size`). Defaults are Milvus' unless the description says otherwise. Everything is frozen.
-Secrets are `SecretStr`, and `repr` leaves out what may hold one (URLs, keys of Kafka's clients): they do not print.
+Secrets are `SecretStr`, and `repr` leaves out values that may hold one (URLs, keys of Kafka's clients).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GIB = 1024 * MIB
 MqType = Literal["default", "rocksmq", "pulsar", "kafka", "woodpecker"]
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     """A frozen group of keys; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
-class Mq(Section):
-    """Which log, and how much of it is buffered."""
+class MqSettings(SettingsSection):
+    """The choice of the log, and how much of it is buffered."""
 
     type: MqType = Field(default="default", description="the log's backend; `default` takes the first that is enabled")
     mq_buf_size: PositiveInt = Field(default=16, description="packs of 4 MiB that a stream buffers")
@@ -48,8 +48,8 @@ class Mq(Section):
     pursuit_buffer_time: PositiveFloat = Field(default=60.0, description="seconds after which packs end, then")
 
 
-class Retaining(Section):
-    """How long a log keeps what is written into the data channels that a node makes on it."""
+class RetainingSettings(SettingsSection):
+    """How long a log keeps the entries of the data channels that a node creates on it."""
 
     retention_time_in_minutes: int = Field(
         default=20160, description="two weeks; negative keeps all (differs from Milvus)"
@@ -59,7 +59,7 @@ class Retaining(Section):
     )
 
 
-class RocksMq(Retaining):
+class RocksMqSettings(RetainingSettings):
     """The embedded log."""
 
     path: str = Field(
@@ -76,31 +76,31 @@ class RocksMq(Retaining):
 # ---- brokers: accepted as in milvus.yaml, for the adapter of each ----------------------------------------------------
 
 
-class KafkaSsl(Section):
+class KafkaSslSettings(SettingsSection):
     """TLS towards Kafka."""
 
     enabled: bool = Field(default=False, description="whether to use TLS")
     tls_cert: str = Field(default="", description="the client's certificate, a file")
     tls_key: str = Field(default="", description="the client's key, a file")
-    tls_ca_cert: str = Field(default="", description="whom to trust, a file")
-    tls_key_password: SecretStr = Field(default=SecretStr(""), description="opens the key")
+    tls_ca_cert: str = Field(default="", description="the certificates of trusted authorities, a file")
+    tls_key_password: SecretStr = Field(default=SecretStr(""), description="password of the key")
 
 
-class Kafka(Retaining):
+class KafkaSettings(RetainingSettings):
     """Kafka. `consumer.*` and `producer.*` are keys of Kafka's own clients; see `adapters/kafka/client_keys.py`."""
 
     broker_list: str = Field(default="", repr=False, description="host:port, comma separated; empty disables Kafka")
-    sasl_username: str = Field(default="", description="who logs in")
-    sasl_password: SecretStr = Field(default=SecretStr(""), description="and with what")
+    sasl_username: str = Field(default="", description="user name")
+    sasl_password: SecretStr = Field(default=SecretStr(""), description="password")
     sasl_mechanisms: str = Field(default="", description="PLAIN, SCRAM-SHA-256, …")
     security_protocol: str = Field(default="", description="SASL_SSL, SASL_PLAINTEXT, SSL, …")
-    ssl: KafkaSsl = KafkaSsl()
-    read_timeout: PositiveFloat = Field(default=10.0, description="no effect: a read waits for as long as it takes")
+    ssl: KafkaSslSettings = KafkaSslSettings()
+    read_timeout: PositiveFloat = Field(default=10.0, description="no effect: a read waits without a limit")
     consumer: dict[str, str] = Field(default={}, repr=False, description="keys of Kafka's consumer, see backends.md")
     producer: dict[str, str] = Field(default={}, repr=False, description="keys of Kafka's producer, see backends.md")
 
 
-class Pulsar(Retaining):
+class PulsarSettings(RetainingSettings):
     """Pulsar."""
 
     address: str = Field(
@@ -112,62 +112,62 @@ class Pulsar(Retaining):
     )
     webaddress: str = Field(default="", repr=False, description="URL of the admin API, over webport")
     max_message_size: PositiveInt = Field(
-        default=2 * MIB, description="bytes of a message where it is set, else what the broker says"
+        default=2 * MIB, description="bytes of a message where it is set, else the broker's limit"
     )
     tenant: str = Field(default="public", description="tenant of the topics, unless a URL names it")
     namespace: str = Field(default="default", description="namespace of the topics, unless a URL names it")
     auth_plugin: str = Field(default="", description="how the client authenticates: empty, or token")
-    auth_params: SecretStr = Field(default=SecretStr(""), description="and with what: the token")
+    auth_params: SecretStr = Field(default=SecretStr(""), description="credentials: the token")
     request_timeout: PositiveFloat = Field(default=60.0, description="s that an append or a call waits for the broker")
 
 
-class WoodpeckerMeta(Section):
+class WoodpeckerMetaSettings(SettingsSection):
     """Where Woodpecker keeps its metadata."""
 
     type: str = Field(default="etcd", description="empty disables Woodpecker")
     prefix: str = Field(default="woodpecker", description="for the Woodpecker adapter: prefix of its keys")
 
 
-class WoodpeckerStorage(Section):
+class WoodpeckerStorageSettings(SettingsSection):
     """Where Woodpecker keeps its segments."""
 
     type: Literal["minio", "local", "service"] = Field(
         default="minio", description="for the Woodpecker adapter: minio, local (one machine) or service"
     )
-    root_path: str = Field(default="default", description="for the Woodpecker adapter: where in the storage")
+    root_path: str = Field(default="default", description="for the Woodpecker adapter: folder in the storage")
     force_local_storage: bool = Field(default=False, description="permit local storage in a cluster")
 
 
-class Woodpecker(Section):
+class WoodpeckerSettings(SettingsSection):
     """Woodpecker."""
 
-    meta: WoodpeckerMeta = WoodpeckerMeta()
-    storage: WoodpeckerStorage = WoodpeckerStorage()
+    meta: WoodpeckerMetaSettings = WoodpeckerMetaSettings()
+    storage: WoodpeckerStorageSettings = WoodpeckerStorageSettings()
 
 
 # ---- names and roles -------------------------------------------------------------------------------------------------
 
 
-class ChannelNamePrefix(Section):
+class ChannelNamePrefixSettings(SettingsSection):
     """The words that physical channels' names are made of."""
 
     cluster: str = Field(default="by-dev", description="first word of every channel's name")
 
 
-class MsgChannel(Section):
+class MsgChannelSettings(SettingsSection):
     """Names of channels."""
 
-    chan_name_prefix: ChannelNamePrefix = ChannelNamePrefix()
+    chan_name_prefix: ChannelNamePrefixSettings = ChannelNamePrefixSettings()
 
 
-class RootCoord(Section):
+class RootCoordSettings(SettingsSection):
     """The catalog and its channels."""
 
     dml_channel_num: PositiveInt = Field(default=16, description="physical channels created for data")
 
 
-class Proxy(Section):
-    """The door."""
+class ProxySettings(SettingsSection):
+    """The Proxy, which accepts writes."""
 
     time_tick_interval: PositiveInt = Field(
         default=200, description="ms between two time ticks of a channel that has data"
@@ -175,12 +175,12 @@ class Proxy(Section):
     max_shard_num: PositiveInt = Field(default=16, description="shards a collection may have")
     max_inflight_bytes: PositiveInt = Field(default=64 * MIB, description="bytes accepted and not yet acknowledged")
     max_unflushed_bytes: PositiveInt = Field(
-        default=256 * MIB, description="bytes per collection that the table has not yet"
+        default=256 * MIB, description="bytes per collection that are not in its table yet"
     )
 
 
-class DataNode(Section):
-    """From the log to the table."""
+class DataNodeSettings(SettingsSection):
+    """The DataNode, which stores rows of the log in tables."""
 
     flush_bytes: PositiveInt = Field(
         default=64 * MIB, description="a collection is flushed when it has buffered this many bytes"
@@ -193,34 +193,34 @@ class DataNode(Section):
     )
 
 
-class Scheduler(Section):
-    """Which reads are served."""
+class SchedulerSettings(SettingsSection):
+    """Limits on reads."""
 
     max_timestamp_lag: PositiveInt = Field(
         default=86400, description="s that a reader may lag before reads are refused"
     )
 
 
-class QueryNode(Section):
+class QueryNodeSettings(SettingsSection):
     """Search and query."""
 
-    memory_limit_bytes: PositiveInt = Field(default=4 * GIB, description="bytes of rows and vectors held")
-    scheduler: Scheduler = Scheduler()
+    memory_limit_bytes: PositiveInt = Field(default=4 * GIB, description="bytes of rows and vectors in memory")
+    scheduler: SchedulerSettings = SchedulerSettings()
 
 
-class PreCreatedTopic(Section):
-    """Channels that an administrator has made for the node; see docs/backends.md."""
+class PreCreatedTopicSettings(SettingsSection):
+    """Channels that an administrator has created for the node; see docs/backends.md."""
 
     enabled: bool = Field(
-        default=False, description="lay collections on the channels `names` instead of making `…-rootcoord-dml_N`"
+        default=False, description="place collections on the channels `names` instead of creating `…-rootcoord-dml_N`"
     )
     names: tuple[str, ...] = Field(
         default=(),
-        description="channels that are there and empty; a list, or comma separated (differs from Milvus: none)",
+        description="channels that exist and are empty; a list, or comma separated (differs from Milvus: none)",
     )
     timeticker: str = Field(
         default="",
-        description="an ephemeral channel that is there, for the owners' heartbeats; empty: the node makes one "
+        description="an ephemeral channel that exists, for the owners' heartbeats; empty: the node creates one "
         "(differs from Milvus)",
     )
 
@@ -230,26 +230,26 @@ class PreCreatedTopic(Section):
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
-class Common(Section):
-    """What all roles share."""
+class CommonSettings(SettingsSection):
+    """Settings of all roles."""
 
-    pre_created_topic: PreCreatedTopic = PreCreatedTopic()
+    pre_created_topic: PreCreatedTopicSettings = PreCreatedTopicSettings()
     graceful_time: NonNegativeInt = Field(default=5000, description="ms of staleness that `bounded` reads accept")
 
 
-class LimitWriting(Section):
+class LimitWritingSettings(SettingsSection):
     """When writes are refused."""
 
     force_deny: bool = Field(default=False, description="refuse all writes")
 
 
-class QuotaAndLimits(Section):
+class QuotaAndLimitsSettings(SettingsSection):
     """Quotas."""
 
-    limit_writing: LimitWriting = LimitWriting()
+    limit_writing: LimitWritingSettings = LimitWritingSettings()
 
 
-class Actor(Section):
+class ActorSettings(SettingsSection):
     """Actors. Tidewal's own."""
 
     mailbox_size: PositiveInt = Field(default=1024, description="messages a mailbox holds before senders wait")
@@ -258,17 +258,17 @@ class Actor(Section):
         default=500, description="ms after which a handler is reported as blocking the loop"
     )
     stop_deadline: PositiveFloat = Field(default=10.0, description="s that a stopping actor has to drain its mailbox")
-    stop_grace: PositiveFloat = Field(default=5.0, description="s that it then has to clean up, before it is given up")
+    stop_grace: PositiveFloat = Field(default=5.0, description="s that it then has to clean up, before the stop fails")
 
 
-class MetricsEndpoint(Section):
-    """Where Prometheus scrapes. Tidewal's own."""
+class MetricsSettings(SettingsSection):
+    """The endpoint that Prometheus scrapes. Tidewal's own."""
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="port of /metrics and /healthz; 0 is off")
 
 
-class Interpreter(Section):
+class InterpreterSettings(SettingsSection):
     """Python itself. Tidewal's own."""
 
     switch_interval_ms: NonNegativeFloat = Field(
@@ -276,24 +276,24 @@ class Interpreter(Section):
     )
 
 
-class Settings(Section):
+class Settings(SettingsSection):
     """All settings, complete and checked. `wal`, where given, overrides `mq.*`."""
 
     wal: str = Field(
         default="", repr=False, description="URL of the log: rocksmq:///path, kafka://host:port, memory://, …"
     )
-    mq: Mq = Mq()
-    rocksmq: RocksMq = RocksMq()
-    kafka: Kafka = Kafka()
-    pulsar: Pulsar = Pulsar()
-    woodpecker: Woodpecker = Woodpecker()
-    msg_channel: MsgChannel = MsgChannel()
-    root_coord: RootCoord = RootCoord()
-    proxy: Proxy = Proxy()
-    data_node: DataNode = DataNode()
-    query_node: QueryNode = QueryNode()
-    common: Common = Common()
-    quota_and_limits: QuotaAndLimits = QuotaAndLimits()
-    actor: Actor = Actor()
-    metrics: MetricsEndpoint = MetricsEndpoint()
-    interpreter: Interpreter = Interpreter()
+    mq: MqSettings = MqSettings()
+    rocksmq: RocksMqSettings = RocksMqSettings()
+    kafka: KafkaSettings = KafkaSettings()
+    pulsar: PulsarSettings = PulsarSettings()
+    woodpecker: WoodpeckerSettings = WoodpeckerSettings()
+    msg_channel: MsgChannelSettings = MsgChannelSettings()
+    root_coord: RootCoordSettings = RootCoordSettings()
+    proxy: ProxySettings = ProxySettings()
+    data_node: DataNodeSettings = DataNodeSettings()
+    query_node: QueryNodeSettings = QueryNodeSettings()
+    common: CommonSettings = CommonSettings()
+    quota_and_limits: QuotaAndLimitsSettings = QuotaAndLimitsSettings()
+    actor: ActorSettings = ActorSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    interpreter: InterpreterSettings = InterpreterSettings()

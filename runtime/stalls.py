@@ -1,6 +1,6 @@
 """Stalls: appends and readers of a log on brokers that have had no answer for too long.
 
-A thread of its own looks at what is under way, so a stall is noticed however long a call blocks or a loop is held up.
+A thread of its own checks what is in flight, so a stall is noticed however long a call or a loop is blocked.
 Each is logged once when it is noticed and once when it is over, and counted (`wal_backend_*`).
 """
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("tidewal.stalls")
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """One thing under way. `problem` is what went wrong last."""
+    """One operation in flight, waiting since `since_s`. `problem` is the last error of it."""
 
     operation: Operation
     channel: str
@@ -39,7 +39,7 @@ class Waiting:
 
 
 class StallWatch:
-    """Watches one open log. `begin`, `retry` and `end` from any thread; they cost next to nothing."""
+    """Watches one open log. `begin`, `retry` and `end` may be called on any thread; they cost next to nothing."""
 
     def __init__(self, metrics: Metrics | None = None) -> None:
         self._metrics = metrics
@@ -49,17 +49,18 @@ class StallWatch:
         self._thread = threading.Thread(target=self._run, name="tidewal-stalls", daemon=True)
 
     def start(self) -> None:
-        """Look now and then, until `close`."""
+        """Check every `LOOK_S` seconds, until `close`."""
         self._thread.start()
 
     def begin(self, operation: Operation, channel: str, progress: Callable[[], object] | None = None) -> Waiting:
-        """An answer is awaited from now on, until `end`. As long as what `progress` returns changes, it is no stall."""
+        """Note that `operation` on `channel` awaits an answer from now on, until `end` is called with the result. As
+        long as what `progress` returns changes, it is no stall."""
         waiting = Waiting(operation, channel, time.monotonic(), progress)
         self._waiting.add(waiting)
         return waiting
 
     def retry(self, waiting: Waiting, problem: object) -> None:
-        """An attempt has failed and is made again."""
+        """Note that an attempt has failed with `problem` and is made again."""
         waiting.problem = problem if isinstance(problem, str) else repr(problem)
         if self._metrics is not None:
             self._metrics.counter(
@@ -67,7 +68,7 @@ class StallWatch:
             ).inc()
 
     def end(self, waiting: Waiting) -> None:
-        """It has been answered, or given up. A second call does nothing."""
+        """Note that the operation was answered, or given up. A second call does nothing."""
         with self._lock:
             self._waiting.discard(waiting)
             reported, waiting.reported = waiting.reported, False
@@ -81,12 +82,12 @@ class StallWatch:
             self._stalled(waiting, -1)
 
     def outcome_unknown(self, channel: str, entries: int = 1) -> None:
-        """An append has ended, and nobody knows whether its entries are in the log."""
+        """Count an append of `entries` entries that has ended, and whose entries are in the log or not."""
         if self._metrics is not None:
             self._metrics.counter("wal_backend_outcome_unknown_total", channel_name=channel).inc(entries)
 
     def look(self, now_s: float) -> None:
-        """Report what stalls at this time of the monotonic clock and was not reported yet."""
+        """Report the operations that stall at `now_s`, a time of the monotonic clock, and were not reported yet."""
         for waiting in list(self._waiting):
             seen = None if waiting.progress is None else waiting.progress()
             if seen != waiting.seen:

@@ -1,4 +1,5 @@
-"""`MsgStream`: messages as they come, without a common time: for event and control channels, and for producers."""
+"""`MsgStream`: messages in the order of arrival, without a common time: for event and control channels, and for
+producers."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import xxhash
 from prometheus_client import Counter
 
-from .channel_pumps import BUFFER_BYTES, BufferedChannel, ChannelPumps
 from .channel_reader import ChannelReader, OnBadRecord
 from .clock import HybridClock
 from .errors import Closed, InvalidRequest
 from .messages import MsgPack, Position
 from .record import Record, stamp
+from .stream_base import BUFFER_BYTES, BufferedChannel, StreamBase
 from .wal import Append, From, Start, Wal
-from .writer import Writer
+from .writer import ChannelOwner
 
 Repack = Callable[[Sequence[Record], Sequence[str]], Sequence[tuple[str, Record]]]
 
@@ -24,14 +25,14 @@ def by_key(messages: Sequence[Record], channels: Sequence[str]) -> list[tuple[st
     return [(channels[xxhash.xxh3_64_intdigest(message.key) % len(channels)], message) for message in messages]
 
 
-class MsgStream(ChannelPumps[BufferedChannel]):
+class MsgStream(StreamBase[BufferedChannel]):
     """Produces to channels and consumes channels, each on its own; one stream may do both.
 
-    A producer through a `Writer` appends to channels that the writer owns: stamped, numbered and ticked. Without one
-    it appends to unowned channels (event and control channels): stamped by `clock`, with term 0, many producers at
-    once. A consumer is an async iterator of `MsgPack`s that hold what was there: no order between channels, the order
-    of the log within each. Choose where to start with `as_consumer` or `seek`, or one after the other. Memory is
-    bounded by `buffer_bytes`.
+    A producer through a `ChannelOwner` appends to channels that this owns: stamped, numbered and ticked. Without
+    one it appends to unowned channels (event and control channels): stamped by `clock`, with term 0, many producers at
+    once. A consumer is an async iterator of `MsgPack`s with the messages that were there: no order between channels,
+    the order of the log within each. Choose where to start with `as_consumer` or `seek`, or one after the other. Memory
+    is bounded by `buffer_bytes`.
     """
 
     def __init__(
@@ -46,29 +47,30 @@ class MsgStream(ChannelPumps[BufferedChannel]):
         resets: Counter | None = None,
     ) -> None:
         """`reset_to` says where a channel goes on whose next entries retention has removed; None: iterating raises
-        `PositionLost`. `resets` counts that, and so do `counts`."""
+        `PositionLost`. `resets` counts that, and so do `counts`. `group` is noted in positions; `on_bad` gets entries
+        that cannot be read."""
         super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets)
         self._clock = clock
-        self._writer: Writer | None = None
+        self._owner: ChannelOwner | None = None
         self._targets: tuple[str, ...] = ()
         self._repack: Repack = by_key
 
     # ---- producing --------------------------------------------------------------------------------------------------
 
     def as_producer(
-        self, channels: Sequence[str], *, writer: Writer | None = None, repack: Repack | None = None
+        self, channels: Sequence[str], *, owner: ChannelOwner | None = None, repack: Repack | None = None
     ) -> None:
-        """Produce to `channels`. `repack` says which message goes to which of them, and may change messages; what it
-        returns is used as it is."""
+        """Produce to `channels`, through `owner` where that is given. `repack` says which message goes to which
+        channel, and may change messages; its result is used unchanged."""
         self._targets = tuple(dict.fromkeys(channels))
-        self._writer = writer
+        self._owner = owner
         self._repack = repack or by_key
 
     async def produce(self, messages: Sequence[Record]) -> dict[str, list[bytes]]:
-        """Append messages in one commit; when it returns they are as durable as their channels promise. Returns the
-        ids per channel, in order (none where a `Writer` found out later that it happened). Without messages nothing
-        happens. Raises `InvalidRequest` without producer channels or for a message to a channel that is not
-        one of them, having sent nothing, and what the log raises."""
+        """Append messages in one commit; when it returns they are as durable as their channels promise. Returns the ids
+        per channel, in order (none where a `ChannelOwner` learned later that it happened). Without messages nothing
+        happens. Raises `InvalidRequest` without producer channels or for a message to a channel that is not one of
+        them, having sent nothing, and what the log raises."""
         targets = self._check_producer()
         routed: Sequence[tuple[str, Record]] = self._repack(messages, targets) if messages else ()
         foreign = {channel for channel, _ in routed} - set(targets)
@@ -90,8 +92,8 @@ class MsgStream(ChannelPumps[BufferedChannel]):
     async def _append(self, routed: Sequence[tuple[str, Record]]) -> dict[str, list[bytes]]:
         if not routed:
             return {}
-        if self._writer is not None:
-            appended = await self._writer.append(routed)
+        if self._owner is not None:
+            appended = await self._owner.append(routed)
             return _by_channel(routed, appended.ids)
         entries: list[Append] = []
         for channel, message in routed:
@@ -105,7 +107,7 @@ class MsgStream(ChannelPumps[BufferedChannel]):
         return self
 
     async def __anext__(self) -> MsgPack:
-        self._start_pumps()
+        self._start_reading()
         while not self._closed:
             if any(channel.buffer for channel in self._channels.values()):
                 return self._pack()
@@ -137,21 +139,21 @@ class MsgStream(ChannelPumps[BufferedChannel]):
 
     def _keep(self, channel: BufferedChannel, record: Record) -> None:
         if record.id <= channel.skipped:
-            channel.pass_by(record)
+            channel.skip(record)
         else:
             channel.keep(record)
 
-    # ---- where things are -------------------------------------------------------------------------------------------
+    # ---- positions --------------------------------------------------------------------------------------------------
 
     async def latest_id(self, channel: str) -> bytes | None:
         """The id of the last acknowledged entry of `channel`, None when there was none ever."""
         return await self._wal.latest_id(channel)
 
     def position_of(self, channel: str, message: Record) -> Position:
-        """Where `message` stands in `channel`, to seek to behind it, or with `include_current` to it, also within a
+        """The position of `message` in `channel`, to seek behind it, or with `include_current` to it, also within a
         batch, where the rest of it follows. Raises `InvalidRequest` for a message that was not read from a log, and for
-        one of a batch that no owner has numbered: only by a number can a reader tell the rest of a batch from one that
-        never was whole."""
+        one of a batch that no owner has numbered: only numbers distinguish the rest of a batch from a batch that was
+        never whole."""
         if not message.id:
             raise InvalidRequest("the message was not read from a log, so it has no position")
         if message.part is not None and message.part.of > 1 and message.term == 0:

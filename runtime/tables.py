@@ -1,5 +1,5 @@
-"""What readers of a DataNode's Delta table need to know of it beside its columns (docs/delta.md): where it lies, and up
-to which T and position each vchannel is stored in a version of it.
+"""What readers of a DataNode's Delta table need beside its columns (docs/delta.md): its path, and up to which T and
+position each vchannel is stored in a version of it.
 
 A flush is one commit: its rows, an application transaction for each vchannel with its T, and the positions of all
 vchannels in the commit's metadata.
@@ -32,16 +32,16 @@ RESTORE_HINT: Final = (
 
 
 def log_table(root: str | Path, collection: str) -> Path:
-    """Where the row versions of a collection lie in the folder of the tables."""
+    """The path of the row versions of a collection, in the folder of the tables `root`."""
     return Path(root) / collection / "log"
 
 
 def check_format(properties: Mapping[str, str | None], path: Path) -> None:
     """Raise `InvalidSchema` unless a table with these properties is Tidewal's, `FormatTooNew` for a newer Tidewal's,
-    `CorruptLog` where they do not tell."""
+    `CorruptLog` where they do not say."""
     found = properties.get(FORMAT_KEY)
     if found is None:
-        raise InvalidSchema(f"{path} is a Delta table, but none of Tidewal's", path=str(path))
+        raise InvalidSchema(f"{path} is a Delta table, but not one of Tidewal's", path=str(path))
     if not found.isdecimal():
         raise CorruptLog(f"{path} says that its {FORMAT_KEY} is {found!r}: {RESTORE_HINT}", path=str(path))
     if int(found) > FORMAT:
@@ -64,11 +64,11 @@ def encode_positions(positions: Mapping[str, Position]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """What one commit of a table says of itself.
+class TableCommit:
+    """The facts of one commit of a table.
 
     `own`: Tidewal made it; `positions` are those of all vchannels then, in a table of row versions. `changes`: it adds
-    or removes rows, as an OPTIMIZE does not. `restored`: the version that a RESTORE went back to.
+    or removes rows, which an OPTIMIZE does not. `restored`: the version that a RESTORE went back to.
     """
 
     version: int
@@ -79,18 +79,18 @@ class Commit:
     positions: Positions
 
 
-def newest_own_commit(table: Path, version: int, above: int = -1) -> Commit | None:
+def newest_own_commit(table: Path, version: int, above: int = -1) -> TableCommit | None:
     """The newest commit from `version` down to (not with) `above` that Tidewal made; None when there is none.
 
-    Raises `CorruptLog` (`path`, `version`, `operation`) when another tool has changed rows behind it: T and positions
-    tell of rows then that may be gone. Tidewal never commits behind such a change, so each one that was not undone is
-    found here. A RESTORE of a version from before the change undoes it. `CorruptLog` (`path`, `version`) also where the
-    file of one of these commits cannot be parsed; `Unavailable` where it cannot be read now.
+    Raises `CorruptLog` (`path`, `version`, `operation`) when another tool has changed rows behind it: the rows
+    that T and positions stand for may be gone then. Tidewal never commits behind such a change, so each one that was
+    not undone is found here. A RESTORE of a version from before the change undoes it. `CorruptLog` (`path`, `version`)
+    also where the file of one of these commits cannot be parsed; `Unavailable` where it cannot be read now.
 
     Commit files are read directly: `history()` of the library numbers them wrongly when the snapshot is not the newest.
     """
-    found: Commit | None = None
-    foreign: list[Commit] = []
+    found: TableCommit | None = None
+    foreign: list[TableCommit] = []
     for candidate in range(version, above, -1):
         commit = _read_commit(table, candidate)
         if commit is not None and commit.own:
@@ -103,10 +103,12 @@ def newest_own_commit(table: Path, version: int, above: int = -1) -> Commit | No
     return found
 
 
-def _check_foreign(table: Path, foreign: Sequence[Commit]) -> None:
+def _check_foreign(table: Path, foreign: Sequence[TableCommit]) -> None:
     """Raise `CorruptLog` unless the commits `foreign`, oldest first, leave the rows as they were before them."""
-    change: Commit | None = None
-    changes: dict[int | None, Commit | None] = {foreign[0].version - 1: None}  # up to each version, what changed rows
+    change: TableCommit | None = None
+    changes: dict[int | None, TableCommit | None] = {
+        foreign[0].version - 1: None
+    }  # up to each version, what changed rows
     for commit in foreign:
         if commit.restored in changes:
             change = changes[commit.restored]
@@ -124,8 +126,8 @@ def _check_foreign(table: Path, foreign: Sequence[Commit]) -> None:
         )
 
 
-def _read_commit(table: Path, version: int) -> Commit | None:
-    """None where the file was cleaned up."""
+def _read_commit(table: Path, version: int) -> TableCommit | None:
+    """The commit, None where its file was cleaned up."""
     file = commit_file(table, version)
     try:
         lines = file.read_bytes().splitlines()
@@ -141,7 +143,7 @@ def _read_commit(table: Path, version: int) -> Commit | None:
         ) from error
 
 
-def _parse_commit(version: int, lines: Sequence[bytes]) -> Commit:
+def _parse_commit(version: int, lines: Sequence[bytes]) -> TableCommit:
     if not lines:
         raise ValueError("it is empty")
     own, changes = False, False
@@ -150,14 +152,14 @@ def _parse_commit(version: int, lines: Sequence[bytes]) -> Commit:
         [(kind, action)] = json.loads(line).items()
         if kind == "commitInfo":
             info = action
-            if POSITIONS_KEY in info:  # it is the first line of Tidewal's commits: the others need not be read
+            if POSITIONS_KEY in info:  # the first line of Tidewal's commits: the others need not be read
                 own = True
                 break
         elif kind == "txn":
             own |= action["appId"].startswith(TRANSACTION_PREFIX)
         elif kind in ("add", "remove"):
             changes |= action["dataChange"]
-    return Commit(version, str(info.get("operation")), own, changes, _restored(info), _positions(info))
+    return TableCommit(version, str(info.get("operation")), own, changes, _restored(info), _positions(info))
 
 
 def _positions(info: Mapping[str, Any]) -> Positions:

@@ -1,7 +1,8 @@
 """`TtMsgStream`: several channels merged on a common watermark.
 
-Each channel tells its time by stored ticks, by its owner's heartbeats and, since an owner stamps in log order, by its
-records themselves. The stream's time is the least of them; a pack holds exactly what lies between two such times.
+The time of each channel comes from stored ticks, from its owner's heartbeats and, since an owner stamps in log order,
+from its records themselves. The stream's time is the least of them; a pack holds exactly the messages between two such
+times.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from operator import attrgetter
 
 from prometheus_client import Counter
 
-from .channel_pumps import BUFFER_BYTES, RECORD_OVERHEAD_BYTES, BufferedChannel, ChannelPumps
 from .channel_reader import ChannelReader, Grants, OnBadRecord
 from .errors import MemoryLimitExceeded, OrderViolated, WatermarkStalled
 from .messages import MsgPack, Position
 from .pursuit import Pursuit
 from .record import Record, RecordType
+from .stream_base import BUFFER_BYTES, RECORD_OVERHEAD_BYTES, BufferedChannel, StreamBase
 from .wal import From, FromTime, Start, Wal
 
-PROMISES_MAX = 64
+ANNOUNCED_MAX = 64
 STALLED_S = 3.0  # an owner announces five times a second
 
 _TIME_ONLY = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.PRODUCERS})
@@ -31,40 +32,40 @@ OnLate = Callable[[str, Record], None]
 
 
 class _Channel(BufferedChannel):
-    """A channel that tells its time."""
+    """A channel with its time: nothing at or before `time` follows. `announced` are times to apply later."""
 
     def __init__(self, reader: ChannelReader, start: Start) -> None:
         super().__init__(reader, start)
         self.time = 0
-        self.promises: list[tuple[tuple[int, int], int]] = []  # sorted, for announcements come in any order
+        self.announced: list[tuple[tuple[int, int], int]] = []  # sorted, for announcements come in any order
 
-    def promise(self, upto: tuple[int, int], time: int) -> None:
+    def apply_when_read(self, upto: tuple[int, int], time: int) -> None:
         """Apply `time` once everything up to `upto` has been read."""
         if upto <= (self.reader.term, self.reader.cseq):
             self.time = max(self.time, time)
             return
-        at = bisect_left(self.promises, (upto, 0))
-        if at < len(self.promises) and self.promises[at][0] == upto:
-            time = max(time, self.promises.pop(at)[1])
-        self.promises.insert(at, (upto, time))
-        if len(self.promises) > PROMISES_MAX:
-            del self.promises[at - 1]  # the one before tells less; without one, it is the furthest away
+        at = bisect_left(self.announced, (upto, 0))
+        if at < len(self.announced) and self.announced[at][0] == upto:
+            time = max(time, self.announced.pop(at)[1])
+        self.announced.insert(at, (upto, time))
+        if len(self.announced) > ANNOUNCED_MAX:
+            del self.announced[at - 1]  # the one before says less; without one, it is the furthest away
 
-    def keep_promises(self) -> None:
-        while self.promises and self.promises[0][0] <= (self.reader.term, self.reader.cseq):
-            self.time = max(self.time, self.promises.pop(0)[1])
+    def apply_announced(self) -> None:
+        while self.announced and self.announced[0][0] <= (self.reader.term, self.reader.cseq):
+            self.time = max(self.time, self.announced.pop(0)[1])
 
-    def mark(self, record: Record, *, news: bool) -> None:
-        """`record` is no message, but its time may be news: then no position passes it until a pack covers that time,
-        for a stream that goes on from there must be told again."""
-        if news and self.buffer and self.buffer[-1].type is RecordType.TIME_TICK:
+    def mark(self, record: Record, *, moves_time: bool) -> None:
+        """Keep the place of `record`, which is no message, when it moves the time: then no position passes it until a
+        pack covers that time, for a stream that goes on from there must read the time again."""
+        if moves_time and self.buffer and self.buffer[-1].type is RecordType.TIME_TICK:
             older = self.buffer.pop()
             self.bytes -= RECORD_OVERHEAD_BYTES
-            self.pass_by(older)
-        if news:
+            self.skip(older)
+        if moves_time:
             self.keep(Record(RecordType.TIME_TICK, record.ts, record.term, record.cseq, id=record.id))
         else:
-            self.pass_by(record)
+            self.skip(record)
 
     def take(self, upto: int, *, ordered: bool) -> list[Record]:
         """Hand out the messages at or before `upto`, in the order of the log."""
@@ -78,11 +79,11 @@ class _Channel(BufferedChannel):
             self.buffer = deque(record for record in self.buffer if record.ts > upto)
             self.handed_out(taken, None)
             if self.buffer:
-                self.stand_before(self.buffer[0])
+                self.position_before(self.buffer[0])
         return [record for record in taken if record.type is not RecordType.TIME_TICK]
 
 
-class TtMsgStream(ChannelPumps[_Channel]):
+class TtMsgStream(StreamBase[_Channel]):
     """An async iterator of `MsgPack`s with `begin_ts < ts <= end_ts`, strictly increasing `end_ts`, each message once.
 
     Choose where to start with `as_consumer` or `seek`, or one after the other, then iterate. A pack without messages
@@ -90,14 +91,14 @@ class TtMsgStream(ChannelPumps[_Channel]):
     log. Memory is bounded by `buffer_bytes`: a channel that is ahead of the others is not read further until they
     follow.
 
-    `ordered` says that the channels have owners that stamp in log order (guarantee 2). Channels written by others may
-    hold records out of order between two ticks; then only ticks and announcements tell time, and what lies between two
-    ticks must fit into the buffer (`MemoryLimitExceeded` otherwise).
+    `ordered` says that the channels have owners that stamp in log order (guarantee 2). Channels without such owners may
+    hold records out of order between two ticks; then only ticks and announcements move time, and the records between
+    two ticks must fit into the buffer (`MemoryLimitExceeded` otherwise).
 
-    A record that arrives behind a time already told (its owner broke guarantee 4) is never put into a later pack:
+    A record that arrives behind a time already announced (its owner broke guarantee 4) is never put into a later pack:
     `late` counts it and `on_late` gets it; without a handler the stream fails with `OrderViolated`. A stream that goes
-    on from saved positions finds those behind them, too, and again. Only in a channel without an owner one that came
-    right behind a record held back at the position cannot be told from what was handed out.
+    on from saved positions finds those behind them, too, and again. Only in a channel without an owner, one that came
+    right behind a record held back at the position cannot be distinguished from records that were handed out.
     """
 
     def __init__(
@@ -117,17 +118,18 @@ class TtMsgStream(ChannelPumps[_Channel]):
         pursuit: Pursuit | None = None,
     ) -> None:
         """Messages of other vchannels than `vchannels` are dropped; None takes all. With `grants`, a node's catalog,
-        records that no owner was granted are bad records (see `channel_reader`).
+        records that were not granted are bad records (see `channel_reader`). `group` is noted in positions; `on_bad`
+        gets entries that cannot be read.
 
         `reset_to` says where a channel goes on whose next entries retention has removed; None: iterating raises
-        `PositionLost`. `resets` counts that, and so do `counts`. With `stalled_after_s` (`STALLED_S` is a good one)
-        iterating raises `WatermarkStalled`, with the channel that holds the stream back, once it has waited so long for
-        a time that does not move; it may be iterated again. Without it waits. `pursuit` joins small packs while the
-        stream is far behind."""
+        `PositionLost`. `resets` counts that, and so do `counts`. With `stalled_after_s` (for example `STALLED_S`)
+        iterating raises `WatermarkStalled`, with the channel that holds the stream back, once it has waited so many
+        seconds for a time that does not move; the stream may be iterated again. Without it iterating waits. `pursuit`
+        joins small packs while the stream is far behind."""
         super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets, grants)
         self._stalled_after_s = stalled_after_s
         self._pursuit = pursuit
-        self._drops: list[int] = []  # when collections were dropped, of what is buffered
+        self._drops: list[int] = []  # when collections were dropped, of the buffered records
         self._vchannels = None if vchannels is None else frozenset(vchannels)
         self._ordered = ordered
         self._on_late = on_late
@@ -149,7 +151,8 @@ class TtMsgStream(ChannelPumps[_Channel]):
             self._begin = self._end = start.timestamp
 
     def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
-        """Go on from saved positions, which must be of one pack; see `ChannelPumps.seek`."""
+        """Go on from saved positions, which must be of one pack; with `include_current` the message at each position is
+        delivered again. Raises as `StreamBase.seek` does."""
         positions = list(positions)
         super().seek(positions, include_current=include_current)
         if not include_current:
@@ -163,7 +166,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
 
     @property
     def late(self) -> int:
-        """Records that came behind a time already told."""
+        """Records that came behind a time already announced."""
         return sum(counts.late for counts in self.counts.values())
 
     @property
@@ -173,21 +176,21 @@ class TtMsgStream(ChannelPumps[_Channel]):
 
     @property
     def times(self) -> dict[str, int]:
-        """The time each channel has told; the least one holds the stream back."""
+        """The time of each channel; the least one holds the stream back."""
         return {name: channel.time for name, channel in self._channels.items()}
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
-        """What the channel's owner says: nothing at or before `time` follows behind (term, cseq)."""
+        """Apply an announcement of the channel's owner: nothing at or before `time` follows behind (term, cseq)."""
         known = self._channels.get(channel)
         if known is not None:
-            known.promise((term, cseq), time)
+            known.apply_when_read((term, cseq), time)
             self._progress.set()
 
     def __aiter__(self) -> AsyncIterator[MsgPack]:
         return self
 
     async def __anext__(self) -> MsgPack:
-        self._start_pumps()
+        self._start_reading()
         now = asyncio.get_running_loop().time
         began, pursuing_from = now(), None
         while not self._closed:
@@ -211,8 +214,8 @@ class TtMsgStream(ChannelPumps[_Channel]):
         raise StopAsyncIteration
 
     def _pursues(self, pursuit: Pursuit, time: int, waited_s: float) -> bool:
-        """Whether to read on before a pack is handed out: not behind the end of a collection, which is waited for, nor
-        when a channel is not read any more for want of room."""
+        """Whether to read on before a pack is handed out: not past the end of a collection, for which readers wait,
+        nor when a channel is not read further because its buffer is full."""
         full = any(channel.bytes > self._channel_limit for channel in self._channels.values())
         dropped = any(ts <= time for ts in self._drops)
         return not full and not dropped and pursuit.goes_on(time, self.buffered_bytes, waited_s)
@@ -232,7 +235,7 @@ class TtMsgStream(ChannelPumps[_Channel]):
         for name in sorted(self._channels):
             messages += self._channels[name].take(time, ordered=self._ordered)
         if len(self._channels) > 1 or not self._ordered:
-            messages.sort(key=attrgetter("ts"))  # stable: what shares a timestamp stays in the order of its log
+            messages.sort(key=attrgetter("ts"))  # stable: messages of one timestamp stay in the order of their log
         self._end = time
         self._drops = [ts for ts in self._drops if ts > time]
         self._ends = self._positions()
@@ -245,39 +248,39 @@ class TtMsgStream(ChannelPumps[_Channel]):
         }
 
     def _keep(self, channel: _Channel, record: Record) -> None:
-        told = channel.time
+        known_time = channel.time
         if self._ordered or record.type in _TIME_ONLY:
-            channel.time = max(told, record.ts)
-        if record.id <= channel.skipped or (record.ts <= self._begin and self._is_history(channel, record, told)):
-            channel.pass_by(record)
+            channel.time = max(known_time, record.ts)
+        if record.id <= channel.skipped or (record.ts <= self._begin and self._is_history(channel, record, known_time)):
+            channel.skip(record)
         elif record.type in _TIME_ONLY or (self._vchannels is not None and record.vchannel not in self._vchannels):
-            channel.mark(record, news=channel.time > max(told, self._end))
-        elif record.ts <= self._end or (self._ordered and record.ts < told):
+            channel.mark(record, moves_time=channel.time > max(known_time, self._end))
+        elif record.ts <= self._end or (self._ordered and record.ts < known_time):
             self._late(channel, record)
         else:
             if record.type is RecordType.DROP_COLLECTION:
                 self._drops.append(record.ts)
             channel.keep(record)
 
-    def _is_history(self, channel: _Channel, record: Record, told: int) -> bool:
-        """Whether a record at or before the start is one that is not wanted, or was handed out before: behind a saved
-        position that can be in a channel without an owner only, behind a record that was held back, as long as the
-        time is not told again. What else lies there came late."""
-        return not channel.resumed or (not self._ordered and bool(channel.buffer) and record.ts > told)
+    def _is_history(self, channel: _Channel, record: Record, known_time: int) -> bool:
+        """Whether a record at or before the start is not wanted, or was handed out before. Behind a saved position that
+        is possible only in a channel without an owner, behind a record that was held back, until the time is read
+        again. Any other record there came late."""
+        return not channel.resumed or (not self._ordered and bool(channel.buffer) and record.ts > known_time)
 
     def _late(self, channel: _Channel, record: Record) -> None:
         channel.reader.counts.late += 1
-        channel.pass_by(record)
+        channel.skip(record)
         if self._on_late is None:
             raise OrderViolated(
-                f"a record of {channel.name} at {record.ts} came behind the time {self._end} that was told already",
+                f"a record of {channel.name} at {record.ts} came behind the time {self._end}, already announced",
                 channel=channel.name,
                 ts=record.ts,
             )
         self._on_late(channel.name, record)
 
-    def _caught(self, channel: _Channel) -> None:
-        channel.keep_promises()
+    def _batch_kept(self, channel: _Channel) -> None:
+        channel.apply_announced()
 
     def _check_room(self, channel: _Channel, limit: int) -> None:
         if not self._ordered and all(record.ts > channel.time for record in channel.buffer):

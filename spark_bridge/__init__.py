@@ -1,7 +1,7 @@
 """The Spark bridge: a data source over consistent cuts of the log.
 
-The names below are imported when they are first used: each of Spark's workers imports this package to look for its
-data source, and must not wait for the rest.
+The names below are imported at their first use: each of Spark's workers imports this package to find its data source,
+and must not wait for the rest.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .local import session
-    from .newest import latest
-    from .observing import Progress, observe, progress, stop_observing
+    from .latest_rows import latest
     from .packs import foreach_pack, pack_schema
+    from .query_progress import ProgressEndpoint, observe, progress, stop_observing
     from .source import TidewalSource
+    from .spark_session import session
 
 _HOME = {
-    "Progress": ".observing",
+    "ProgressEndpoint": ".query_progress",
     "TidewalSource": ".source",
     "foreach_pack": ".packs",
-    "latest": ".newest",
-    "observe": ".observing",
+    "latest": ".latest_rows",
+    "observe": ".query_progress",
     "pack_schema": ".packs",
-    "progress": ".observing",
-    "session": ".local",
-    "stop_observing": ".observing",
+    "progress": ".query_progress",
+    "session": ".spark_session",
+    "stop_observing": ".query_progress",
 }
 
 __all__ = [
-    "Progress",
+    "ProgressEndpoint",
     "TidewalSource",
     "foreach_pack",
     "latest",

@@ -1,4 +1,4 @@
-"""A log on brokers as Spark's processes see it: each connects by itself, whatever adapter the URL names."""
+"""A log on brokers as Spark's processes read it: each connects by itself, with the adapter that the URL names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class BrokerLog:
-    """The log at `url`, opened when it is first asked something; who logs in is said by the environment. Its coroutines
-    run on a thread of its own."""
+    """The log at `url`, opened at the first call, with the credentials in the environment. Its coroutines run on a
+    thread of its own."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -27,17 +27,19 @@ class BrokerLog:
         self._ending: set[asyncio.Task[None]] = set()
 
     def channels(self) -> list[str]:
-        """See `Log`. Raises also what the adapter raises."""
+        """The names of all channels, sorted. Raises what the adapter raises."""
         return self._run(self._opened().channels())
 
     def latest_id(self, channel: str) -> bytes | None:
-        """See `Log`. Raises also what the adapter raises."""
+        """The id of the last entry of `channel`, None when there was none ever. Raises `ChannelNotFound`, and what the
+        adapter raises."""
         return self._run(self._opened().latest_id(channel))
 
     def read(
         self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
     ) -> Iterator[list[Entry]]:
-        """See `Log`. Raises also what the adapter raises."""
+        """The entries of `channel` behind `after` up to and including `upto`, as `BridgeLog.read` says. Raises
+        `PositionLost`, and what the adapter raises."""
         latest = self.latest_id(channel)
         if upto is not None and (latest is None or latest < upto):
             raise PositionLost(
@@ -61,18 +63,20 @@ class BrokerLog:
                 if entries[-1].id >= end:
                     return
         finally:
-            self._let_go(batches)
+            self._close_read(batches)
 
     def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        """See `Log`. Raises also what the adapter raises."""
+        """The id of the first entry of `channel` whose timestamp is ≥ `timestamp`, None when there is none yet. Raises
+        `ChannelNotFound`, and what the adapter raises."""
         return self._run(self._opened().id_at(channel, timestamp))
 
     def alive(self) -> bool:
-        """See `Log`: clients of brokers connect again by themselves."""
+        """Whether the log is connected, as far as that is known without a request. Clients of brokers connect again by
+        themselves."""
         return self._wal is not None
 
     def close(self) -> None:
-        """See `Log`."""
+        """Release the connection."""
         if self._thread is not None:
             if self._wal is not None:
                 self._run(self._wal.close())
@@ -89,9 +93,9 @@ class BrokerLog:
             self._wal = self._run(open_wal(self._url, read_only=True, **wal_options(load_settings(), self._url)))
         return self._wal
 
-    def _let_go(self, batches: Any) -> None:
-        """End a reading. One that was dropped is ended where the garbage collector finds it, perhaps on the loop's own
-        thread, which must not wait for itself, or when the log is closed and nothing is left to end."""
+    def _close_read(self, batches: Any) -> None:
+        """End a read. An abandoned one is ended by the garbage collector: perhaps on the loop's own thread, which must
+        not wait for itself, or when the log is closed already and there is nothing to end."""
         if threading.current_thread() is self._thread:
             self._ending.add(ending := self._loop.create_task(batches.aclose()))
             ending.add_done_callback(self._ending.discard)

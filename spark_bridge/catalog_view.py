@@ -1,4 +1,4 @@
-"""The catalog as it is now, followed by a reader outside the node."""
+"""The present catalog, for a reader outside the node."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from typing import Final
 
 from ..runtime.catalog import Catalog
 from ..runtime.errors import ChannelNotFound, PositionLost
-from .log import Log
+from .log import BridgeLog
 
 ATTEMPTS: Final = 10  # to read up to the end before the next snapshot has removed that
 
 
 class CatalogView:
-    """Folds the records of `channel`, each once. An absent channel is an empty catalog. `known` is the catalog when it
-    was last looked at."""
+    """Folds the records of `channel`, each once. An absent channel is an empty catalog. `known` is the catalog as it
+    was last read."""
 
-    def __init__(self, log: Log, channel: str) -> None:
+    def __init__(self, log: BridgeLog, channel: str) -> None:
         self._log = log
         self._channel = channel
         self.known = Catalog()
         self._position: bytes | None = None
 
     def now(self) -> Catalog:
-        """The catalog with all that is recorded by now. Raises `PositionLost` where the channel has lost its entries
-        and no snapshot took their place."""
+        """The catalog with all records there are now. Raises `PositionLost` where the channel has lost its entries and
+        no snapshot replaces them."""
         for attempts_left in reversed(range(ATTEMPTS)):
             try:
                 self._follow()
                 break
-            except PositionLost:  # a snapshot took the place of what was to come next
+            except PositionLost:  # a snapshot has replaced the next entries
                 self.known, self._position = Catalog(), None
                 if not attempts_left:
                     raise
@@ -45,7 +45,7 @@ class CatalogView:
             for entry in entries:
                 self.known.fold(entry)
                 self._position = entry.id
-        if self._position != latest:  # a reading from the beginning does not know that there was more
+        if self._position != latest:  # a read from the beginning does not notice that entries are gone
             raise PositionLost(
                 f"channel {self._channel} has lost its entries up to {latest.hex()}",
                 requested=latest,

@@ -8,7 +8,7 @@
 | `_channel` | string | the vchannel; all versions of a key come through one |
 | `_watermark` | bigint | T of the cut the row was read up to: everything with `_ts` ≤ T has been read with it |
 | `_cseq` | bigint | the record's number in its channel |
-| `_row` | int | the row's place in its record |
+| `_row` | int | the row's index in its record |
 
 Of two versions of a key the one with the higher `(_ts, _cseq, _row)` counts. With option `readChangeFeed` three columns
 follow under Delta's names: `_change_type` (as `_op`), `_commit_version` (as `_ts`), `_commit_timestamp` (as `_time`).
@@ -51,7 +51,8 @@ CHANGE_COLUMNS: Final[dict[str, pa.DataType]] = {
 
 
 def arrow_columns(schema: CollectionSchema, *, change_feed: bool = False) -> dict[str, pa.DataType]:
-    """All columns of a collection's DataFrame, in the Arrow types that Spark takes: it knows no fixed-size lists."""
+    """All columns of a collection's DataFrame, in the Arrow types that Spark takes: it knows no fixed-size lists. With
+    `change_feed` also those of option `readChangeFeed`."""
     own = {each.name: _plain(each.arrow_type()) for each in schema.fields}
     return {**own, **SYSTEM_COLUMNS, **(CHANGE_COLUMNS if change_feed else {})}
 
@@ -61,7 +62,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_schema(schema: CollectionSchema, *, change_feed: bool = False) -> StructType:
-    """The same columns as Spark's schema. Metadata mark the primary key, and the dimension of vectors."""
+    """The columns of `arrow_columns` as Spark's schema. Metadata marks the primary key, and the dimension of
+    vectors."""
     from pyspark.sql.types import StructField, StructType
 
     metadata: dict[str, dict[str, Any]] = {each.name: {DIM_METADATA: each.dim} for each in schema.fields if each.dim}
@@ -75,7 +77,8 @@ def _fields(kind: pa.DataType) -> list[pa.Field[Any]]:
 
 
 def some_columns(known: StructType, asked: Sequence[str], what: str) -> StructType:
-    """The columns that were `asked` for: all where none was named. Raises `InvalidSchema` for one that is not there."""
+    """The columns named in `asked`, all where none is named. Raises `InvalidSchema` for one that `what` does not
+    have."""
     from pyspark.sql.types import StructType
 
     there = {field.name: field for field in known.fields}
@@ -86,7 +89,7 @@ def some_columns(known: StructType, asked: Sequence[str], what: str) -> StructTy
 
 
 def spark_type(kind: pa.DataType) -> DataType:
-    """Spark's name for an Arrow type that it takes."""
+    """Spark's type for an Arrow type that it takes."""
     from pyspark.sql import types
 
     if pa.types.is_list(kind):

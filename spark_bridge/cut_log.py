@@ -1,4 +1,4 @@
-"""The stored cuts of one collection. The log is asked for the time to look at, so what is older is not read."""
+"""The stored cuts of one collection. They are looked up in the log by time, so older entries are not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runtime.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound, PositionLost
 from ..runtime.record import decode
 from ..runtime.wal import Entry
-from .log import Log
+from .log import BridgeLog
 
 CUTS_AHEAD_MAX: Final = 4096  # cuts held to choose from when a trigger is limited
 POINTS_MAX: Final = 4096  # cuts held to split a read at
@@ -23,9 +23,9 @@ _logger = logging.getLogger("tidewal.spark")
 
 
 class CutLog:
-    """Finds the cuts of the collection with `id` and `name` in `channel`. An absent channel is an empty one."""
+    """Finds the cuts of the collection with `id` and `name` in `channel`. An absent channel has no cuts."""
 
-    def __init__(self, log: Log, channel: str, id: int, name: str) -> None:
+    def __init__(self, log: BridgeLog, channel: str, id: int, name: str) -> None:
         self.id = id
         self._log = log
         self._channel = channel
@@ -51,11 +51,11 @@ class CutLog:
         return self._newest
 
     def last_upto(self, time: int) -> Cut | None:
-        """The last cut at or before `time`."""
+        """The last cut at or before the timestamp `time`; None when there is none."""
         return self._look_back(time, time)
 
     def _look_back(self, time: int, upto: int | None) -> Cut | None:
-        """The last cut there is behind some time before `time`: ten times more is searched until there is one."""
+        """The last cut up to `upto`, searched in a window before `time` that grows tenfold until it has a cut."""
         window_ms = LOOK_BACK_MS
         while True:
             begin = add_ms(time, -window_ms)
@@ -71,7 +71,7 @@ class CutLog:
             return 0
 
     def between(self, after: int, upto: int | None = None) -> Iterator[Cut]:
-        """The cuts with `after` < time ≤ `upto`, as time ascends."""
+        """The cuts with `after` < time ≤ `upto` (None: all later ones), in the order of time."""
         for cut in self._cuts(self._from(after + 1)):
             if upto is not None and cut.time > upto:
                 return
@@ -80,7 +80,7 @@ class CutLog:
                 after = cut.time
 
     def ahead(self, after: int, upto: int) -> Iterator[Cut]:
-        """As `between`, for one who comes again and goes on a little further each time: some cuts are held."""
+        """As `between`, for repeated calls that each begin a little later: up to `CUTS_AHEAD_MAX` cuts are kept."""
         if after < self._ahead_from:
             self._ahead.clear()
         while self._ahead and self._ahead[0].time <= after:
@@ -93,7 +93,8 @@ class CutLog:
             yield from self.between(self._ahead[-1].time, upto)
 
     def points(self, after: int, before: int) -> list[Cut]:
-        """Cuts between two others where a read of what lies between them may be split: evenly chosen, not too many."""
+        """Cuts between the times `after` and `before` at which a read may be split: evenly chosen, at most
+        `POINTS_MAX`."""
         found: list[Cut] = []
         every = 1
         for number, cut in enumerate(self.between(after, before - 1)):
@@ -110,7 +111,7 @@ class CutLog:
             return None
 
     def _from(self, time: int) -> Iterator[list[Entry]]:
-        """The entries with a timestamp ≥ `time`, and perhaps others behind the first of them."""
+        """The entries from the first with a timestamp ≥ `time` on; later ones may have a lower one."""
         latest = self._latest_id()
         first = None if latest is None else self._log.id_at(self._channel, time)
         if first is None:
@@ -120,8 +121,8 @@ class CutLog:
         except PositionLost:  # retention passed by meanwhile
             yield from self._log.read(self._channel, None, latest)
 
-    def _cuts(self, pieces: Iterator[list[Entry]] | tuple[()]) -> Iterator[Cut]:
-        for entries in pieces:
+    def _cuts(self, batches: Iterator[list[Entry]] | tuple[()]) -> Iterator[Cut]:
+        for entries in batches:
             for entry in entries:
                 try:
                     record = decode(entry.payload, entry.id)

@@ -25,11 +25,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from ..runtime.clock import MAX_TIMESTAMP
 from ..runtime.cuts import CutEnd
 from ..runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionMismatch
-from ..runtime.names import physical
+from ..runtime.names import pchannel_of
 from ..runtime.schema import CollectionSchema
 from ..runtime.tables import check_format, log_table, newest_own_commit, transaction_of
 from .offsets import UNKNOWN, scheme_of
-from .options import Limits
+from .options import MicroBatchLimits
 from .rows import ChannelRange
 from .stored import StoredRange, stored_rows
 
@@ -101,8 +101,8 @@ class Snapshot:
         last_ts: int = MAX_TIMESTAMP,
         tasks: int = 1,
     ) -> list[StoredRange]:
-        """The table's part of an interval, of all vchannels or some, in pieces of up to `TASK_BYTES` or one file. Files
-        that only have rows behind `last_ts` are left out."""
+        """The table's part of an interval, of all vchannels or some, in ranges of up to `TASK_BYTES` or one file, for
+        at least `tasks` tasks where the files allow it. Files that only have rows behind `last_ts` are left out."""
         files = self._between(begin_ts, min(end_ts, last_ts))
         limit = min(TASK_BYTES, -(-sum(file.size_bytes for file in files) // tasks))
         groups: list[list[str]] = []
@@ -119,10 +119,10 @@ class Snapshot:
         return [file for file in self._files if file.lowest_ts <= end_ts and file.highest_ts > begin_ts]
 
     def unstored(self, wanted: ChannelRange) -> list[ChannelRange]:
-        """What of a range of the log is behind T. Vchannels of one T make one range."""
+        """The parts of a range of the log that are behind T. Vchannels of one T make one range."""
         parts: dict[int, list[str]] = {}
         for vchannel in wanted.vchannels:
-            if physical(vchannel) == wanted.channel and self.times[vchannel] < wanted.end_ts:
+            if pchannel_of(vchannel) == wanted.channel and self.times[vchannel] < wanted.end_ts:
                 parts.setdefault(self.times[vchannel], []).append(vchannel)
         found = [self._behind(time, replace(wanted, vchannels=tuple(names))) for time, names in parts.items()]
         return [part for part in found if part.begin.id <= part.end.id]
@@ -159,7 +159,7 @@ class Snapshot:
 
     # ---- where to cut -----------------------------------------------------------------------------------------------
 
-    def step(self, begin_ts: int, upto: int, limits: Limits) -> int:
+    def step(self, begin_ts: int, upto: int, limits: MicroBatchLimits) -> int:
         """How far behind `begin_ts` to go (up to `upto`) to get what is within the limits: rows, bytes of Parquet and
         records of the log; at least the rows of one timestamp."""
         files, rows, entries = self._between(begin_ts, upto), limits.rows, limits.entries
@@ -175,7 +175,7 @@ class Snapshot:
             held.append(self._stamps(file, begin_ts, upto))
             count += len(held[-1][0])
             if count > enough:
-                # What is not in hand yet lies at or behind the lowest of the files that follow.
+                # Rows that were not read yet lie at or behind the lowest of the files that follow.
                 horizon = min([upto, *(each.lowest_ts - 1 for each in files[place + 1 : place + 2])])
                 found = _end_of(held, horizon, rows, entries)
                 if found is not None:
@@ -183,7 +183,7 @@ class Snapshot:
         return upto
 
     def count(self, begin_ts: int, upto: int, enough: int) -> int:
-        """How many rows lie behind `begin_ts` up to `upto`; where there are `enough`, files behind are not counted."""
+        """How many rows lie behind `begin_ts` up to `upto`; once there are `enough`, further files are not counted."""
         total = 0
         for file in self._between(begin_ts, upto):
             total += len(self._stamps(file, begin_ts, upto)[0])
@@ -228,7 +228,7 @@ def local_folder(folder: str) -> str:
 
 @contextmanager
 def _damage_of(path: Path) -> Generator[None]:
-    """Raise what the Delta library cannot make out inside as `CorruptLog`."""
+    """Raise a `DeltaError` of the block as `CorruptLog`; an absent table as it is."""
     try:
         yield
     except TableNotFoundError:
@@ -259,7 +259,7 @@ def _open(path: Path, version: int | None) -> DeltaTable:
 
 
 def _files(table: DeltaTable, path: Path) -> list[_File]:
-    """The files of a version in the order of their lowest `_ts`. A range that is not told may be anything."""
+    """The files of a version in the order of their lowest `_ts`. A file without statistics may have any."""
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     files = [
         _File(

@@ -1,7 +1,7 @@
 """How much a micro-batch may hold: whole steps (cuts, or timestamps of a topic) within limits, and at least one.
 
-What is counted is read on the driver, from the records' heads: columns are not decoded, and counting ends where the
-limit is reached.
+The driver reads what it counts, from the records' headers: columns are not decoded, and counting ends where the limit
+is reached.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from ..runtime.arrow import count_rows
 from ..runtime.channel_reader import ChannelReader, Granted
 from ..runtime.cuts import Cut
 from ..runtime.errors import BadRecord
 from ..runtime.record import Record, RecordType
-from .log import Log
-from .options import Limits
+from ..runtime.row_codec import count_rows
+from .log import BridgeLog
+from .options import MicroBatchLimits
 from .rows import ChannelRange, entries_of
 
 T = TypeVar("T")
 
 
 class Size(NamedTuple):
-    """What some entries of the log hold: rows that are asked for, and all bytes that must be read for them."""
+    """The size of some entries of the log: the requested rows in them, and all bytes and entries to read for these."""
 
     rows: int = 0
     bytes: int = 0
     entries: int = 0
 
     def plus(self, other: Size) -> Size:
-        """Both together."""
+        """The sum of both."""
         return Size(self.rows + other.rows, self.bytes + other.bytes, self.entries + other.entries)
 
-    def is_over(self, limits: Limits) -> bool:
+    def is_over(self, limits: MicroBatchLimits) -> bool:
         """Whether one of the limits is passed."""
         maxima = (limits.rows, limits.bytes, limits.entries)
         return any(limit is not None and value > limit for value, limit in zip(self, maxima, strict=True))
 
 
-def last_within(steps: Iterable[tuple[T, Iterable[Size]]], limits: Limits) -> T | None:
+def last_within(steps: Iterable[tuple[T, Iterable[Size]]], limits: MicroBatchLimits) -> T | None:
     """The last of `steps` up to which all sizes together are within the limits, or the first; None without steps.
     Sizes behind the limit are not asked for."""
     total, chosen = Size(), None
@@ -56,11 +56,11 @@ class CutSizes:
     """The sizes of what lies between cuts, in the order of the cuts, each channel read once. `ranges` are those from
     the first cut to the last."""
 
-    def __init__(self, log: Log, ranges: Iterable[ChannelRange]) -> None:
+    def __init__(self, log: BridgeLog, ranges: Iterable[ChannelRange]) -> None:
         self._channels: Mapping[str, _Ahead] = {each.channel: _Ahead(entry_sizes(log, each)) for each in ranges}
 
     def upto(self, cut: Cut) -> Iterator[Size]:
-        """Of the entries up to `cut` that were not counted yet."""
+        """The sizes of the entries up to `cut` that no earlier call has returned."""
         return chain.from_iterable(
             ahead.upto(lambda id, end=cut.ends[channel].id: id <= end) for channel, ahead in self._channels.items()
         )
@@ -82,7 +82,7 @@ class _Ahead:
             yield size
 
 
-def entry_sizes(log: Log, wanted: ChannelRange) -> Iterator[tuple[bytes, Size]]:
+def entry_sizes(log: BridgeLog, wanted: ChannelRange) -> Iterator[tuple[bytes, Size]]:
     """The id and the size of each entry of `wanted`. The rows of a batch count with its last record."""
     stored = wanted.schema.row_arrow()
     reader = ChannelReader(
@@ -98,7 +98,7 @@ def entry_sizes(log: Log, wanted: ChannelRange) -> Iterator[tuple[bytes, Size]]:
         try:
             return count_rows(record.body, stored) if wanted.begin_ts < record.ts <= wanted.end_ts else 0
         except BadRecord:
-            return 0  # the task skips it and says so
+            return 0  # the task skips the record with a warning
 
     for entries in entries_of(log, wanted):
         for entry in entries:

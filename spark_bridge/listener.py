@@ -1,4 +1,4 @@
-"""Spark's query progress as numbers: what Spark calls, from threads of its own."""
+"""Spark's query progress as metrics: listeners, which Spark calls from threads of its own."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class QueryMetrics(StreamingQueryListener):
         self._failed: dict[str, str] = {}  # why, by name
 
     def health(self) -> Health:
-        """Ok unless a query has failed and was not started again."""
+        """Healthy unless a query has failed and was not started again."""
         with self._lock:
             return Health(not self._failed, {"running": sorted(self._running.values()), "failed": dict(self._failed)})
 
     def started(self, run: str, name: str) -> None:
-        """A query runs. May be told twice."""
+        """Count the query `name` as running under the id `run`. May be called twice."""
         with self._lock:
             self._running[run] = name
             self._failed.pop(name, None)
@@ -52,8 +52,8 @@ class QueryMetrics(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Called by Spark after a micro-batch."""
-        told = event.progress
-        _write(self._metrics, told.name or str(told.id), told)
+        progress = event.progress
+        _write(self._metrics, progress.name or str(progress.id), progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Called by Spark while there is nothing to do."""
@@ -77,29 +77,29 @@ class QueryMetrics(StreamingQueryListener):
 
 
 class Idle(StreamingQueryListener):
-    """Does nothing."""
+    """A listener that does nothing."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Nothing."""
+        """Ignored."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing."""
+        """Ignored."""
 
 
-def _write(metrics: Metrics, name: str, told: StreamingQueryProgress) -> None:
-    for rate, value in zip(RATES, (told.inputRowsPerSecond, told.processedRowsPerSecond), strict=True):
+def _write(metrics: Metrics, name: str, progress: StreamingQueryProgress) -> None:
+    for rate, value in zip(RATES, (progress.inputRowsPerSecond, progress.processedRowsPerSecond), strict=True):
         metrics.gauge(rate, query_name=name).set(value if math.isfinite(value) else 0)
-    metrics.counter("spark_input_rows_total", query_name=name).inc(told.numInputRows)
-    metrics.histogram("spark_batch_duration_seconds", query_name=name).observe(told.batchDuration / 1000)
-    state = told.stateOperators
+    metrics.counter("spark_input_rows_total", query_name=name).inc(progress.numInputRows)
+    metrics.histogram("spark_batch_duration_seconds", query_name=name).observe(progress.batchDuration / 1000)
+    state = progress.stateOperators
     metrics.gauge("spark_state_rows", query_name=name).set(sum(each.numRowsTotal for each in state))
     metrics.gauge("spark_state_bytes", query_name=name).set(sum(each.memoryUsedBytes for each in state))
     late = sum(each.numRowsDroppedByWatermark for each in state)
     metrics.counter("spark_late_rows_total", query_name=name).inc(late)
-    _write_times(metrics, name, told.sources)
+    _write_times(metrics, name, progress.sources)
 
 
 def _write_times(metrics: Metrics, name: str, sources: Iterable[SourceProgress]) -> None:
@@ -119,10 +119,10 @@ def _write_times(metrics: Metrics, name: str, sources: Iterable[SourceProgress])
 def _physical_time(offset: str) -> int | None:
     """The time of a Tidewal offset in milliseconds; None for the beginning, for no offset, and for those of others."""
     try:
-        told: Any = json.loads(offset)
+        decoded: Any = json.loads(offset)
     except ValueError:
         return None
-    if not isinstance(told, dict):
+    if not isinstance(decoded, dict):
         return None
-    time = cast("dict[str, object]", told).get("t")
-    return physical_ms(time) if isinstance(time, int) and "v" in told and time > 0 else None
+    time = cast("dict[str, object]", decoded).get("t")
+    return physical_ms(time) if isinstance(time, int) and "v" in decoded and time > 0 else None

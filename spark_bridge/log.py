@@ -1,4 +1,4 @@
-"""The log as Spark's processes see it: read only, blocking, chosen by the URL of option `wal`."""
+"""The log as Spark's processes read it: read only, blocking, chosen by the URL of option `wal`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SUPPORTED = "rocksmq:///absolute/path, rocksmq://./relative/path, kafka://… an
 BROKERS = ("kafka", "pulsar")
 
 
-class Log(Protocol):
-    """What the bridge asks of a log. Several readings may be under way at once, and other questions between them."""
+class BridgeLog(Protocol):
+    """What the bridge needs of a log. Several reads may be under way at once, and other calls between them."""
 
     def channels(self) -> list[str]:
         """The names of all channels, sorted."""
@@ -32,7 +32,7 @@ class Log(Protocol):
         self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
     ) -> Iterator[list[Entry]]:
         """The entries behind `after` (None: from the first there is, if any) up to and including `upto`, in order, in
-        pieces; with `inclusive` `after` too. Raises `PositionLost` when retention has removed what comes next."""
+        batches; with `inclusive` `after` too. Raises `PositionLost` when retention has removed what comes next."""
         ...
 
     def id_at(self, channel: str, timestamp: int) -> bytes | None:
@@ -41,7 +41,7 @@ class Log(Protocol):
         ...
 
     def alive(self) -> bool:
-        """Whether it was connected, and is so still, as far as can be told without asking."""
+        """Whether the log is connected, as far as that is known without a request."""
         ...
 
     def close(self) -> None:
@@ -50,40 +50,44 @@ class Log(Protocol):
 
 
 class RocksMQLog:
-    """The RocksMQ in `directory`, through the process that has it open. Says what to do when there is none."""
+    """The RocksMQ in `directory`, through the process that has it open. The error where there is none says what to
+    do."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._client = BlockingClient(directory)
 
     def channels(self) -> list[str]:
-        """See `Log`. Raises `Unavailable`."""
+        """The names of all channels, sorted. Raises `Unavailable`."""
         with self._advice():
             return self._client.channels()
 
     def latest_id(self, channel: str) -> bytes | None:
-        """See `Log`. Raises `Unavailable`."""
+        """The id of the last entry of `channel`, None when there was none ever. Raises `ChannelNotFound`,
+        `Unavailable`."""
         with self._advice():
             return self._client.latest_id(channel)
 
     def read(
         self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
     ) -> Iterator[list[Entry]]:
-        """See `Log`. Raises `Unavailable`."""
+        """The entries of `channel` behind `after` up to and including `upto`, as `BridgeLog.read` says. Raises
+        `PositionLost`, `Unavailable`."""
         with self._advice():
             yield from self._client.read(channel, after, upto, inclusive=inclusive)
 
     def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        """See `Log`. Raises `Unavailable`."""
+        """The id of the first entry of `channel` whose timestamp is ≥ `timestamp`, None when there is none yet. Raises
+        `ChannelNotFound`, `Unavailable`."""
         with self._advice():
             return self._client.id_at(channel, timestamp)
 
     def alive(self) -> bool:
-        """See `Log`."""
+        """Whether the log is connected, as far as that is known without a request."""
         return self._client.alive()
 
     def close(self) -> None:
-        """See `Log`."""
+        """Release the connection."""
         self._client.close()
 
     @contextmanager
@@ -97,16 +101,16 @@ class RocksMQLog:
             ) from error
 
 
-def first_piece(pieces: Iterator[list[Entry]]) -> list[Entry]:
-    """The first entries of a reading, which ends here; none where there are none."""
+def first_entries(batches: Iterator[list[Entry]]) -> list[Entry]:
+    """The first entries of the read `batches`, which is closed; none where there are none."""
     try:
-        return next(pieces, list[Entry]())
+        return next(batches, list[Entry]())
     finally:
-        cast("Generator[list[Entry]]", pieces).close()
+        cast("Generator[list[Entry]]", batches).close()
 
 
-def open_log(url: str) -> Log:
-    """The log at `url`, which is connected to when it is first asked something.
+def open_log(url: str) -> BridgeLog:
+    """The log at `url`, which connects at its first call.
 
     Raises `ConfigError` for a URL that the bridge cannot read.
     """

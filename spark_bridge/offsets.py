@@ -3,10 +3,10 @@
     {"v": 1, "wal": "kafka", "collection_id": 7, "created": time, "t": T, "ends": {pchannel: [id in hex, term, cseq]}}
 
 An offset says that everything with ts ≤ T has been read. That of a query's first batch has `from` too, the offset where
-the batch begins: from `earliest` its ends have cseq -1 and lie before the first entries that there were, so that it is
-known later whether these are gone. Spark compares offsets as text, so the order of the keys is fixed: as above,
-channels sorted. `wal` is the kind of log that the message ids are of; ids of collections are small numbers, which
-another log has as well, but it has not created that one at the same time.
+the batch begins: from `earliest` its ends have cseq -1 and lie before the entries that were first then, so that a later
+read knows whether these are gone. Spark compares offsets as text, so the order of the keys is fixed: as above,
+channels sorted. `wal` is the kind of log that the message ids are of. Ids of collections are small
+numbers, which another log has as well: `created`, the collection's creation timestamp, tells them apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, cast
 from ..runtime.catalog import Collection
 from ..runtime.cuts import Cut, CutEnd
 from ..runtime.errors import InvalidRequest, PositionMismatch
-from ..runtime.names import physical
+from ..runtime.names import pchannel_of
 from ..runtime.redaction import split_url
 
 VERSION = 1
@@ -27,7 +27,7 @@ BEGINNING = CutEnd(0, 0, b"")
 
 def pchannels_of(collection: Collection) -> list[str]:
     """The physical channels of a collection, sorted."""
-    return sorted({physical(vchannel) for vchannel in collection.vchannels})
+    return sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
 
 
 def beginning(collection: Collection) -> Cut:
@@ -36,7 +36,7 @@ def beginning(collection: Collection) -> Cut:
 
 
 def end_before(id: bytes | None) -> CutEnd:
-    """The place before the entry `id`, the first there is; before everything when there is none."""
+    """The end before the entry `id`, the first there is; before everything when `id` is None."""
     return BEGINNING if id is None else CutEnd(0, -1, id)
 
 
@@ -46,21 +46,22 @@ def lies_before(end: CutEnd) -> bool:
 
 
 def is_further(end: CutEnd, begin: CutEnd) -> bool:
-    """Whether there may be entries between two places."""
+    """Whether there may be entries between `begin` and `end`."""
     return not lies_before(end) and (end.id > begin.id or (lies_before(begin) and end.id == begin.id))
 
 
-# Where a cut within the table of stored rows ends in the log: nobody needs to know, the table keeps what lies before.
+# The end in the log of a cut within the table of stored rows: it is not needed, the table has what lies before.
 UNKNOWN = CutEnd(0, -1, b"")
 
 
 def history_cut(collection: Collection, time: int) -> Cut:
-    """The cut at a time that a collection's table has passed. Only with the table it can be read up to, or from."""
+    """The cut at the timestamp `time`, up to which a collection's table is complete. It can be read up to, or from,
+    only with the table."""
     return Cut(collection.id, collection.name, time, dict.fromkeys(pchannels_of(collection), UNKNOWN))
 
 
 def is_history(cut: Cut) -> bool:
-    """Whether `history_cut` made it."""
+    """Whether `history_cut` made `cut`."""
     return UNKNOWN in cut.ends.values()
 
 
@@ -83,13 +84,13 @@ def to_offset(cut: Cut, wal: str = "", created_ts: int = 0) -> dict[str, Any]:
 
 
 def first_offset(begin: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
-    """The offset of a query's first batch. Spark does not keep where that one begins: when it has to run it again, it
+    """The offset of a query's first batch. Spark does not store where that batch begins: to run it again, Spark
     asks for the initial offset anew, and `latest` is another cut by then."""
     return {**end, "from": {name: value for name, value in begin.items() if name != "from"}}
 
 
 def check_wal(offset: Mapping[str, Any], wal: str) -> None:
-    """Raises `PositionMismatch` for an offset of another kind of log."""
+    """Raise `PositionMismatch` for an offset of another kind of log than `wal`."""
     found = offset.get("wal", wal)
     if found != wal:
         raise PositionMismatch(
@@ -101,7 +102,7 @@ def check_wal(offset: Mapping[str, Any], wal: str) -> None:
 
 
 def to_json(cut: Cut) -> str:
-    """The offset of a cut, as text for the options `startingOffsets` and `endingOffsets`."""
+    """The offset of a cut as JSON, for the options `startingOffsets` and `endingOffsets`."""
     return json.dumps(to_offset(cut))
 
 
@@ -134,12 +135,12 @@ def from_offset(offset: Mapping[str, Any], collection: Collection, wal: str = ""
 
 
 def from_json(text: str, collection: Collection, wal: str = "") -> Cut:
-    """The cut of an offset given as text. Raises `InvalidRequest`, `PositionMismatch`."""
+    """The cut of an offset that is given as JSON. Raises `InvalidRequest`, `PositionMismatch`."""
     return from_offset(parsed(text), collection, wal)
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """An offset given as text. Raises `InvalidRequest`."""
+    """The offset in the JSON `text`. Raises `InvalidRequest`."""
     try:
         offset = json.loads(text)
     except ValueError as error:

@@ -1,5 +1,5 @@
-"""The options of the data source, checked in one place. Spark hands them over as text, names in any case. They are
-called as those of Spark's Kafka source and of Delta where they mean the same.
+"""The options of the data source, checked in one place. Spark hands them over as text, names in any case. They have
+the names of those of Spark's Kafka source and of Delta where they mean the same.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _UNIT_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600,
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one micro-batch may hold at most, and when it is worth one. `rows`, `bytes` and `entries` of None are no
+class MicroBatchLimits:
+    """How much one micro-batch may hold, and when there is enough for one. `rows`, `bytes` and `entries` of None are no
     limit; with `min_rows` a smaller batch waits for up to `max_delay_s`."""
 
     rows: int | None = None
@@ -80,7 +80,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReadOptions:
     """The options of one read: of `collection`, or (where that is empty) of `topics`, or of what matches `pattern`.
 
     `starting` and `ending` are `earliest`, `latest`, the time of a stored cut, or an offset as JSON; `starting_time`
@@ -96,7 +96,7 @@ class Options:
     ending: str = LATEST
     starting_time: int | None = None
     ending_time: int | None = None
-    limits: Limits = Limits()
+    limits: MicroBatchLimits = MicroBatchLimits()
     min_partitions: int = 1
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] = ()  # all
@@ -111,7 +111,7 @@ class Options:
     timeticker: str = ""  # the channel of heartbeats, where it is not the cluster's usual one
 
     @staticmethod
-    def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
+    def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
         """Check the options of a stream or a batch (None: it is not known yet which).
 
         Raises `ConfigError`, whose `key` is the option to correct.
@@ -120,7 +120,7 @@ class Options:
         _check_what(options)
         _check_mode(options, streaming)
         _check_time_travel(options)
-        parsed = Options(
+        parsed = ReadOptions(
             options["wal"],
             options.get("collection", ""),
             _list("topic", options.get("topic")),
@@ -206,7 +206,7 @@ def _check_time_travel(options: Mapping[str, str]) -> None:
             raise ConfigError(f"options {as_of[0]} and {name} exclude each other: leave one out", key=name)
 
 
-def _check_bounds(options: Options, streaming: bool | None) -> None:
+def _check_bounds(options: ReadOptions, streaming: bool | None) -> None:
     if streaming is False and options.starting == LATEST and options.starting_time is None:
         raise ConfigError("startingOffsets=latest would read nothing in a batch", key="startingOffsets")
     if options.ending == EARLIEST and options.ending_time is None:
@@ -220,7 +220,7 @@ def _check_bounds(options: Options, streaming: bool | None) -> None:
                 raise ConfigError(f"{name}={text} is a time: give it as {key}, or set consistency=tick", key=name)
 
 
-def _limits(options: Mapping[str, str]) -> Limits:
+def _limits(options: Mapping[str, str]) -> MicroBatchLimits:
     rows, size, entries, least = (
         _count(name, options.get(name))
         for name in ("maxRowsPerTrigger", "maxBytesPerTrigger", "maxOffsetsPerTrigger", "minRowsPerTrigger")
@@ -228,7 +228,7 @@ def _limits(options: Mapping[str, str]) -> Limits:
     if rows is not None and least is not None and least > rows:
         raise ConfigError("minRowsPerTrigger is more than maxRowsPerTrigger", key="minRowsPerTrigger")
     delay_s = _duration_s("maxTriggerDelay", options.get("maxTriggerDelay", _DEFAULT_DELAY))
-    return Limits(rows, size, entries, least, 0.0 if least is None else delay_s)
+    return MicroBatchLimits(rows, size, entries, least, 0.0 if least is None else delay_s)
 
 
 # ---- single values --------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def _duration_s(name: str, text: str) -> float:
 
 
 def _time(name: str, text: str | None) -> int | None:
-    """The first timestamp at or behind a time."""
+    """The first timestamp at or after a time."""
     if text is None:
         return None
     return compose(-(-_microseconds(name, text) // 1000))

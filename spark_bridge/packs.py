@@ -1,4 +1,4 @@
-"""Micro-batches as `MsgPack`s: what a reader of a `TtMsgStream` knows, from Spark."""
+"""Micro-batches as `MsgPack`s, as a reader of a `TtMsgStream` gets them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Handler: TypeAlias = Callable[[MsgPack, int], object]
 def foreach_pack(
     frame: DataFrame, handler: Handler, *, checkpoint: str, max_bytes: int = PACK_BYTES
 ) -> DataStreamWriter:
-    """Call `handler(pack, batch_id)` on the driver for what a stream of one collection brings:
+    """Call `handler(pack, batch_id)` on the driver for the packs of a stream of one collection:
 
         def handle(pack, batch_id):
             for record in pack.messages:
@@ -104,7 +104,7 @@ def _check_columns(frame: DataFrame, needed: Sequence[str]) -> None:
 
 
 class _Packs:
-    """What Spark calls with each micro-batch."""
+    """The function that Spark calls with each micro-batch."""
 
     def __init__(self, handler: Handler, schema: pa.Schema | None, checkpoint: str, max_bytes: int) -> None:
         self._handler = handler
@@ -140,7 +140,7 @@ class _Packs:
         return frame.select(F.lit(0).alias("cseq"), *(F.col(name).alias(alias) for alias, name in names.items()))
 
     def _interval(self, spark: SparkSession, batch_id: int) -> tuple[int, int]:
-        """Between which times a micro-batch lies, from Spark's log of offsets: it may have no row that says so."""
+        """The times between which a micro-batch lies, from Spark's log of offsets: the batch may have no rows."""
         end = self._offset(spark, batch_id)
         if self._last is not None and self._last[0] == batch_id - 1:
             begin = self._last[1]
@@ -161,8 +161,8 @@ class _Packs:
 
 
 def _ends(sizes: pa.Table, begin: int, end: int, max_bytes: int) -> Iterator[int]:
-    """Where packs end between `begin` and `end`, so that each holds whole timestamps and, where these allow it, at most
-    `max_bytes`. Raises `InvalidRequest` for messages of other times, which no pack could hold."""
+    """The times at which packs end between `begin` and `end`, so that each holds whole timestamps and, where these
+    allow it, at most `max_bytes`. Raises `InvalidRequest` for messages of other times, which no pack could hold."""
     import numpy as np
 
     times, places = np.unique(sizes["ts"].to_numpy(), return_inverse=True)
@@ -184,7 +184,7 @@ def _ends(sizes: pa.Table, begin: int, end: int, max_bytes: int) -> Iterator[int
 
 
 def _messages(found: pa.Table) -> list[Record]:
-    """The records in their order, bodies as views. Raises `InvalidRequest` when one came in pieces."""
+    """The records in their order, bodies as views. Raises `InvalidRequest` when the rows of one came apart."""
     columns = [found[name].to_pylist() for name in ("ts", "channel", "cseq", "id", "key")]
     bodies = [_view(body) for chunk in found["body"].chunks for body in cast(Any, chunk)]
     messages = [

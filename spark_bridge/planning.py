@@ -1,4 +1,5 @@
-"""The driver's side: which collection, which cut comes next, and what each task reads. Knows nothing of Spark."""
+"""The driver's side of a collection: its catalog entry, the next cut, and the range of each task. Does not import
+Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ..runtime.names import Names
 from .catalog_view import CatalogView
 from .cut_log import CutLog
 from .limits import CutSizes, last_within
-from .log import Log
+from .log import BridgeLog
 from .offsets import (
     BEGINNING,
     beginning,
@@ -25,25 +26,27 @@ from .offsets import (
     pchannels_of,
     scheme_of,
 )
-from .options import EARLIEST, LATEST, Limits
+from .options import EARLIEST, LATEST, MicroBatchLimits
 from .rows import ChannelRange
 from .splitting import split
 
 
 class _Counted(NamedTuple):
-    """How many rows there are at least between two cuts."""
+    """A lower bound of the rows between two cuts."""
 
     start: int
     upto: Cut
     rows: int
 
 
-class Planner:
+class CollectionPlanner:
     """Follows the catalog and the stored cuts of one collection over one connection."""
 
-    history = False  # whether the rows in tables are planned too
+    history = False  # whether plans include the rows in tables
 
-    def __init__(self, log: Log, wal: str, collection: str, prefix: str, *, fail_on_data_loss: bool = True) -> None:
+    def __init__(
+        self, log: BridgeLog, wal: str, collection: str, prefix: str, *, fail_on_data_loss: bool = True
+    ) -> None:
         self._log = log
         self._wal = wal
         self._name = collection
@@ -71,7 +74,7 @@ class Planner:
         return self._known
 
     def known(self) -> Collection:
-        """The collection as it was when the catalog was last asked for it."""
+        """The collection as the catalog had it at the last call of `collection`."""
         return self._known or self.collection()
 
     @property
@@ -95,7 +98,7 @@ class Planner:
         return self._stored_at(int(text)) if text.isdecimal() else from_json(text, collection, scheme_of(self._wal))
 
     def _first(self, collection: Collection) -> Cut:
-        """The cut before the entries that are the first ones now: a later read from it gives the same rows, or raises
+        """The cut before the entries that are first now: a later read from it gives the same rows, or raises
         `PositionLost` when they are gone."""
         cut = beginning(collection)
         return replace(cut, ends={name: end_before(self._log.id_at(name, 0)) for name in cut.ends})
@@ -114,20 +117,20 @@ class Planner:
 
     def before(self, timestamp: int) -> Cut:
         """Where to start to get the rows with a log time ≥ `timestamp`, which may still come. Its channels end where
-        those of the last stored cut before that do."""
+        those of the last stored cut before `timestamp` end."""
         collection = self.collection()
         cut = self.cuts.last_upto(timestamp - 1) or self._first(collection)
         return replace(cut, time=max(timestamp - 1, 0))
 
     def upto(self, timestamp: int) -> tuple[Cut, bool]:
-        """Where to end to get the rows with a log time < `timestamp` of those that the newest cut has; and whether the
-        channels of this cut end later than its time."""
+        """Where to end to get those rows of the newest cut that have a log time < `timestamp`; and whether the channels
+        of the returned cut end later than its time."""
         cut = next(self.cuts.between(timestamp - 2), None)
         if cut is None:
             return self.resolve(LATEST), False
         return replace(cut, time=timestamp - 1), cut.time > timestamp - 1
 
-    def next(self, start: Cut, limits: Limits, upto: Cut) -> Cut | None:
+    def next(self, start: Cut, limits: MicroBatchLimits, upto: Cut) -> Cut | None:
         """The last cut behind `start`, not behind `upto`, within the limits, or else the first one: a limit holds whole
         cuts. None when there is no cut there."""
         if upto.time <= start.time:
@@ -139,7 +142,8 @@ class Planner:
         return last_within(((cut, sizes.upto(cut)) for cut in cuts), limits)
 
     def narrowed(self, start: Cut, end: Cut, first_ts: int, last_ts: int) -> tuple[Cut, Cut]:
-        """Cuts between two others that have all rows with `first_ts` ≤ ts ≤ `last_ts` of those between them."""
+        """Cuts between `start` and `end` that enclose all rows with `first_ts` ≤ ts ≤ `last_ts` of those between
+        them."""
         if first_ts > start.time + 1:
             later = self.cuts.last_upto(min(first_ts - 1, end.time))
             start = later if later is not None and later.time > start.time else start
@@ -148,7 +152,7 @@ class Planner:
         return start, end
 
     def has_rows(self, start: Cut, upto: Cut, rows: int) -> bool:
-        """Whether there are that many rows between two cuts. Asked again about a later cut, it counts on."""
+        """Whether at least `rows` rows lie between two cuts. A later call with a later cut continues the count."""
         counted = self._counted
         if counted is None or counted.start != start.time or counted.upto.time > upto.time:
             counted = _Counted(start.time, start, 0)
@@ -164,8 +168,9 @@ class Planner:
     # ---- what each task reads ---------------------------------------------------------------------------------------
 
     def ranges(self, start: Cut, end: Cut, *, tasks: int = 1, end_beyond: bool = False) -> list[ChannelRange]:
-        """What lies between two cuts: one range per pchannel that has entries there, or more of them for about that
-        many `tasks`. `end_beyond`: see `ChannelRange`. Raises `InvalidRequest` when the cuts do not belong together."""
+        """What lies between two cuts: one range for each pchannel that has entries there, or more of them for about
+        `tasks` tasks. `end_beyond` is that of `ChannelRange`. Raises `InvalidRequest` when the cuts do not belong
+        together."""
         collection = self.collection()
         channels = pchannels_of(collection)
         if end.collection_id != collection.id or start.collection_id != collection.id or set(channels) - set(end.ends):
@@ -197,11 +202,11 @@ class Planner:
         return split(ranges, self.cuts.points(start.time, end.time), tasks) if 0 < len(ranges) < tasks else ranges
 
     def _from_entry(self, wanted: ChannelRange) -> ChannelRange:
-        """A range that begins before an entry, or where the log does, with the entry there: when that is gone by the
-        time it is read, the task raises `PositionLost`."""
+        """A range that begins before an entry, or where the log begins, with that entry as its first: when it is gone
+        by the time it is read, the task raises `PositionLost`."""
         begin = end_before(self._log.id_at(wanted.channel, 0)) if wanted.begin == BEGINNING else wanted.begin
         if not lies_before(begin) or begin.id > wanted.end.id:
-            return wanted  # it begins behind an entry, or nothing is left of it
+            return wanted  # it begins behind an entry, or has no entries any more
         return replace(wanted, begin=CutEnd(0, 0, begin.id), begin_included=True)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Filters of batch reads that Spark hands down (option `pushFilters`): which part of the log need not be read, and
 which rows need not reach Spark.
 
-Comparisons of whole numbers, text and bytes are done here for good. Those of times only tell what need not be read:
-Spark does them again.
+Comparisons of whole numbers, text and bytes are final here. Those of times only limit what is read: Spark applies them
+again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructType
 
 from ..runtime.clock import LOGICAL_BITS, MAX_TIMESTAMP
-from .where import COMPARISONS, Condition, Where
+from .predicate import COMPARISONS, Condition, Predicate
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _TIMES: Final = (("_time",), ("timestamp",))  # of a row's log time
 _MOST: Final = 1000  # values of one filter
 
 
-def take(filters: Sequence[spark.Filter], schema: StructType) -> tuple[Where, list[spark.Filter]]:
-    """What `filters` ask for, and those that Spark has to apply itself."""
+def take(filters: Sequence[spark.Filter], schema: StructType) -> tuple[Predicate, list[spark.Filter]]:
+    """The predicate of `filters` on a read of `schema`, and the filters that Spark has to apply itself."""
     conditions: list[Condition] = []
     left: list[spark.Filter] = []
     first, last = 0, MAX_TIMESTAMP
@@ -38,7 +38,7 @@ def take(filters: Sequence[spark.Filter], schema: StructType) -> tuple[Where, li
             conditions.append(condition)
         else:
             left.append(each)
-    return Where(tuple(conditions), first, last), left
+    return Predicate(tuple(conditions), first, last), left
 
 
 def _condition(each: spark.Filter) -> Condition | None:

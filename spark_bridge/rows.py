@@ -1,4 +1,4 @@
-"""The tasks' side: from a range of one pchannel to Arrow batches in Spark's types. Knows nothing of Spark."""
+"""The tasks' side: from a range of one pchannel to Arrow batches in Spark's types. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..runtime.arrow import decode_rows
 from ..runtime.channel_reader import ChannelReader, Granted
 from ..runtime.clock import physical_ms
 from ..runtime.cuts import CutEnd
 from ..runtime.errors import BadRecord, CorruptLog, InvalidRequest, PositionLost
 from ..runtime.record import Record, RecordType
+from ..runtime.row_codec import decode_rows
 from ..runtime.schema import OP_COLUMN, OPS, CollectionSchema
 from ..runtime.wal import Entry
 from .columns import TIME, arrow_schema
-from .log import Log
+from .log import BridgeLog
 
 BATCH_ROWS = 64 * 1024
 BATCH_BYTES = 16 * 1024 * 1024
@@ -36,8 +36,8 @@ class ChannelRange:
     """What one task reads: the entries behind `begin` up to and including `end` of one pchannel, and of their rows
     those of one collection with `begin_ts < ts <= end_ts`. Complete in itself, for it travels to another process.
 
-    `begin_included`: the entry of `begin` itself may hold what was not read yet (positions of streams are like that).
-    `end_beyond`: `end` is that of a later time than `end_ts`, and what is later is left out."""
+    `begin_included`: the entry of `begin` itself may hold records that were not read yet (as with positions of
+    streams). `end_beyond`: `end` belongs to a later time than `end_ts`, and later records are left out."""
 
     wal: str = field(repr=False)  # may say how to log in
     channel: str
@@ -60,11 +60,12 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
 
 
-def read_rows(log: Log, wanted: ChannelRange, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+def read_rows(log: BridgeLog, wanted: ChannelRange, columns: Sequence[str] | None = None) -> Iterator[Rows]:
     """The records of `wanted`, decoded (with `columns` only those and `_op`), in log order.
 
     A record that cannot be read is skipped with a warning; the DataNode keeps it in the dead-letter channel. Raises
-    `PositionLost` unless data loss is allowed, `CorruptLog` when the cut lies about what is behind it.
+    `PositionLost` unless data loss is allowed, `CorruptLog` when a record before the end of the cut is later than the
+    cut.
     """
     vchannels = frozenset(wanted.vchannels)
     stored = wanted.schema.row_arrow()
@@ -94,8 +95,8 @@ def read_rows(log: Log, wanted: ChannelRange, columns: Sequence[str] | None = No
                     yield rows
 
 
-def entries_of(log: Log, wanted: ChannelRange) -> Iterator[list[Entry]]:
-    """The entries of `wanted` as they are. Raises `PositionLost` unless data loss is allowed."""
+def entries_of(log: BridgeLog, wanted: ChannelRange) -> Iterator[list[Entry]]:
+    """The entries of `wanted`, not decoded. Raises `PositionLost` unless data loss is allowed."""
     try:
         yield from log.read(wanted.channel, wanted.begin.id or None, wanted.end.id, inclusive=wanted.begin_included)
     except PositionLost as error:
@@ -126,7 +127,7 @@ def _warn(channel: str, entry: Entry, error: BadRecord) -> None:
     _logger.warning("%s: record %s is skipped: %s", channel, entry.id.hex(), error.message)
 
 
-def arrow_batches(log: Log, wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def arrow_batches(log: BridgeLog, wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of `wanted` in batches of about 64 k rows or 16 MiB, since each batch costs Spark something. They begin
     with a record where one record is not more than that: a few rows left over would be a batch, too."""
     held: list[Rows] = []

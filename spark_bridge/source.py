@@ -28,40 +28,40 @@ class TidewalSource(DataSource):
         return "tidewal"
 
     def schema(self) -> StructType:
-        """The collection's columns and the log's, see `columns`; or those of topics, see `topic_rows`."""
+        """The collection's columns and the log's, listed in `columns`; or those of topics, listed in `topic_rows`."""
         from .columns import some_columns
-        from .options import Options
-        from .reading import open_plan
+        from .options import ReadOptions
+        from .readers import open_plan
 
-        options = Options.parse(self.options)
+        options = ReadOptions.parse(self.options)
         with closing(open_plan(options)) as plan:
             return some_columns(plan.schema(), options.columns, plan.what())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch: what lies between two offsets."""
-        from .options import Options
-        from .reading import FilteringBatchReader, TidewalBatchReader
+        from .options import ReadOptions
+        from .readers import FilteringBatchReader, TidewalBatchReader
 
-        options = Options.parse(self.options, streaming=False)
+        options = ReadOptions.parse(self.options, streaming=False)
         return (FilteringBatchReader if options.push_filters else TidewalBatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A stream: one micro-batch after the other."""
-        from .options import Options
-        from .reading import TidewalStreamReader
+        from .options import ReadOptions
+        from .readers import TidewalStreamReader
 
-        return TidewalStreamReader(Options.parse(self.options, streaming=True), schema)
+        return TidewalStreamReader(ReadOptions.parse(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch: all rows of a DataFrame."""
         from .sink.options import SinkOptions
-        from .writing import TidewalBatchWriter
+        from .writers import TidewalBatchWriter
 
         return TidewalBatchWriter(SinkOptions.parse(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A stream: one micro-batch after the other."""
         from .sink.options import SinkOptions
-        from .writing import TidewalStreamWriter
+        from .writers import TidewalStreamWriter
 
         return TidewalStreamWriter(SinkOptions.parse(self.options, streaming=True), schema)

@@ -1,5 +1,5 @@
-"""More tasks than channels: ranges split at stored cuts. A cut tells everything that a reader must know there (which
-term, which record was the last), so each part is read as if it were a batch of its own.
+"""More tasks than channels: ranges split at stored cuts. A cut has everything that a reader must know there (the
+term, the last record), so each part is read as a batch of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def split(ranges: Sequence[ChannelRange], points: Sequence[Cut], tasks: int) -> 
 
 
 def _ends(wanted: ChannelRange, points: Sequence[Cut]) -> list[CutEnd]:
-    """The places in a channel where it may be split, with its two ends."""
+    """The ends at which a range may be split, with its own begin and end."""
     found = [wanted.begin]
     for point in points:
         end = point.ends[wanted.channel]

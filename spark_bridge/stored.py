@@ -1,5 +1,5 @@
 """The tasks' side of history: from the Parquet files of a DataNode's table to Arrow batches in Spark's types, the same
-that `rows` makes of the log. Knows nothing of Spark or of Delta.
+that `rows` makes of the log. Imports neither Spark nor Delta.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _STORED_AS: Final = {
 @dataclass(frozen=True, slots=True)
 class StoredRange:
     """What one task reads of a table: of the rows in `files` those with `begin_ts < _ts <= end_ts`, of all vchannels or
-    of those that are named. Complete in itself, and it names the files of one version of the table: whoever reads it
-    again gets the same rows."""
+    of those that are named. Complete in itself, and it names the files of one version of the table: reading it again
+    gives the same rows."""
 
     files: tuple[str, ...]
     begin_ts: int
@@ -45,7 +45,7 @@ class StoredRange:
     vchannels: tuple[str, ...] = ()
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Its rows, see `stored_batches`."""
+        """The rows with `columns`, as `stored_batches` returns and raises."""
         return stored_batches(self, columns)
 
 
@@ -69,7 +69,7 @@ def stored_batches(wanted: StoredRange, columns: Sequence[str]) -> Iterator[pa.R
 
 
 def stored_rows(wanted: StoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of `wanted` as they are in the table, with `columns` and those they are chosen by; a column that a file
+    """The rows of `wanted` as they are in the table, with `columns` and those that select rows; a column that a file
     does not have yet is null. Row groups of other times are not read."""
     chosen_by = ["_ts", "_vchannel"] if wanted.vchannels else ["_ts"]
     needed = list(dict.fromkeys([*columns, *chosen_by]))

@@ -1,8 +1,8 @@
 """Topics whose channels have owners, with a common time (`consistency=tick`).
 
-An owner stamps in log order, so its last record or tick tells a time up to which its channel is complete; of an idle
-channel its heartbeats tell. T is the least of them, and an offset says for each channel where the records with ts ≤ T
-end:
+An owner stamps in log order, so its last record or tick has a timestamp up to which its channel is complete; for an
+idle channel its heartbeats have one. T is the lowest of them, and an offset holds for each channel where the records
+with ts ≤ T end:
 
     {"v": 1, "wal": "kafka", "t": T, "ends": {channel: [message id in hex, term, cseq]}}
 
@@ -27,17 +27,17 @@ from ..runtime.names import Names
 from ..runtime.record import decode
 from .catalog_view import CatalogView
 from .limits import Size
-from .log import Log
+from .log import BridgeLog
 from .offsets import VERSION, end_before, lies_before, parsed
-from .options import EARLIEST, LATEST, Limits, Options
-from .topic_rows import Place, TopicRange, channel_reader, entries_between, message_of_record
+from .options import EARLIEST, LATEST, MicroBatchLimits, ReadOptions
+from .predicate import EVERYTHING, Predicate
+from .topic_rows import TopicPlace, TopicRange, channel_reader, entries_between, message_of_record
 from .topics import TopicPlan
-from .where import EVERYTHING, Where
 
 if TYPE_CHECKING:
     from .plans import Offset
 
-TAIL_MS: Final = 250  # of a channel, read to see what time it tells; owners tick more often
+TAIL_MS: Final = 250  # of a channel, read to find its last tick; owners tick more often
 HEARTBEATS_MS: Final = 2000  # of all nodes, read at first
 NOTHING: Final = CutEnd(0, 0, b"")
 
@@ -50,15 +50,16 @@ class Line:
     ends: Mapping[str, CutEnd]
 
 
-class _Told(NamedTuple):
-    """Where a channel stood at a time. `end` has no term where retention has removed all up to it."""
+class _ChannelTime(NamedTuple):
+    """The time up to which a channel is complete, and its end then. `end` has no term where retention has removed all
+    up to it."""
 
     time: int
     end: CutEnd
 
 
 class _Step(NamedTuple):
-    """What one more timestamp of a channel brings."""
+    """One record of a channel that counts: its timestamp, its end, and the size of what is read to get there."""
 
     ts: int
     channel: str
@@ -67,59 +68,59 @@ class _Step(NamedTuple):
 
 
 class Heartbeats:
-    """What owners announce in `channel`, which is ephemeral and may be absent: of each channel the last word."""
+    """The last announcement of each owner in `channel`, which is ephemeral and may be absent."""
 
-    def __init__(self, log: Log, channel: str) -> None:
+    def __init__(self, log: BridgeLog, channel: str) -> None:
         self._log = log
         self._channel = channel
-        self._heard: bytes | None = None
+        self._read_id: bytes | None = None
         self._last: dict[str, Announcement] = {}
 
     def now(self) -> Mapping[str, Announcement]:
-        """With what was announced by now."""
+        """The last announcement by pchannel, after reading those there are now."""
         try:
             latest = self._log.latest_id(self._channel)
-            if latest is not None and latest != self._heard:
-                self._hear(latest)
-        except (ChannelNotFound, PositionLost):  # they come again soon
-            self._heard = None
+            if latest is not None and latest != self._read_id:
+                self._read_upto(latest)
+        except (ChannelNotFound, PositionLost):  # owners announce again soon
+            self._read_id = None
         return self._last
 
-    def _hear(self, latest: bytes) -> None:
-        after = self._heard or self._some_time_before(latest)
-        for entries in self._log.read(self._channel, after, latest, inclusive=self._heard is None):
+    def _read_upto(self, latest: bytes) -> None:
+        after = self._read_id or self._some_time_before(latest)
+        for entries in self._log.read(self._channel, after, latest, inclusive=self._read_id is None):
             for entry in entries:
                 with suppress(BadRecord):
                     self._last |= {each.channel: each for each in announcements(decode(entry.payload, entry.id))}
-        self._heard = latest
+        self._read_id = latest
 
     def _some_time_before(self, latest: bytes) -> bytes:
-        [last] = [entry for piece in self._log.read(self._channel, latest, latest, inclusive=True) for entry in piece]
+        [last] = [entry for batch in self._log.read(self._channel, latest, latest, inclusive=True) for entry in batch]
         return self._log.id_at(self._channel, add_ms(last.timestamp, -HEARTBEATS_MS)) or latest
 
 
-def _place(end: CutEnd) -> Place:
-    return Place(end.id, not lies_before(end))
+def _topic_place(end: CutEnd) -> TopicPlace:
+    return TopicPlace(end.id, not lies_before(end))
 
 
-def _with_heartbeat(told: _Told, heard: Announcement | None) -> _Told:
-    """What a channel tells when its owner's announcement counts: once all is there that it is about."""
-    if heard is None or (heard.term, heard.cseq) > (told.end.term, told.end.cseq):
-        return told
-    return _Told(max(told.time, heard.time), told.end)
+def _with_heartbeat(last: _ChannelTime, announced: Announcement | None) -> _ChannelTime:
+    """The time of a channel with its owner's announcement, which counts once the records it refers to are there."""
+    if announced is None or (announced.term, announced.cseq) > (last.end.term, last.end.cseq):
+        return last
+    return _ChannelTime(max(last.time, announced.time), last.end)
 
 
 class ByTick(TopicPlan):
-    """All channels up to the same time."""
+    """A plan that reads all channels up to the same time."""
 
-    def __init__(self, log: Log, options: Options) -> None:
+    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
         super().__init__(log, options)
         self._catalog = CatalogView(log, Names(options.prefix).catalog)
         self._heartbeats = Heartbeats(log, Names(options.prefix, options.timeticker).heartbeats)
-        self._last: dict[str, _Told] = {}
+        self._last: dict[str, _ChannelTime] = {}
 
     def begin(self) -> Offset:
-        """See `Plan`."""
+        """The offset at which the options let the read begin."""
         time = self._options.starting_time
         line = self._named(self._options.starting) if time is None else self._line_at(time - 1)
         return self._offset(replace(line, ends={name: self._first_end(name, end) for name, end in line.ends.items()}))
@@ -128,12 +129,13 @@ class ByTick(TopicPlan):
         return end_before(self.at_time(channel, 0)) if end == NOTHING else end
 
     def newest(self) -> Offset | None:
-        """See `Plan`."""
+        """The offset behind all there is now; None before there was anything."""
         line = self._newest()
         return self._offset(line) if line.ends else None
 
-    def next(self, start: Offset, upto: Offset, limits: Limits) -> Offset | None:
-        """See `Plan`. A limit holds whole timestamps, of all channels."""
+    def next(self, start: Offset, upto: Offset, limits: MicroBatchLimits) -> Offset | None:
+        """The last offset behind `start` and not behind `upto` within `limits`, or else the first one; None where
+        nothing is new. A limit holds whole timestamps, of all channels."""
         begin, end = self._line(start), self._line(upto)
         self.check_dropped(sorted(set(begin.ends) - set(end.ends)))
         if end.time <= begin.time:
@@ -141,41 +143,44 @@ class ByTick(TopicPlan):
         return self._offset(self._within(begin, end, limits)) if limits.bounded else upto
 
     def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
-        """See `TopicPlan`."""
+        """What lies between two offsets, one range for each channel."""
         return self._ranges(self._line(start), self._line(end))
 
-    def all_tasks(self, where: Where = EVERYTHING) -> list[TopicRange]:
-        """See `Plan`. Times that are still to come name nothing yet."""
+    def all_tasks(self, predicate: Predicate = EVERYTHING) -> list[TopicRange]:
+        """What lies between the begin and the end that the options give; of that at least what `predicate` asks for.
+        Times that are still to come name nothing yet."""
         begin, time = self._line(self.begin()), self._options.ending_time
-        end = self._named(self._options.ending) if time is None else self._line_at(time - 1, told=True)
+        end = self._named(self._options.ending) if time is None else self._line_at(time - 1, known_only=True)
         first, last = begin, end
-        if where.first_ts > begin.time + 1:
-            first = self._line_at(min(where.first_ts - 1, end.time))
-        if where.last_ts < end.time:
-            last = self._line_at(max(where.last_ts, first.time))
+        if predicate.first_ts > begin.time + 1:
+            first = self._line_at(min(predicate.first_ts - 1, end.time))
+        if predicate.last_ts < end.time:
+            last = self._line_at(max(predicate.last_ts, first.time))
         if last.time <= first.time:
             return []
-        wanted = where.values("_channel")
+        wanted = predicate.values("_channel")
         ranges = [each for each in self._ranges(first, last) if wanted is None or each.channel in wanted]
         return [replace(each, watermark=end.time) for each in self.split(ranges)]
 
     def sizes(self, wanted: TopicRange) -> Iterator[Size]:
-        """See `TopicPlan`."""
+        """The size of each entry in `wanted`."""
         return (step.size for step in self._steps(wanted, 0))
 
     # ---- lines ------------------------------------------------------------------------------------------------------
 
     def _newest(self) -> Line:
-        """What the channels tell together. Those without an entry have no owner yet, and join later. Raises
-        `PositionLost` for one whose entries are all gone and whose owner says nothing, unless data loss is allowed."""
-        heard = self._heartbeats.now()  # before the channels are looked at: what is announced is in them then
-        found = {name: self._told(name, id, heard.get(name)) for name, id in self.latest().items() if id is not None}
-        told = {name: each for name, each in found.items() if each is not None}
-        if not told:
+        """The line up to which all channels are complete. Channels without an entry have no owner yet, and join later.
+        Raises `PositionLost` for a channel whose entries are all gone and whose owner announces nothing, unless data
+        loss is allowed."""
+        announced = self._heartbeats.now()  # before the channels are read: announced records are in them then
+        latest = {name: id for name, id in self.latest().items() if id is not None}
+        found = {name: self._channel_time(name, id, announced.get(name)) for name, id in latest.items()}
+        times = {name: each for name, each in found.items() if each is not None}
+        if not times:
             return Line(0, {})
-        self._last = told
-        time = min(each.time for each in told.values())
-        return Line(time, {name: self._end_at(name, time, each) for name, each in told.items()})
+        self._last = times
+        time = min(each.time for each in times.values())
+        return Line(time, {name: self._end_at(name, time, each) for name, each in times.items()})
 
     def _named(self, text: str) -> Line:
         if text == EARLIEST:
@@ -184,43 +189,44 @@ class ByTick(TopicPlan):
             return self._newest()
         return self._line_at(int(text)) if text.isdecimal() else self._line(parsed(text))
 
-    def _line_at(self, time: int, *, told: bool = False) -> Line:
-        """The line at a time; with `told` not behind what the channels tell."""
+    def _line_at(self, time: int, *, known_only: bool = False) -> Line:
+        """The line at a time; with `known_only` not behind the time that the channels have reached."""
         newest = self._newest()
-        time = max(min(time, newest.time) if told else time, 0)
+        time = max(min(time, newest.time) if known_only else time, 0)
         if time >= newest.time:
             return replace(newest, time=time)
         return Line(time, {name: self._end_at(name, time, self._last[name]) for name in newest.ends})
 
-    def _told(self, channel: str, latest: bytes, heard: Announcement | None) -> _Told | None:
-        """The time that a channel tells, and where it ends then; None where it tells none."""
+    def _channel_time(self, channel: str, latest: bytes, announced: Announcement | None) -> _ChannelTime | None:
+        """The time up to which a channel is complete, and its end then; None where it has no time."""
         last = self._last.get(channel)
         if last is not None and last.end.id == latest and last.end.term:
-            return _with_heartbeat(last, heard)
-        found = self._last_told(channel, latest)
+            return _with_heartbeat(last, announced)
+        found = self._last_channel_time(channel, latest)
         if found is None:
             newer = self._log.latest_id(channel)
             if newer is not None and newer != latest:  # retention passed by meanwhile
-                return self._told(channel, newer, heard)
+                return self._channel_time(channel, newer, announced)
             if self.at_time(channel, 0) is None:
-                return self._told_when_emptied(channel, latest, heard)
-        return _with_heartbeat(found or _Told(0, NOTHING), heard)
+                return self._emptied_channel_time(channel, latest, announced)
+        return _with_heartbeat(found or _ChannelTime(0, NOTHING), announced)
 
-    def _last_told(self, channel: str, latest: bytes) -> _Told | None:
+    def _last_channel_time(self, channel: str, latest: bytes) -> _ChannelTime | None:
         try:
-            entries = [entry for piece in self._log.read(channel, latest, latest, inclusive=True) for entry in piece]
+            entries = [entry for batch in self._log.read(channel, latest, latest, inclusive=True) for entry in batch]
         except PositionLost:
             return None
         return self._end_before(channel, entries[-1].timestamp, latest) if entries else None
 
-    def _told_when_emptied(self, channel: str, latest: bytes, heard: Announcement | None) -> _Told | None:
-        """The same where the last entry is gone, and all before it: up to the announced time that was all."""
-        if heard is not None:
-            return _Told(heard.time, CutEnd(0, 0, latest))
+    def _emptied_channel_time(self, channel: str, latest: bytes, announced: Announcement | None) -> _ChannelTime | None:
+        """As `_channel_time`, where the last entry and all before it are gone: up to the announced time there is no
+        more."""
+        if announced is not None:
+            return _ChannelTime(announced.time, CutEnd(0, 0, latest))
         if self._options.fail_on_data_loss:
             raise PositionLost(
-                f"retention has removed all entries of {channel}, and no owner of it tells the time: open the "
-                "channel's writer, leave the channel out, or set failOnDataLoss=false to go on without it until it has "
+                f"retention has removed all entries of {channel}, and no owner of it announces a time: start the "
+                "channel's owner, leave the channel out, or set failOnDataLoss=false to go on without it until it has "
                 "entries",
                 requested=latest,
                 first_available=None,
@@ -228,19 +234,19 @@ class ByTick(TopicPlan):
             )
         return None
 
-    def _end_at(self, channel: str, time: int, told: _Told) -> CutEnd:
-        """Where the records at or before `time` end. Where there is none now they end before the first entry there is,
-        or where the channel does: a range from further back raises `PositionLost` for those that were removed."""
-        if told.time <= time:
-            return told.end
-        found = self._end_before(channel, time, told.end.id)
+    def _end_at(self, channel: str, time: int, last: _ChannelTime) -> CutEnd:
+        """The end of the records at or before `time`. Where none is left it is before the first entry there is, or the
+        end of the channel: a range from further back raises `PositionLost` for those that were removed."""
+        if last.time <= time:
+            return last.end
+        found = self._end_before(channel, time, last.end.id)
         if found is not None:
             return found.end
         first = self.at_time(channel, 0)
-        return told.end if first is None else end_before(first)
+        return last.end if first is None else end_before(first)
 
-    def _end_before(self, channel: str, time: int, latest: bytes) -> _Told | None:
-        """The last record at or before `time`: ten times more of the channel is read until there is one."""
+    def _end_before(self, channel: str, time: int, latest: bytes) -> _ChannelTime | None:
+        """The last record at or before `time`, searched in a window that grows tenfold until it has one."""
         window_ms = TAIL_MS
         while True:
             begin = add_ms(time, -window_ms)
@@ -250,7 +256,7 @@ class ByTick(TopicPlan):
                 return found
             window_ms *= 10
 
-    def _last_record(self, channel: str, first: bytes, latest: bytes, time: int) -> _Told | None:
+    def _last_record(self, channel: str, first: bytes, latest: bytes, time: int) -> _ChannelTime | None:
         """The last record that counts between two entries and is not behind `time`."""
         reader = ChannelReader(channel, fences=self._fences(channel))
         found = None
@@ -260,7 +266,7 @@ class ByTick(TopicPlan):
                     self._check_owned(channel, record.term)
                     if record.ts > time:
                         return found
-                    found = _Told(record.ts, CutEnd(record.term, record.cseq, record.id))
+                    found = _ChannelTime(record.ts, CutEnd(record.term, record.cseq, record.id))
         return found
 
     def _check_owned(self, channel: str, term: int) -> None:
@@ -295,8 +301,8 @@ class ByTick(TopicPlan):
             TopicRange(
                 self._options.wal,
                 channel,
-                self.from_first(channel, _place(before), _place(upto)),
-                _place(upto),
+                self.from_first(channel, _topic_place(before), _topic_place(upto)),
+                _topic_place(upto),
                 self._options.fail_on_data_loss,
                 self._fences(channel),
                 (before.term, max(before.cseq, 0)),
@@ -306,19 +312,21 @@ class ByTick(TopicPlan):
                 self._options.tags,
             )
             for channel, upto in end.ends.items()
-            if _place(before := begin.ends.get(channel, NOTHING)) < _place(upto)
+            if _topic_place(before := begin.ends.get(channel, NOTHING)) < _topic_place(upto)
         ]
 
-    def _within(self, begin: Line, end: Line, limits: Limits) -> Line:
+    def _within(self, begin: Line, end: Line, limits: MicroBatchLimits) -> Line:
         """The last line between two within the limits, or the first: all records of one timestamp, or none."""
         ends = {name: begin.ends.get(name, NOTHING) for name in end.ends}
         readings = [self._steps(wanted, begin.time + 1) for wanted in self._ranges(begin, end)]
-        with ExitStack() as stack:  # readings that are left in the middle
+        with ExitStack() as stack:  # reads that are abandoned in the middle
             for reading in readings:
                 stack.enter_context(closing(reading))
             return self._last_within(merge(*readings), ends, end, limits)
 
-    def _last_within(self, steps: Iterable[_Step], ends: Mapping[str, CutEnd], end: Line, limits: Limits) -> Line:
+    def _last_within(
+        self, steps: Iterable[_Step], ends: Mapping[str, CutEnd], end: Line, limits: MicroBatchLimits
+    ) -> Line:
         total, chosen = Size(), None
         for ts, group in groupby(steps, key=lambda step: step.ts):
             reached = dict(ends)
@@ -348,15 +356,16 @@ class ByTick(TopicPlan):
                     size = Size()
 
     def parts(self, wanted: TopicRange, count: int) -> list[TopicRange]:
-        """See `TopicPlan`. By time: all that an owner wrote at or before one lies before all that it wrote later."""
+        """The range `wanted` in about `count` parts. By time: all that an owner wrote at or before one lies before all
+        that it wrote later."""
         first = wanted.begin_ts or self._first_ts(wanted)
         found = {time: self.at_time(wanted.channel, time) for time in self.split_times(first, wanted.end_ts, count)}
         inner = [(time, id) for time, id in found.items() if id is not None and wanted.begin.id < id < wanted.end.id]
         begins = [
             (wanted.begin_ts, wanted.begin, wanted.after),
-            *((t - 1, Place(id, False), (0, 0)) for t, id in inner),
+            *((t - 1, TopicPlace(id, False), (0, 0)) for t, id in inner),
         ]
-        ends = [*((t - 1, Place(id, False)) for t, id in inner), (wanted.end_ts, wanted.end)]
+        ends = [*((t - 1, TopicPlace(id, False)) for t, id in inner), (wanted.end_ts, wanted.end)]
         return [
             replace(wanted, begin=begin, end=end, after=after, begin_ts=begin_ts, end_ts=end_ts)
             for (begin_ts, begin, after), (end_ts, end) in zip(begins, ends, strict=True)

@@ -1,4 +1,4 @@
-"""The tasks' side of topics: from a range of one channel to Arrow batches with Kafka's columns, and some of ours.
+"""The tasks' side of topics: from a range of one channel to Arrow batches with Kafka's columns, and some of Tidewal's.
 
 An entry that holds a Tidewal record gives its key, body and tags; what the owner of a channel writes for its readers
 (ticks, fences, heartbeats, producers) gives no row. Any other entry is a value as it is.
@@ -19,7 +19,7 @@ from ..runtime.errors import BadRecord, ChannelNotFound, PositionLost
 from ..runtime.record import MAGIC, Record, RecordType, Tags, TagValue, decode
 from ..runtime.wal import Entry
 from .columns import TIME, spark_type
-from .log import Log
+from .log import BridgeLog
 from .rows import BATCH_BYTES, BATCH_ROWS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ TOPIC_COLUMNS: Final[dict[str, pa.DataType]] = {
 _CONTROL: Final = frozenset(
     {RecordType.TIME_TICK, RecordType.FENCE, RecordType.HEARTBEAT, RecordType.PRODUCERS, RecordType.LEDGER}
 )
-_FOREIGN: Final = frozenset({"length", "frame", "version"})  # reasons for which bytes are no record of ours at all
+_FOREIGN: Final = frozenset({"length", "frame", "version"})  # reasons for which bytes are no record of Tidewal's
 
 _logger = logging.getLogger("tidewal.spark")
 
@@ -56,13 +56,13 @@ def topic_columns(*, headers: bool = False, tags: Sequence[str] = ()) -> dict[st
 
 
 def topic_schema(columns: Mapping[str, pa.DataType]) -> StructType:
-    """The same as Spark's schema."""
+    """`columns` as Spark's schema."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(name, spark_type(kind)) for name, kind in columns.items()])
 
 
-class Place(NamedTuple):
+class TopicPlace(NamedTuple):
     """A place between two entries of a channel: just behind the one with `id`, or just before it. Places sort as they
     follow each other."""
 
@@ -75,8 +75,8 @@ class Place(NamedTuple):
         return f"{'behind' if self.behind else 'at'} {self.id.hex()}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
-        """The place that `str` told. Raises `ValueError`."""
+    def parse(cls, text: str) -> TopicPlace:
+        """The place that `str` wrote as `text`. Raises `ValueError`."""
         if text == "earliest":
             return BEGINNING
         word, _, id = text.partition(" ")
@@ -85,19 +85,19 @@ class Place(NamedTuple):
         return cls(bytes.fromhex(id), word == "behind")
 
 
-BEGINNING: Final = Place(b"", True)
+BEGINNING: Final = TopicPlace(b"", True)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRange:
-    """What one task reads: the entries of one channel between two places. With `fences` (not None) it has an owner:
-    then what a deposed one wrote does not count, nor what comes twice, and of the rest those with
-    `begin_ts < ts <= end_ts`; `after` is the last (term, cseq) before `begin`, where that is known."""
+    """What one task reads: the entries of one channel between two places. With `fences` (not None) the channel has an
+    owner: then records of a superseded owner and repeated records do not count, and of the rest those with `begin_ts <
+    ts <= end_ts` do; `after` is the last (term, cseq) before `begin`, where that is known."""
 
     wal: str = field(repr=False)  # may say how to log in
     channel: str
-    begin: Place
-    end: Place
+    begin: TopicPlace
+    end: TopicPlace
     fail_on_data_loss: bool
     fences: Mapping[int, bytes] | None = None
     after: tuple[int, int] = (0, 0)
@@ -107,8 +107,8 @@ class TopicRange:
     tags: tuple[str, ...] = ()
 
 
-class Message(NamedTuple):
-    """One row. `ts` is 0 and `key` empty where there is none; `tags` are None where it was no record."""
+class TopicRow(NamedTuple):
+    """One row. `ts` is 0 and `key` empty where there is none; `tags` are None where the entry is no record."""
 
     id: bytes
     ts: int
@@ -117,7 +117,7 @@ class Message(NamedTuple):
     tags: Tags | None
 
 
-def message_of(entry: Entry) -> Message | None:
+def message_of(entry: Entry) -> TopicRow | None:
     """The row of an entry; None when it has none. Raises `BadRecord` for a record that is damaged."""
     if entry.payload[: len(MAGIC)] == MAGIC:
         try:
@@ -125,18 +125,18 @@ def message_of(entry: Entry) -> Message | None:
         except BadRecord as error:
             if error.reason not in _FOREIGN:
                 raise
-    return Message(entry.id, entry.timestamp, b"", entry.payload, None)
+    return TopicRow(entry.id, entry.timestamp, b"", entry.payload, None)
 
 
-def message_of_record(record: Record, timestamp: int = 0) -> Message | None:
+def message_of_record(record: Record, timestamp: int = 0) -> TopicRow | None:
     """The row of a record; None when it has none."""
     if record.type in _CONTROL:
         return None
     body = record.body if isinstance(record.body, bytes | memoryview) else bytes(record.body)
-    return Message(record.id, record.ts or timestamp, record.key, body, record.tags)
+    return TopicRow(record.id, record.ts or timestamp, record.key, body, record.tags)
 
 
-def entries_between(log: Log, wanted: TopicRange) -> Iterator[list[Entry]]:
+def entries_between(log: BridgeLog, wanted: TopicRange) -> Iterator[list[Entry]]:
     """The entries of `wanted`. Raises `PositionLost` and `ChannelNotFound` unless data loss is allowed."""
     try:
         yield from _read(log, wanted, wanted.begin)
@@ -152,21 +152,21 @@ def entries_between(log: Log, wanted: TopicRange) -> Iterator[list[Entry]]:
             yield from _what_is_left(log, wanted)
 
 
-def _what_is_left(log: Log, wanted: TopicRange) -> Iterator[list[Entry]]:
+def _what_is_left(log: BridgeLog, wanted: TopicRange) -> Iterator[list[Entry]]:
     try:
         yield from _read(log, wanted, BEGINNING)
     except (PositionLost, ChannelNotFound) as error:
         _logger.warning("%s: nothing is left of what was to be read: %s", wanted.channel, error.message)
 
 
-def _read(log: Log, wanted: TopicRange, begin: Place) -> Iterator[list[Entry]]:
+def _read(log: BridgeLog, wanted: TopicRange, begin: TopicPlace) -> Iterator[list[Entry]]:
     for entries in log.read(wanted.channel, begin.id or None, wanted.end.id, inclusive=not begin.behind):
         within = entries if wanted.end.behind else [entry for entry in entries if entry.id < wanted.end.id]
         if within:
             yield within
 
 
-def messages(log: Log, wanted: TopicRange) -> Iterator[Message]:
+def messages(log: BridgeLog, wanted: TopicRange) -> Iterator[TopicRow]:
     """The rows of `wanted`. A damaged record is skipped with a warning."""
     reader = channel_reader(wanted)
     for entries in entries_between(log, wanted):
@@ -179,13 +179,13 @@ def messages(log: Log, wanted: TopicRange) -> Iterator[Message]:
 
 
 def channel_reader(wanted: TopicRange) -> ChannelReader | None:
-    """What reads a channel that has an owner."""
+    """The reader of a channel that has an owner; None for other channels."""
     if wanted.fences is None:
         return None
     return ChannelReader(wanted.channel, fences=wanted.fences, after=wanted.after, on_bad=_warn)
 
 
-def _readable(wanted: TopicRange, entry: Entry) -> Message | None:
+def _readable(wanted: TopicRange, entry: Entry) -> TopicRow | None:
     try:
         return message_of(entry)
     except BadRecord as error:
@@ -197,9 +197,9 @@ def _warn(channel: str, entry: Entry, error: BadRecord) -> None:
     _logger.warning("%s: entry %s is skipped: %s", channel, entry.id.hex(), error.message)
 
 
-def topic_batches(log: Log, wanted: TopicRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def topic_batches(log: BridgeLog, wanted: TopicRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of `wanted` in batches of about 64 k rows or 16 MiB."""
-    held: list[Message] = []
+    held: list[TopicRow] = []
     size = 0
     for message in messages(log, wanted):
         held.append(message)
@@ -211,13 +211,13 @@ def topic_batches(log: Log, wanted: TopicRange, columns: Sequence[str]) -> Itera
         yield _batch(held, wanted, columns)
 
 
-def _batch(held: Sequence[Message], wanted: TopicRange, columns: Sequence[str]) -> pa.RecordBatch:
+def _batch(held: Sequence[TopicRow], wanted: TopicRange, columns: Sequence[str]) -> pa.RecordBatch:
     known = topic_columns(headers=True, tags=wanted.tags)
     arrays = [pa.array(_values(name, held, wanted), type=known[name]) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, known[name]) for name in columns]))
 
 
-def _values(name: str, held: Sequence[Message], wanted: TopicRange) -> Iterable[Any]:
+def _values(name: str, held: Sequence[TopicRow], wanted: TopicRange) -> Iterable[Any]:
     match name:
         case "key":
             return [message.key or None for message in held]

@@ -1,4 +1,4 @@
-"""Topics on the driver's side: channels by name or pattern, each on its own. See `ticks` for those with a common time.
+"""Topics on the driver's side: channels by name or pattern, each on its own. Those with a common time are in `ticks`.
 
 An offset says for each channel up to where it was read:
 
@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, PositionLost
 from ..runtime.redaction import shown_url
 from .limits import Size
-from .log import Log, first_piece
+from .log import BridgeLog, first_entries
 from .offsets import VERSION, check_wal, parsed, scheme_of
-from .options import EARLIEST, LATEST, Limits, Options
-from .topic_rows import BEGINNING, Place, TopicRange, entries_between, message_of, topic_columns, topic_schema
-from .where import EVERYTHING, Where
+from .options import EARLIEST, LATEST, MicroBatchLimits, ReadOptions
+from .predicate import EVERYTHING, Predicate
+from .topic_rows import BEGINNING, TopicPlace, TopicRange, entries_between, message_of, topic_columns, topic_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from .plans import Offset
 
-Places = Mapping[str, Place]
+Places = Mapping[str, TopicPlace]
 
 
 class _Counted(NamedTuple):
-    """How many rows there are at least between two offsets."""
+    """A lower bound of the rows between two offsets."""
 
     start: Offset
     upto: Offset
@@ -43,51 +43,53 @@ class _Counted(NamedTuple):
 
 
 class TopicPlan(ABC):
-    """What plans of topics share; see `Plan`."""
+    """What both plans of topics, which are `ReadPlan`s, share."""
 
-    def __init__(self, log: Log, options: Options) -> None:
+    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
         self._log = log
         self._options = options
         self._wal = scheme_of(options.wal)
         self._counted: _Counted | None = None
 
     def what(self) -> str:
-        """See `Plan`."""
+        """What is read, as errors name it."""
         return "a topic"
 
     def schema(self) -> StructType:
-        """See `Plan`."""
+        """All columns of the read, in Spark's types."""
         return topic_schema(topic_columns(headers=self._options.headers, tags=self._options.tags))
 
     def tasks(self, start: Offset, end: Offset) -> list[TopicRange]:
-        """See `Plan`."""
+        """What lies between two offsets, one item for each task; always the same rows."""
         return self.split(self.ranges(start, end))
 
-    def from_first(self, channel: str, begin: Place, end: Place) -> Place:
+    def from_first(self, channel: str, begin: TopicPlace, end: TopicPlace) -> TopicPlace:
         """`first_place` of `begin`, unless it lies behind `end`: then nothing is left to read."""
         place = self.first_place(channel, begin)
         return begin if place.id > end.id else place
 
-    def first_place(self, channel: str, place: Place = BEGINNING) -> Place:
+    def first_place(self, channel: str, place: TopicPlace = BEGINNING) -> TopicPlace:
         """For `BEGINNING` the place before the first entry there is, if any: a later read from it gives the same rows,
         or raises `PositionLost` when they are gone."""
         first = self.at_time(channel, 0) if place == BEGINNING else None
-        return place if first is None else Place(first, False)
+        return place if first is None else TopicPlace(first, False)
 
     @abstractmethod
     def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
-        """What lies between two offsets, one range per channel. One that joins is read from its beginning."""
+        """What lies between two offsets, one range for each channel. A channel that joins is read from its
+        beginning."""
 
     @abstractmethod
     def parts(self, wanted: TopicRange, count: int) -> list[TopicRange]:
-        """A range in about that many parts."""
+        """The range `wanted` in about `count` parts."""
 
     @abstractmethod
     def sizes(self, wanted: TopicRange) -> Iterator[Size]:
-        """Of each entry in a range."""
+        """The size of each entry in `wanted`."""
 
     def has_rows(self, start: Offset, upto: Offset, rows: int) -> bool:
-        """See `Plan`. Asked again about a later offset, it counts on."""
+        """Whether at least `rows` rows lie between two offsets. A later call with a later offset continues
+        the count."""
         counted = self._counted if self._counted and self._counted.start == start else _Counted(start, start, 0)
         total = counted.rows
         for wanted in self.ranges(counted.upto, upto):
@@ -99,7 +101,7 @@ class TopicPlan(ABC):
         return total >= rows
 
     def close(self) -> None:
-        """See `Plan`."""
+        """Close the connection."""
         self._log.close()
 
     def latest(self) -> dict[str, bytes | None]:
@@ -119,7 +121,7 @@ class TopicPlan(ABC):
         return [name for name in self._of_users() if pattern.fullmatch(name)]
 
     def _of_users(self) -> list[str]:
-        """All channels less those that a node has for itself and for the rows of collections."""
+        """All channels except those that a node has for itself and for the rows of collections."""
         return [name for name in self._log.channels() if not name.startswith(f"{self._options.prefix}-")]
 
     def _not_there(self, name: str) -> ChannelNotFound:
@@ -138,7 +140,7 @@ class TopicPlan(ABC):
         return offset["ends"]
 
     def check_dropped(self, gone: Iterable[str]) -> None:
-        """Raises `ChannelNotFound` for a channel that was read and is not there any more, unless data loss is
+        """Raise `ChannelNotFound` for the first of the channels `gone`, which were read before, unless data loss is
         allowed."""
         for name in gone if self._options.fail_on_data_loss else ():
             raise ChannelNotFound(
@@ -148,16 +150,16 @@ class TopicPlan(ABC):
             )
 
     def split(self, ranges: Sequence[TopicRange]) -> list[TopicRange]:
-        """More ranges, as option `minPartitions` asks."""
+        """`ranges` in as many parts as option `minPartitions` asks for."""
         count = -(-self._options.min_partitions // max(len(ranges), 1))
         return [part for wanted in ranges for part in (self.parts(wanted, count) if count > 1 else [wanted])]
 
     def split_times(self, first: int, last: int, count: int) -> list[int]:
-        """Timestamps that divide what lies between two of them, where that can be done."""
+        """Up to `count` - 1 timestamps that divide the time from `first` to `last` evenly."""
         return sorted({first + (last - first) * number // count for number in range(1, count)} - {first, 0})
 
     def at_time(self, channel: str, timestamp: int) -> bytes | None:
-        """As `Log.id_at`; None for a channel that was dropped."""
+        """As `BridgeLog.id_at`; None for a channel that was dropped."""
         try:
             return self._log.id_at(channel, timestamp)
         except ChannelNotFound:
@@ -165,26 +167,27 @@ class TopicPlan(ABC):
 
 
 class ByChannel(TopicPlan):
-    """Each channel up to its last entry, whatever the others have."""
+    """A plan that reads each channel up to its last entry, independently of the others."""
 
     def begin(self) -> Offset:
-        """See `Plan`."""
+        """The offset at which the options let the read begin."""
         time = self._options.starting_time
         places = self._named(self._options.starting) if time is None else self._at(time)
         return self._offset({name: self.first_place(name, place) for name, place in places.items()})
 
     def newest(self) -> Offset | None:
-        """See `Plan`."""
+        """The offset behind all there is now; None before there was anything."""
         return self._offset(self._latest())
 
-    def next(self, start: Offset, upto: Offset, limits: Limits) -> Offset | None:
-        """See `Plan`. A limit is shared by the channels evenly, entry by entry."""
+    def next(self, start: Offset, upto: Offset, limits: MicroBatchLimits) -> Offset | None:
+        """The last offset behind `start` and not behind `upto` within `limits`, or else the first one; None where
+        nothing is new. A limit is shared by the channels evenly, entry by entry."""
         ranges = self.ranges(start, upto)
         if not ranges:
             return None
         return self._within(start, upto, ranges, limits) if limits.bounded else upto
 
-    def _within(self, start: Offset, upto: Offset, ranges: Sequence[TopicRange], limits: Limits) -> Offset:
+    def _within(self, start: Offset, upto: Offset, ranges: Sequence[TopicRange], limits: MicroBatchLimits) -> Offset:
         """The offset after as many entries as the limits allow, and at least one; each channel has its turn."""
         ends = self._places(upto)
         reached = {name: place for name, place in self._places(start).items() if name in ends}
@@ -201,24 +204,25 @@ class ByChannel(TopicPlan):
             turns.append((channel, sized))
         return upto
 
-    def all_tasks(self, where: Where = EVERYTHING) -> list[TopicRange]:
-        """See `Plan`. Of times nothing follows here: entries may be in any order."""
+    def all_tasks(self, predicate: Predicate = EVERYTHING) -> list[TopicRange]:
+        """What lies between the begin and the end that the options give; of that at least what `predicate` asks for.
+        The predicate's times are ignored: entries may be in any order of time."""
         time = self._options.ending_time
         ends = self._named(self._options.ending, LATEST) if time is None else self._at(time)
         begins = self._places(self.begin())
-        wanted = where.values("_channel")
+        wanted = predicate.values("_channel")
         ends = {name: place for name, place in ends.items() if wanted is None or name in wanted}
         begins = {name: min(begins.get(name, BEGINNING), place) for name, place in ends.items()}
         return self.tasks(self._offset(begins), self._offset(ends))
 
     def sizes(self, wanted: TopicRange) -> Iterator[Size]:
-        """See `TopicPlan`."""
+        """The size of each entry in `wanted`."""
         return (size for _, size in self._sized(wanted))
 
     # ---- places -----------------------------------------------------------------------------------------------------
 
     def _latest(self) -> Places:
-        return {name: BEGINNING if id is None else Place(id, True) for name, id in self.latest().items()}
+        return {name: BEGINNING if id is None else TopicPlace(id, True) for name, id in self.latest().items()}
 
     def _named(self, text: str, others: str = EARLIEST) -> Places:
         """The places that an option names: `earliest`, `latest`, an offset, or for some channels by name such a place,
@@ -239,18 +243,18 @@ class ByChannel(TopicPlan):
         """Before the first entry whose timestamp is at least that; the end where there is none."""
         latest = self._latest()
         found = {name: self.at_time(name, timestamp) for name in latest}
-        return {name: place if (id := found[name]) is None else Place(id, False) for name, place in latest.items()}
+        return {name: place if (id := found[name]) is None else TopicPlace(id, False) for name, place in latest.items()}
 
     def _offset(self, places: Places) -> Offset:
         return {"v": VERSION, "wal": self._wal, "ends": {name: str(place) for name, place in sorted(places.items())}}
 
-    def _places(self, offset: Offset) -> dict[str, Place]:
+    def _places(self, offset: Offset) -> dict[str, TopicPlace]:
         return {name: _place(name, place) for name, place in self.checked(offset).items()}
 
     # ---- ranges -----------------------------------------------------------------------------------------------------
 
     def ranges(self, start: Offset, end: Offset) -> list[TopicRange]:
-        """See `TopicPlan`."""
+        """What lies between two offsets, one range for each channel."""
         begins, ends = self._places(start), self._places(end)
         self.check_dropped(sorted(set(begins) - set(ends)))
         found = [(name, self._begin(name, begins.get(name, BEGINNING), place), place) for name, place in ends.items()]
@@ -267,13 +271,13 @@ class ByChannel(TopicPlan):
             if begin < place
         ]
 
-    def _begin(self, channel: str, begin: Place, end: Place) -> Place:
-        """Where to begin in a channel: anew where it ends before that, for it is another one."""
+    def _begin(self, channel: str, begin: TopicPlace, end: TopicPlace) -> TopicPlace:
+        """Where to begin in a channel: at its beginning where it ends before `begin`, since it was created anew."""
         if end.id >= begin.id:
             return begin
         if self._options.fail_on_data_loss:
             raise PositionLost(
-                f"channel {channel!r} ends ({end}) before where it was to be read on ({begin}): it was made anew. "
+                f"channel {channel!r} ends ({end}) before where it was to be read on ({begin}): it was created anew. "
                 "Start with a new checkpoint, or set failOnDataLoss=false to read it from its beginning",
                 requested=begin.id,
                 first_available=end.id,
@@ -281,32 +285,33 @@ class ByChannel(TopicPlan):
             )
         return BEGINNING
 
-    def _sized(self, wanted: TopicRange) -> Iterator[tuple[Place, Size]]:
+    def _sized(self, wanted: TopicRange) -> Iterator[tuple[TopicPlace, Size]]:
         for entries in entries_between(self._log, wanted):
             for entry in entries:
                 try:
                     rows = 0 if message_of(entry) is None else 1
                 except BadRecord:
-                    rows = 0  # the task skips it and says so
-                yield Place(entry.id, True), Size(rows, len(entry.payload), 1)
+                    rows = 0  # the task skips the record with a warning
+                yield TopicPlace(entry.id, True), Size(rows, len(entry.payload), 1)
 
     def parts(self, wanted: TopicRange, count: int) -> list[TopicRange]:
-        """See `TopicPlan`. By the time of the entries: where none is told, a channel is one task."""
-        first = first_piece(entries_between(self._log, wanted))
+        """The range `wanted` in about `count` parts. By the time of the entries: a channel without times is one
+        task."""
+        first = first_entries(entries_between(self._log, wanted))
         if not first:
             return [wanted]
-        at_end = replace(wanted, begin=Place(wanted.end.id, False), end=Place(wanted.end.id, True))
-        last = first_piece(entries_between(self._log, at_end))
+        at_end = replace(wanted, begin=TopicPlace(wanted.end.id, False), end=TopicPlace(wanted.end.id, True))
+        last = first_entries(entries_between(self._log, at_end))
         if not last:
             return [wanted]
         times = self.split_times(first[0].timestamp, last[0].timestamp, count)
         found = {id for time in times if (id := self.at_time(wanted.channel, time)) is not None}
-        inner = sorted(place for id in found if wanted.begin < (place := Place(id, False)) < wanted.end)
+        inner = sorted(place for id in found if wanted.begin < (place := TopicPlace(id, False)) < wanted.end)
         return [replace(wanted, begin=begin, end=end) for begin, end in pairwise([wanted.begin, *inner, wanted.end])]
 
 
-def _place(channel: str, text: object) -> Place:
+def _place(channel: str, text: object) -> TopicPlace:
     try:
-        return Place.parse(str(text))
+        return TopicPlace.parse(str(text))
     except ValueError as error:
         raise InvalidRequest(f"the offset of channel {channel!r}: {error}") from error

@@ -1,5 +1,5 @@
-"""The tasks' side of a hybrid read: what the table did not have when the read was planned comes from the log. What the
-log has forgotten since then, the table has now.
+"""The tasks' side of a hybrid read: rows that the table did not have when the read was planned come from the log. Rows
+that retention has removed from the log since then are in the table now.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from ..runtime.errors import PositionLost, Unavailable
-from .kept import kept_log
-from .log import Log
+from .connection_cache import cached_log
+from .log import BridgeLog
 from .rows import ChannelRange, arrow_batches
 
 
@@ -25,17 +25,17 @@ class UnstoredRange:
     vchannels: tuple[str, ...]
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Its rows, see `unstored_batches`."""
-        with kept_log(self.range.wal) as log:
+        """The rows with `columns`, as `unstored_batches` returns and raises."""
+        with cached_log(self.range.wal) as log:
             yield from unstored_batches(log, self, columns)
 
 
-def unstored_batches(log: Log, task: UnstoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def unstored_batches(log: BridgeLog, task: UnstoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in batches as `arrow_batches` makes them.
 
-    Raises `PositionLost` when the log has forgotten rows that the table has not got either, unless data loss is
-    allowed; `Unavailable` when it forgot them while they were being read: the task must start again, and then begins
-    with the table.
+    Raises `PositionLost` when retention has removed rows that the table does not have either, unless data loss is
+    allowed; `Unavailable` when it removed them while they were read: the task must start again, and then begins with
+    the table.
     """
     wanted = task.range
     begun = False

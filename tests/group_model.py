@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from tidewal.runtime.errors import Fenced, Overloaded, TidewalError
 from tidewal.runtime.groups.processing import Semantics, process
-from tidewal.runtime.groups.progress import Progress
+from tidewal.runtime.groups.progress import GroupProgress
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
 
 INPUTS = ("in-1", "in-2")
@@ -140,14 +140,14 @@ def passes(written: Callable[[], dict[str, list[bytes]]]):
     """Count how often the group's position passes each entry, as (channel, id), other than by a seek."""
     found: Counter[tuple[str, bytes]] = Counter()
     steps = []
-    apply = Progress.apply
+    apply = GroupProgress.apply
 
     def noted(self, change):
         before = self.acked_to, frozenset(self.acked)
         apply(self, change)
         steps.append((change, *before))
 
-    with patch.object(Progress, "apply", noted):
+    with patch.object(GroupProgress, "apply", noted):
         yield found
     for change, acked_to, acked in steps:
         ids = [] if change.reset else written()[change.channel]

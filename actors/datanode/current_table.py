@@ -65,7 +65,7 @@ class CurrentTable:
     @property
     def t(self) -> int:
         """The T that the table reflects as of its newest commit; 0 while it is empty. Raises `CorruptLog` when another
-        tool has changed its rows: merging would not bring them back."""
+        tool has changed its rows: merging would not restore them."""
         with storage_errors(self.path):
             self._table.update_incremental()
             commit = newest_own_commit(self.path, self._table.version(), self._newest_own)
@@ -128,7 +128,7 @@ def compact(log: LogTable, current: CurrentTable, upto: int, *, rows_per_step: i
     in memory, and 16 bytes for each version not yet merged. A step rewrites the files that have keys that changed.
 
     Raises `InvalidRequest` when `upto` passes what a vchannel has flushed: rows below it may still come. `Unavailable`
-    when other compactions of this table won every one of `COMMIT_ATTEMPTS` commits. `DiskFull`, `CorruptLog`.
+    when other compactions of this table won every one of `COMMIT_ATTEMPTS` commits. Also `DiskFull`, `CorruptLog`.
     """
     if not current.user_schema.equals(log.user_schema) or current.primary_key != log.primary_key:
         raise InvalidSchema(f"{current.path} and {log.path} have different columns")

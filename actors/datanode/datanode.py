@@ -1,4 +1,4 @@
-"""DataNode: stores what the log says in Delta tables, rows and position in one commit."""
+"""DataNode: stores the rows of the log in Delta tables, rows and position in one commit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ...runtime.catalog import Collection
 from ...runtime.rpc import Request
-from ..following import Follower, holder, pchannels_of
+from ..collection_reader import CollectionReaderRole, holder, pchannels_of
 from ..requests import Answer, Method, OfCollection
 from .delta_errors import storage_errors
 from .pipeline import FlushPipeline
 
 
-class DataNode(Follower):
+class DataNode(CollectionReaderRole):
     """Runs one flush pipeline for each collection, and compacts on request."""
 
     role = "datanode"
@@ -30,16 +30,16 @@ class DataNode(Follower):
         return FlushPipeline(self, collection)
 
     async def forget(self, collection: Collection) -> None:
-        """Let go of the log, and remove the tables. Raises `DirectoryUnwritable` and the like where they cannot be
-        removed: the collection is not gone then, for the next of its name would find its rows."""
+        """Release the holds on the log, and remove the tables. Raises `DirectoryUnwritable` and the like where they
+        cannot be removed: the collection stays then, since the next one of its name would find its rows."""
         for channel in pchannels_of(collection):
             await self.node.wal.hold(channel, holder(collection), None)
         await self.node.blocking(partial(_remove, self.node.tables / collection.name))
 
     async def _compact(self, request: Request) -> Answer:
-        flusher = await self.find_pipeline(request.params["collection"])
-        assert isinstance(flusher, FlushPipeline)
-        result = await flusher.compact()
+        pipeline = await self.find_pipeline(request.params["collection"])
+        assert isinstance(pipeline, FlushPipeline)
+        result = await pipeline.compact()
         return {"time": result.t, "rows": result.rows, "merged": result.merged}
 
     async def _check(self, request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""The seam to Delta Lake and the file system: their exceptions become Tidewal's."""
+"""Translation of the exceptions of Delta Lake and the file system into Tidewal's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...runtime.errors import (
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 
-# delta-rs hands on the number of the operating system only inside its messages, in two forms.
+# delta-rs passes on the error number of the operating system only inside its messages, in two forms.
 _number = re.compile(r"(?:os error |Os \{ code: )(\d+)")
 
 
@@ -33,8 +33,8 @@ def storage_errors(path: Path) -> Generator[None]:
     """Raise what fails inside, in the table at `path`, as a Tidewal error.
 
     `DiskFull`: no space, quota or file size left. `DirectoryUnwritable`: permissions, a read-only mount, a path that
-    is no directory. `CorruptLog`: files of the table are missing or cannot be read. `FormatTooNew`: the table asks for
-    a Delta protocol that this version does not speak. `InvalidSchema`: rows or fields that Delta cannot hold.
+    is no directory. `CorruptLog`: files of the table are missing or cannot be read. `FormatTooNew`: the table needs
+    a Delta protocol that this version does not know. `InvalidSchema`: rows or fields that Delta cannot hold.
     `Unavailable`: every other failure of the operating system; nothing was stored, so it may be tried again.
     """
     try:

@@ -53,7 +53,9 @@ def open_table(
     *,
     checkpoint_every_commits: int,
 ) -> tuple[DeltaTable, pa.Schema, str]:
-    """Open the Delta table at `path`, made with `columns(schema)` when absent; also its user schema and its key."""
+    """Open the Delta table at `path`, created with `columns(schema)` when absent, and a checkpoint every
+    `checkpoint_every_commits` commits; returns it with its user schema and its key. Raises `CorruptLog` (absent without
+    a `schema`, or damaged), `InvalidSchema` (another schema or key), `FormatTooNew`."""
     if not DeltaTable.is_deltatable(str(path)):
         if schema is None or primary_key is None:
             raise CorruptLog(f"there is no table at {path}", path=str(path))
@@ -61,7 +63,7 @@ def open_table(
     table = DeltaTable(path)
     properties = table.metadata().configuration
     check_format(properties, path)
-    found, key = _told(properties, path)
+    found, key = _user_schema(properties, path)
     if schema is not None and not found.equals(schema):
         raise InvalidSchema(f"{path} holds columns {found.to_string()}, not {schema.to_string()}", path=str(path))
     if primary_key is not None and key != primary_key:
@@ -69,8 +71,8 @@ def open_table(
     return table, found, key
 
 
-def _told(properties: Mapping[str, str], path: Path) -> tuple[pa.Schema, str]:
-    """The user's schema and its key. Raises `CorruptLog` where the properties do not tell what they should."""
+def _user_schema(properties: Mapping[str, str], path: Path) -> tuple[pa.Schema, str]:
+    """The user's schema and its key. Raises `CorruptLog` where the properties lack them or are damaged."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties[SCHEMA_KEY])))
         key = properties[PRIMARY_KEY]
@@ -109,7 +111,7 @@ def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema,
             raise_if_key_not_exists=False,
         )
     except (CommitFailedError, DeltaError):
-        # Another process made it in the same moment.
+        # Another process created it at the same moment.
         if not DeltaTable.is_deltatable(str(path)):
             raise
     sync_commit(path / "_delta_log" / f"{0:020}.json")
@@ -118,10 +120,10 @@ def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema,
 
 
 def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str]) -> AddAction:
-    """Write `rows` as a new Parquet file of the table and sync it; what Delta needs to know of it.
+    """Write `rows` as a new Parquet file in `directory` and sync it; returns the action that adds it to the table.
 
-    The file is no part of the table until a commit names it. `statistics` are the columns whose range is told. Its name
-    ends in the digest of its bytes, see `digest_in`.
+    The file is no part of the table until a commit names it. `statistics` are the columns whose range the action holds.
+    The file's name ends in the digest of its bytes, see `digest_in`.
     """
     path = directory / f"part-{uuid.uuid4()}.parquet"
     # Columns of numbers gain nothing from a dictionary, and vectors lose time trying.
@@ -132,7 +134,7 @@ def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str])
             file,
             row_group_size=ROWS_PER_GROUP,
             compression="zstd",
-            write_page_checksum=True,  # the only copy of a row, once the log has let go of it
+            write_page_checksum=True,  # the only copy of a row, once retention has removed it from the log
             use_dictionary=strings,  # pyright: ignore[reportArgumentType] -- the stubs know only of bool
         )
         file.flush()
@@ -150,7 +152,8 @@ def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str])
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file's bytes: pages have checksums of their own, headers and the footer have not."""
+    """The digest of the bytes of the file at `path`: pages have checksums of their own, headers and the footer have
+    not."""
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while piece := file.read(DIGEST_BYTES):
@@ -159,7 +162,7 @@ def digest_of(path: Path) -> str:
 
 
 def digest_in(name: str) -> str:
-    """The digest that the name of a file tells, "" where it tells none."""
+    """The digest in the name of a file, "" where it has none."""
     found = _DIGEST.search(name)
     return found[1] if found else ""
 
@@ -177,7 +180,8 @@ def _statistics(rows: pa.Table, columns: Sequence[str]) -> str:
 
 
 def vacuum_table(table: DeltaTable, retention_h: int, commit: CommitProperties) -> list[str]:
-    """Remove files that the table does not name and has not named for `retention_h` hours; return their names."""
+    """Remove files that the table does not name and has not named for `retention_h` hours; return their names. Raises
+    `InvalidRequest` below `MIN_RETENTION_H`."""
     if retention_h < MIN_RETENTION_H:
         raise InvalidRequest(f"a vacuum keeps at least {MIN_RETENTION_H} h, not {retention_h}")
     return table.vacuum(
@@ -186,7 +190,7 @@ def vacuum_table(table: DeltaTable, retention_h: int, commit: CommitProperties) 
 
 
 def sync_added_files(directory: Path, commit_file: Path) -> None:
-    """Sync the files that a commit of delta-rs added, then the commit."""
+    """Sync the files in `directory` that a commit of delta-rs added, then the commit."""
     for line in commit_file.read_bytes().splitlines():
         added = json.loads(line).get("add")
         if added:

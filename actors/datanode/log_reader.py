@@ -26,7 +26,7 @@ READ_AHEAD: Final = 2  # batches
 class NewestVersions:
     """The newest version per key. `batches` may be taken once; together they have `rows` rows.
 
-    `counts` tells how many versions of each `_op` were looked at to find them.
+    `counts` is the number of versions of each `_op` that were read to find them.
     """
 
     schema: pa.Schema
@@ -35,7 +35,7 @@ class NewestVersions:
     batches: Iterator[pa.RecordBatch]
 
     def to_table(self) -> pa.Table:
-        """All of them at once."""
+        """All batches as one table."""
         return pa.Table.from_batches(list(self.batches), self.schema)
 
 

@@ -6,8 +6,8 @@ stored one. So a flush reads the position T of its vchannels from one snapshot, 
 and commits as the direct successor of that snapshot; when another commit came first it looks again.
 
 Rows reach the disk (fsync) before the commit that names them, and the commit before `flush` returns: what the log's
-retention forgets once the DataNode has moved on is safe here. A flush that fails leaves at most a Parquet file that no
-commit names; `vacuum` removes it.
+retention removes once the DataNode has moved its hold is safe here. A flush that fails leaves at most a Parquet file
+that no commit names; `vacuum` removes it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LogTable:
         """For each vchannel, the position stored with its last flush.
 
         A vchannel that has a T but no position here (only where a foreign tool removed the commits that hold them)
-        goes on by seeking its T.
+        continues by seeking its T.
         """
         with self._lock, storage_errors(self.path):
             return self._refresh()
@@ -140,8 +140,9 @@ class LogTable:
     ) -> FlushResult:
         """Store the rows with `start < _ts ≤ end` of each vchannel, and with them its new T (`end`) and position.
 
-        On return they are durable. Rows already stored (a replay after a crash) are not stored again. An empty `rows`
-        moves the positions only. Blocks for the writing of one Parquet file, two syncs of the disk and a commit.
+        `start` and `end` map each vchannel to a timestamp, `positions` to its position at `end`. On return all are
+        durable. Rows already stored (a replay after a crash) are not stored again. An empty `rows` moves the positions
+        only. Blocks for the writing of one Parquet file, two syncs of the disk and a commit.
 
         Raises `Fenced` (`channel`, `stored`): the table is neither at `start` nor at or behind `end`, so another
         DataNode flushes this vchannel. `InvalidRequest`: rows outside the interval or of another shape. `Unavailable`:
@@ -195,7 +196,7 @@ class LogTable:
     def _join(self, group: Sequence[StoredFile]) -> int:
         def attempt() -> int:
             if not {file.name for file in group} <= {file.name for file in files_of(self._table)}:
-                return 0  # another process joined them
+                return 0  # another process has joined them
             self._commit(actions, {}, {})
             return len(group) - 1
 
@@ -220,7 +221,7 @@ class LogTable:
         return self._until_committed(attempt)
 
     def _until_committed(self, attempt: Callable[[], R]) -> R:
-        """Run `attempt` on the snapshot in hand, and again on the next one whenever another commit came first."""
+        """Run `attempt` on the present snapshot, and again on the next one whenever another commit came first."""
         version = self._table.version()
         if self._newest_own != version or not commit_file(self.path, version).exists():
             self._refresh()  # another tool's commit may have been undone; one that was cleaned up is too old to be read
@@ -236,7 +237,7 @@ class LogTable:
 
     def _is_replay(self, start: Mapping[str, int], end: Mapping[str, int]) -> bool:
         if any(self._stored_t(vchannel) != t for vchannel, t in start.items()):
-            self._refresh()  # the vchannel may have been another process's since the snapshot in hand
+            self._refresh()  # another process may have flushed the vchannel since the present snapshot
         stored = {vchannel: self._stored_t(vchannel) for vchannel in start}
         if all(stored[vchannel] >= end[vchannel] for vchannel in start):
             return True
@@ -253,7 +254,8 @@ class LogTable:
     def _commit(
         self, actions: list[AddAction | RemoveAction], end: Mapping[str, int], positions: Mapping[str, Position]
     ) -> None:
-        """Commit as the direct successor of the snapshot in hand; `CommitFailedError` when another came first."""
+        """Commit as the direct successor of the present snapshot; `CommitFailedError` when another commit came
+        first."""
         version = self._table.version()
         merged = self._read_positions() | dict(positions)
         now_ms = time.time_ns() // 1_000_000

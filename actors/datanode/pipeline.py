@@ -1,4 +1,4 @@
-"""From the log to the table: one collection's buffer and its flushes."""
+"""From the log to the table: the buffer and the flushes of one collection."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ...runtime.arrow import decode_rows
 from ...runtime.catalog import Collection
 from ...runtime.errors import BadRecord, DiskFull, TidewalError, Unavailable
 from ...runtime.messages import MsgPack, Position
-from ...runtime.names import physical
+from ...runtime.names import pchannel_of
 from ...runtime.record import Record, RecordType, encode
+from ...runtime.row_codec import decode_rows
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.tables import log_table
 from ...runtime.wal import ControlAppend
-from ..flushes import Flushed
-from ..following import Follower, holder, open_stream, pchannels_of, rows_of
+from ..collection_reader import CollectionReaderRole, holder, open_stream, pchannels_of, rows_of
+from ..flush_events import FlushEvent
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
-from .measures import FlushMeasures
-from .origin import check_origin
+from .metrics import FlushMetrics
+from .wal_identity import check_origin
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
-FLUSHES_PER_TIDYING = 64
+FLUSHES_PER_VACUUM = 64
 
 Array: TypeAlias = "pa.Array[Any]"  # of whatever type
 
@@ -52,10 +52,10 @@ class FlushPipeline:
     """Buffers a collection's rows and stores them: on request, every `dataNode.flushIntervalS`, and whenever
     `dataNode.flushBytes` are buffered. While one flush runs the next buffer fills, then reading pauses.
 
-    The table's T decides where reading begins, so whatever a crash interrupts is read again, and stored once.
+    The table's T decides where reading begins, so what a crash interrupts is read again, and stored once.
     """
 
-    def __init__(self, role: Follower, collection: Collection) -> None:
+    def __init__(self, role: CollectionReaderRole, collection: Collection) -> None:
         self.collection = collection
         self.log: LogTable
         self._role = role
@@ -65,8 +65,8 @@ class FlushPipeline:
         self._loop = asyncio.get_running_loop()
         self._buffer = _Buffer(self._loop.time())
         self._stored = 0  # the T of the table
-        self._told = 0  # the T that `insert_events` says
-        self._asked = 0  # somebody waits until this T is told
+        self._published = 0  # the T that `insert_events` says
+        self._requested = 0  # a FLUSH record waits until this T is published
         self._positions: Mapping[str, Position] = {}
         self._flushes = 0
         self._compacting = asyncio.Lock()
@@ -75,7 +75,7 @@ class FlushPipeline:
         self._opened = asyncio.Event()
         self._ending = asyncio.Event()
         self._stream = open_stream(role, collection, 0)
-        self._measures: FlushMeasures
+        self._metrics: FlushMetrics
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
         self._stream.announce(channel, term, cseq, time)
@@ -91,15 +91,15 @@ class FlushPipeline:
             self._opened.set()
         try:
             async for pack in self._stream:
-                self._take(pack)
+                self._buffer_rows(pack)
                 await self._flush_if_due(pack)
         finally:
             self._ending.set()
-            async with self._compacting:  # one that was asked for works on the tables, which may be removed next
+            async with self._compacting:  # a requested compaction works on the tables, which may be removed next
                 pass
             if self._flushing is not None:
                 await asyncio.gather(self._flushing, return_exceptions=True)
-            self._measures.publish()
+            self._metrics.publish()
             await self._stream.close()
 
     async def _open(self) -> None:
@@ -108,16 +108,16 @@ class FlushPipeline:
         await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
         self._stored, positions = await self._node.blocking(partial(self.log.stored, self.collection.vchannels))
         self._stream = open_stream(self._role, self.collection, self._stored, positions)
-        self._measures = FlushMeasures(
+        self._metrics = FlushMetrics(
             self._node.metrics, self._node.clock, self.collection, self._stream, lambda: self._buffer.bytes
         )
         await self._hold_start(positions)
         if self._stored:
-            await self._tell(self._stored, FlushResult(self.log.version, 0, 0))
+            await self._publish(self._stored, FlushResult(self.log.version, 0, 0))
 
     async def _hold_start(self, positions: Sequence[Position]) -> None:
-        """Keep the log from the table's positions on, where its readers go on too, before anything else can let go of
-        it: of the shards on one channel from the least."""
+        """Hold the log from the table's positions on, where its readers continue too, before any other hold on it can
+        move: of several shards on one channel from the lowest position."""
         least: dict[str, bytes] = {}
         for at in positions if self._stored else ():  # with T 0 a shard has no position yet
             least[at.channel] = min(least.get(at.channel, at.message_id), at.message_id)
@@ -128,7 +128,7 @@ class FlushPipeline:
             if first is not None:
                 await self._node.wal.hold(channel, holder(self.collection), first)
 
-    def _take(self, pack: MsgPack) -> None:
+    def _buffer_rows(self, pack: MsgPack) -> None:
         if not self._buffer.records:
             self._buffer.since = self._loop.time()
         for record in pack.messages:
@@ -136,16 +136,16 @@ class FlushPipeline:
                 self._buffer.records.append(record)
                 self._buffer.bytes += len(record.body)
             elif record.type is RecordType.FLUSH:
-                self._asked = max(self._asked, record.ts)
+                self._requested = max(self._requested, record.ts)
         self._positions = pack.end_positions
-        self._measures.consumed(pack)
+        self._metrics.consumed(pack)
 
     async def _flush_if_due(self, pack: MsgPack) -> None:
         settings = self._node.settings.data_node
         full = self._buffer.bytes >= settings.flush_bytes
         old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
-        asked = self._asked > self._told
-        if not (full or old or asked):
+        requested = self._requested > self._published
+        if not (full or old or requested):
             return
         if self._flushing is not None:
             if not (full or self._flushing.done()):
@@ -155,46 +155,48 @@ class FlushPipeline:
         self._buffer = _Buffer(self._loop.time())
 
     async def _flush(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> None:
-        """Store `records` (there may be none), which are all between the table's T and `end`; then say so and let go of
-        the log: it may forget only what lies before the table's positions, for readers go on there."""
+        """Store `records` (there may be none), which are all between the table's T and `end`; then publish the event
+        and move the hold: the log may remove only what lies before the table's positions, for readers continue
+        there."""
         started = perf_counter()
         result = await self._store_readable(records, end, positions)
         self._stored = end
-        await self._tell(end, result)
+        await self._publish(end, result)
         for position in positions.values():
             await self._node.wal.hold(position.channel, holder(self.collection), position.message_id)
-        self._measures.flushed(result, perf_counter() - started)
+        self._metrics.flushed(result, perf_counter() - started)
         await self._maintain()
 
     async def _maintain(self) -> None:
-        """Compact and tidy where that is due. Rows are stored by now, so what fails of it waits for its next time."""
+        """Compact, join files and vacuum where that is due. The rows are stored by now, so a failure waits for the next
+        time."""
         interval_s = self._node.settings.data_node.compaction_interval_s
         self._flushes += 1
         try:
             if interval_s and self._loop.time() - self._compacted >= interval_s:
                 self._compacted = self._loop.time()
                 await self.compact()
-            if self._flushes % FLUSHES_PER_TIDYING == 0:
-                await self._node.blocking(self._tidy)
+            if self._flushes % FLUSHES_PER_VACUUM == 0:
+                await self._node.blocking(self._join_and_vacuum)
         except TidewalError as error:
             _log.warning("cannot maintain the tables of %s now: %s", self.collection.name, error)
-            self._measures.not_maintained()
+            self._metrics.not_maintained()
 
-    def _tidy(self) -> None:
-        """Join small files, and remove those that no reader needs any more."""
+    def _join_and_vacuum(self) -> None:
+        """Join small files, and remove those that no reader needs any more. Blocks."""
         self.log.join_files()
         self.log.vacuum()
 
     async def _store_readable(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
         try:
             return await self._store(records, end, positions)
-        except BadRecord:  # rare, so only now each record is looked at by itself
+        except BadRecord:  # rare, so each record is checked by itself only now
             readable = [record for record in records if rows_of(self._role, self.collection, record) is not None]
             return await self._store(readable, end, positions)
 
     async def _store(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
-        """Write to the table, for as long as it takes: while it cannot be written, rows stay in the log, and the
-        proxy's limit on unflushed bytes tells the clients."""
+        """Write to the table, and retry until that succeeds: while it cannot be written, rows stay in the log, and the
+        Proxy's limit on unflushed bytes stops the clients."""
         call = partial(self._store_blocking, records, end, positions)
         pause_s = RETRY_FIRST_S
         while True:
@@ -204,7 +206,7 @@ class FlushPipeline:
                 if not (error.retryable or isinstance(error, DiskFull)):
                     raise
                 _log.warning("cannot flush %s, trying again in %g s: %s", self.collection.name, pause_s, error)
-                self._measures.failed()
+                self._metrics.failed()
                 if await self._ends_within(pause_s):
                     raise
             pause_s = min(pause_s * 2, RETRY_MAX_S)
@@ -220,22 +222,23 @@ class FlushPipeline:
         rows = versions_of(records, self.collection)
         vchannels = self.collection.vchannels
         stored = {position.channel: position for position in positions.values()}
-        ends = {vchannel: stored[physical(vchannel)] for vchannel in vchannels}
+        ends = {vchannel: stored[pchannel_of(vchannel)] for vchannel in vchannels}
         start = dict.fromkeys(vchannels, self._stored)
         return self.log.flush(rows, start=start, end=dict.fromkeys(vchannels, end), positions=ends)
 
-    async def _tell(self, time: int, result: FlushResult) -> None:
+    async def _publish(self, time: int, result: FlushResult) -> None:
         times = dict.fromkeys(self.collection.vchannels, time)
         ts = self._node.clock.now()
         name = self.collection.name
-        event = Flushed(self.collection.id, name, times, result.version, result.rows, result.size_bytes)
-        news = ControlAppend(self._node.names.insert_events, encode(event.to_record(ts)), ts)
-        await self._node.wal.append_many([news])
-        self._told = time
-        self._measures.stored(time)
+        event = FlushEvent(self.collection.id, name, times, result.version, result.rows, result.size_bytes)
+        announced = ControlAppend(self._node.names.insert_events, encode(event.to_record(ts)), ts)
+        await self._node.wal.append_many([announced])
+        self._published = time
+        self._metrics.stored(time)
 
     async def compact(self) -> CompactResult:
-        """Bring the table of current rows forward to what is stored."""
+        """Bring the table of current rows forward to what is stored. Raises `Unavailable` when the tables are not open,
+        and what `compact` in `current_table.py` raises."""
         await self._opened.wait()
         async with self._compacting:
             if self._ending.is_set():

@@ -5,8 +5,8 @@
 | `_ts` | int64 | log time of the record |
 | `_op` | string | `insert`, `upsert` or `delete`; a delete has nothing but its key |
 | `_vchannel` | string | the shard the row came through; all versions of a key come through one |
-| `_term`, `_cseq` | int64 | the record's place in its channel |
-| `_row` | int32 | the row's place in its record |
+| `_term`, `_cseq` | int64 | the record's number in its channel |
+| `_row` | int32 | the row's index in its record |
 
 A version hides those of its key with a lower `(_ts, _cseq, _row)`.
 """

@@ -1,4 +1,4 @@
-"""MixCoord: elected through the log, it owns the catalog, hands out channels and draws cuts."""
+"""MixCoord: elected through the log, it writes the catalog, grants channels and stores cuts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from ...runtime.catalog import CREATING, DROPPING, READY, ChannelState, Collection
+from ...runtime.catalog import CREATING, DROPPING, READY, Collection, PChannelState
 from ...runtime.channel_reader import OnBadRecord
 from ...runtime.clock import add_ms
 from ...runtime.cuts import Cut, CutEnd
@@ -28,8 +28,8 @@ from ...runtime.rpc import Params, Reply, Request
 from ...runtime.schema import CollectionSchema
 from ...runtime.wal import ChannelPolicy, ControlAppend
 from ...runtime.writer.lease import LEASE_MS, LEASE_S
-from ..following import holder, pchannels_of
-from ..measures import lag_ms
+from ..collection_reader import holder, pchannels_of
+from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
@@ -47,8 +47,8 @@ _log = logging.getLogger("tidewal.mixcoord")
 
 
 class MixCoord(Role):
-    """The coordinator of all roles. One node leads; what it decides is an event of the catalog before it is done, and
-    is finished by the next leader where this one stops half-way."""
+    """The coordinator of all roles. One node leads; each of its decisions is an event of the catalog before it is
+    carried out, and is finished by the next leader where this one stops half-way."""
 
     role = "mixcoord"
 
@@ -57,9 +57,9 @@ class MixCoord(Role):
         self._proxy = ""
         self._claimed_s = 0.0  # on the clock of leases
         self._registered = asyncio.Event()
-        self._unsure: set[str] = set()  # channels of grants that were interrupted half-way
+        self._interrupted: set[str] = set()  # channels of grants that were interrupted half-way
         self._ddl = asyncio.Lock()
-        self._assigning = asyncio.Lock()  # not the same: a collection in the making may wait for new terms
+        self._assigning = asyncio.Lock()  # not the same lock: a collection that is being created may wait for new terms
         self._last_cuts: dict[int, Cut] = {}  # by collection
         self._cut_time = 0
         self._pchannels = Pchannels(node, self.catalog)
@@ -79,10 +79,10 @@ class MixCoord(Role):
         return self.dead_letters.bad
 
     async def prepare(self) -> None:
-        if self.ref.cell.restarts and self.deposed:
-            return  # whoever has taken over since the last life keeps the log
-        await self._pchannels.check()  # before a node that works is deposed
-        await self.catalog.claim(self.node.life)
+        if self.ref.cell.restarts and self.superseded:
+            return  # a node that has taken over since this role ran last keeps the log
+        await self._pchannels.check()  # before a healthy node is superseded
+        await self.catalog.claim(self.node.incarnation)
         self._claimed_s = self.node.clock.clock.monotonic()
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
         metrics, clock = self.node.metrics, self.node.clock
@@ -143,17 +143,18 @@ class MixCoord(Role):
         async with self._ddl:
             collection = self.catalog.catalog.by_id(request.params["id"])
             if collection is None:
-                return None  # asked again: it is gone already
+                return None  # a repeated request: it is gone already
             if collection.state != DROPPING:
                 await self.catalog.append({"kind": "drop", "id": collection.id})
             await self._finish_drop(collection)
         return None
 
     async def _finish_drop(self, collection: Collection) -> None:
-        """Readers let go before the name is free again: a new collection of that name starts with empty tables."""
+        """Readers release the collection before its name is free again: a new one of that name starts with empty
+        tables."""
         await self._announce("drop", collection)
         for role in ("querynode", "datanode"):
-            await self.caller.call(role, "release", {"collection": collection.to_wire()}, deadline_s=DDL_DEADLINE_S)
+            await self.rpc.call(role, "release", {"collection": collection.to_wire()}, deadline_s=DDL_DEADLINE_S)
         await self.catalog.append({"kind": "dropped", "id": collection.id})
         self._last_cuts.pop(collection.id, None)
 
@@ -170,14 +171,15 @@ class MixCoord(Role):
     # ---- ownership --------------------------------------------------------------------------------------------------
 
     async def _register(self, request: Request) -> Answer:
-        """A proxy has started, or must find out what became of an append: it gets all channels, under new terms."""
-        if request.params["node"] != self.node.life:
-            raise Fenced(f"{self.node.life} has taken the log over: there is one node to a log")
+        """A Proxy has started, or has an append of unknown outcome to resolve: it gets all channels, under new
+        terms."""
+        if request.params["node"] != self.node.incarnation:
+            raise Fenced(f"{self.node.incarnation} has taken the log over: there is one node to a log")
         self._proxy = request.params["node"]
         collections = self.catalog.catalog.collections.values()
         used = request.params.get("used")
         owned = [channel for channel in self.catalog.catalog.channels.values() if channel.owner == self._proxy]
-        if used and all(used > channel.previous_limit for channel in owned):  # else it was asked before
+        if used and all(used > channel.previous_limit for channel in owned):  # else the request is a repeated one
             await self.catalog.append({"kind": "lease", "node": self._proxy, "limit": used, "checkpoints": {}})
         await self._assign({name for collection in collections for name in pchannels_of(collection)}, again=True)
         self._registered.set()
@@ -195,43 +197,44 @@ class MixCoord(Role):
                         await self._finish_drop(collection)
                 except Fenced:
                     raise
-                except TidewalError as error:  # who uses the name next, or registers next, goes on from here
+                except TidewalError as error:  # the next request for the name, or the next registration, continues
                     _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
 
     async def _assign(self, pchannels: Iterable[str], *, again: bool = False) -> None:
-        """Give channels to the proxy: the grant is in the catalog before the fence is written, and the fence's id
-        before the new owner acknowledges anything (guarantee 3)."""
+        """Grant channels to the Proxy, with `again` also those that it owns: the grant is in the catalog before the
+        fence is written, and the fence's id before the new owner acknowledges anything (guarantee 3)."""
         async with self._assigning:
-            await self._take(pchannels, again)
+            await self._grant_channels(pchannels, again)
 
-    async def _take(self, pchannels: Iterable[str], again: bool) -> None:
+    async def _grant_channels(self, pchannels: Iterable[str], again: bool) -> None:
         channels = self.catalog.catalog.channels
         terms = {
             name: (channels[name].term if name in channels else 0) + 1
             for name in sorted(set(pchannels))
-            if again or name not in channels or name in self._unsure or not self._is_taken(channels[name])
+            if again or name not in channels or name in self._interrupted or not self._is_owned(channels[name])
         }
         if not terms:
             return
         await self._wait_for_owners(terms)
-        self._unsure.update(terms)
+        self._interrupted.update(terms)
         # the new owner's clock begins behind the old limits
         past = max((channels[name].limit for name in terms if name in channels), default=0)
         limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
         await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": terms, "limit": limit})
-        grants = [self._grant(name) for name in terms]
+        grants = [self._wire_grant(name) for name in terms]
         reply = await self._ask_proxy("take", {"grants": grants})
         await self.catalog.append({"kind": "fenced", "channels": reply.values["fences"]})
         await self._ask_proxy("open", {"channels": list(terms)})
-        self._unsure.difference_update(terms)
+        self._interrupted.difference_update(terms)
         self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))
 
     async def _wait_for_owners(self, names: Iterable[str]) -> None:
-        """Where several nodes may have the log open: until the owners before have let go, or their leases are over.
+        """On a log that several nodes can open: wait until the previous owners have released these channels, or their
+        leases have expired.
 
-        A node that lives lets go as soon as it reads of this one's claim. A silent one may still acknowledge; since
-        the claim none of its renewals counts, so its lease ends `LEASE_S` later. Wall clocks tell nothing here: they
-        may differ, and be set.
+        A running node releases them as soon as it reads this one's claim. A silent node may still acknowledge; since
+        the claim none of its renewals counts, so its lease ends `LEASE_S` later. Wall clocks are not used: they may
+        differ, and be set.
         """
         if self.node.wal.capabilities.one_node:
             return
@@ -239,13 +242,13 @@ class MixCoord(Role):
         owners = {
             name: channels[name].owner
             for name in names
-            if name in channels and channels[name].owner not in ("", self.node.life)
+            if name in channels and channels[name].owner not in ("", self.node.incarnation)
         }
         rest_s = self._claimed_s + LEASE_S - self.node.clock.clock.monotonic()
         if not owners or rest_s <= 0:
             return
         silent = ", ".join(sorted(set(owners.values())))
-        _log.warning("waiting for %s to let go of its channels, %.0f s at most", silent, rest_s)
+        _log.warning("waiting for %s to release its channels, %.0f s at most", silent, rest_s)
         with suppress(DeadlineExceeded):
             await self.catalog.wait_for(
                 lambda catalog: all(catalog.channels[name].owner != owner for name, owner in owners.items()),
@@ -253,14 +256,14 @@ class MixCoord(Role):
             )
 
     async def _ask_proxy(self, method: str, params: Params) -> Reply:
-        """Ask the proxy that has registered, not one of a node that goes while this one comes."""
-        return await self.caller.call("proxy", method, {"to": self._proxy, **params}, deadline_s=DDL_DEADLINE_S)
+        """Call the Proxy that has registered, not that of a node which is being replaced."""
+        return await self.rpc.call("proxy", method, {"to": self._proxy, **params}, deadline_s=DDL_DEADLINE_S)
 
-    def _is_taken(self, channel: ChannelState) -> bool:
-        """Whether the proxy has the channel: the fence of an interrupted grant is not in the catalog."""
+    def _is_owned(self, channel: PChannelState) -> bool:
+        """Whether the Proxy owns the channel: the fence of an interrupted grant is not in the catalog."""
         return channel.owner == self._proxy and channel.term in channel.fences
 
-    def _grant(self, name: str) -> Params:
+    def _wire_grant(self, name: str) -> Params:
         state = self.catalog.catalog.channels[name]
         return {
             "channel": name,
@@ -275,7 +278,8 @@ class MixCoord(Role):
         return add_ms(self.node.clock.now(), LEASE_MS)
 
     async def _renew(self, request: Request) -> Answer:
-        """An owner goes on, or lets go, also one of before: then `limit` is the highest timestamp it has used."""
+        """Renew an owner's lease. With `limit`, the highest timestamp it has used, a present or previous owner releases
+        its channels."""
         params = request.params
         node, checkpoints, used = params["node"], params["checkpoints"], params.get("limit", 0)
         if not used and node != self._proxy:
@@ -293,7 +297,7 @@ class MixCoord(Role):
         return {"time": cut.time}
 
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
-        """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last one
+        """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last cut
         and that is younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
         pchannels = pchannels_of(collection)
         await self._registered.wait()
@@ -313,7 +317,8 @@ class MixCoord(Role):
         await super().on_stop()
 
     async def _draw_cuts(self) -> None:
-        """While data flows, store a cut for each collection now and then: what other processes read up to."""
+        """Store a cut of each collection every `CUT_INTERVAL_S` while rows are written: other processes read up to
+        it."""
         while True:
             await asyncio.sleep(CUT_INTERVAL_S)
             for collection in list(self.catalog.catalog.collections.values()):

@@ -1,4 +1,4 @@
-"""The physical channels that collections are laid on: the node makes them, or uses those that an administrator has made
+"""The pchannels of collections: the node creates them, or uses those that an administrator has created
 (`common.preCreatedTopic`)."""
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ _NOT_EPHEMERAL = "(would keep every heartbeat: create it ephemeral, and not temp
 
 
 class Pchannels:
-    """Which physical channel a shard is laid on. A pre-created channel is the cluster's own once the catalog has it;
-    before, it must be empty."""
+    """Chooses the pchannel of a shard. A pre-created channel is the cluster's own once the catalog has it; before, it
+    must be empty."""
 
     def __init__(self, node: Node, catalog: CatalogLog) -> None:
         self._node, self._catalog = node, catalog
-        self._given = node.settings.common.pre_created_topic
+        self._pre_created = node.settings.common.pre_created_topic
 
     async def check(self) -> None:
         """Raise `ConfigError` (`key`, `channels`), which names the pre-created channels that cannot be used."""
-        if not self._given.enabled:
+        if not self._pre_created.enabled:
             return
-        if not self._given.names:
+        if not self._pre_created.names:
             raise ConfigError(f"{KEY}.enabled is set, and {KEY}.names names no channel", key=f"{KEY}.names")
-        await self._check_names(self._given.names)
-        timeticker = self._given.timeticker
+        await self._check_names(self._pre_created.names)
+        timeticker = self._pre_created.timeticker
         fault = await self._fault_of_timeticker(timeticker) if timeticker else ""
         if fault:
             raise ConfigError(f"{KEY}.timeticker: {timeticker} {fault}", key=f"{KEY}.timeticker", channels=timeticker)
 
     async def for_shard(self, collection_id: int, shard: int) -> str:
-        """The channel for a shard of a new collection, which is there when this returns. Raises `ConfigError` for a
-        pre-created one that can no longer be used, such as one that another cluster has begun to use."""
-        place = collection_id - 1 + shard
-        if self._given.enabled:
-            name = self._given.names[place % len(self._given.names)]
+        """The pchannel for shard number `shard` of a new collection; it exists when this returns. Raises `ConfigError`
+        for a pre-created channel that can no longer be used, such as one that another cluster has begun to use."""
+        index = collection_id - 1 + shard
+        if self._pre_created.enabled:
+            name = self._pre_created.names[index % len(self._pre_created.names)]
             fault = await self._fault(name)
             if fault:
                 raise _refusal({fault: [name]})
             return name
-        name = self._node.names.pchannel(place % self._node.settings.root_coord.dml_channel_num)
-        with suppress(ChannelExists):  # made under other settings: a channel keeps the policy it was made with
+        name = self._node.names.pchannel(index % self._node.settings.root_coord.dml_channel_num)
+        with suppress(ChannelExists):  # created under other settings: a channel keeps its policy
             await self._node.wal.create_channel(name, self._policy())
         return name
 
@@ -68,7 +68,7 @@ class Pchannels:
     async def _check_names(self, names: tuple[str, ...]) -> None:
         faults: dict[str, list[str]] = defaultdict(list)
         for name in dict.fromkeys(names):
-            twice = names.count(name) > 1 or name == self._given.timeticker
+            twice = names.count(name) > 1 or name == self._pre_created.timeticker
             fault = _TWICE if twice else await self._fault(name)
             if fault:
                 faults[fault].append(name)
@@ -76,7 +76,7 @@ class Pchannels:
             raise _refusal(faults)
 
     async def _fault(self, name: str) -> str:
-        """Why collections cannot be laid on a channel; "" where they can."""
+        """Why a channel cannot be a pchannel; "" where it can."""
         if not self._node.names.may_hold_data(name):
             return _NO_NAME
         try:
@@ -85,7 +85,7 @@ class Pchannels:
             return _MISSING
         if found.policy.ephemeral or found.policy.delivery is not Delivery.KEEP:
             return _NO_POLICY
-        ours = name in self._catalog.catalog.channels  # since before the first entry was written
+        ours = name in self._catalog.catalog.channels  # entered there before the first entry was written
         return _IN_USE if found.first_id is not None and not ours else ""
 
     async def _fault_of_timeticker(self, name: str) -> str:
@@ -97,6 +97,6 @@ class Pchannels:
 
 
 def _refusal(faults: dict[str, list[str]]) -> ConfigError:
-    told = "; ".join(f"{', '.join(names)} {fault}" for fault, names in faults.items())
+    described = "; ".join(f"{', '.join(names)} {fault}" for fault, names in faults.items())
     channels = ", ".join(name for names in faults.values() for name in names)
-    return ConfigError(f"{KEY}.names: {told}", key=f"{KEY}.names", channels=channels)
+    return ConfigError(f"{KEY}.names: {described}", key=f"{KEY}.names", channels=channels)

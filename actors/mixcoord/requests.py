@@ -1,4 +1,4 @@
-"""The parameters of what the coordinator can be asked."""
+"""The parameters of the coordinator's methods."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ..requests import Number
 
 
 class CreateParams(TypedDict):
-    """A collection to be made."""
+    """A collection to be created."""
 
     schema: Annotated[CollectionSchema, PlainValidator(CollectionSchema.from_wire)]
     shards: int
 
 
 class DropParams(TypedDict):
-    """The id of a collection: a later one of its name is not meant."""
+    """The id of a collection, which a later one of its name does not have."""
 
     id: Number
 
 
 class RegisterParams(TypedDict):
-    """A node that asks for channels; `used` is the highest timestamp that it has given out, 0 where it goes on."""
+    """A node that asks for channels; `used` is the highest timestamp that it has assigned, 0 while it still stamps."""
 
     node: str
     used: NotRequired[Number]
 
 
 class RenewParams(TypedDict):
-    """A node that goes on, or lets go with `limit`; from `checkpoints` on its successor must read."""
+    """A node that renews its lease, or with `limit` releases it; its successor must read from `checkpoints` on."""
 
     node: str
     checkpoints: dict[str, bytes]

@@ -1,4 +1,4 @@
-"""The door: validation, routing and the ownership of channels."""
+"""Proxy: validation and routing of writes, and the ownership of pchannels."""
 
 from .proxy import Proxy
 

@@ -1,4 +1,4 @@
-"""Proxy: the door. It validates rows, routes them to the shards of their collection, and owns the channels."""
+"""Proxy: validates rows, routes them to the shards of their collection, and owns the pchannels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from time import perf_counter
 import numpy as np
 import pyarrow as pa
 
-from ...runtime.actor.heart import Beat
-from ...runtime.arrow import decode_rows, encode_rows
+from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog import CREATING, DROPPING, Collection
 from ...runtime.catalog_log import CatalogLog
 from ...runtime.errors import (
@@ -24,30 +23,31 @@ from ...runtime.errors import (
     PositionLost,
     TidewalError,
 )
-from ...runtime.names import physical
+from ...runtime.names import pchannel_of
 from ...runtime.record import Record, RecordType, decode
+from ...runtime.row_codec import decode_rows, encode_rows
 from ...runtime.rpc import Request
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.wal import ChannelPolicy, Entry, From
-from ...runtime.writer import Appended, Grant, Writer
-from ...runtime.writer.measures import WriterMeasures
-from ..flushes import Flushed
-from ..following import TABLE_ERRORS
+from ...runtime.writer import Appended, ChannelGrant, ChannelOwner
+from ...runtime.writer.metrics import ChannelOwnerMetrics
+from ..collection_reader import TABLE_ERRORS
+from ..flush_events import FlushEvent
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from ..rows import split_by_bytes, split_by_shard, to_batch
-from .measures import ProxyMeasures
-from .requests import AnnounceParams, OfChannels, TakeParams, WriteParams
+from .metrics import ProxyMetrics
+from .requests import AcquireParams, AnnounceParams, OfChannels, WriteParams
 from .unflushed import Unflushed
 
 RENEW_S = 3.0
 ASK_AGAIN_S = 0.1
-MIXCOORD_DEADLINE_S = 300.0  # taking channels over reads their logs; a shorter one would only ask again
-CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; twice as long behind each further time
+MIXCOORD_DEADLINE_S = 300.0  # acquiring channels reads their logs; a shorter deadline would only repeat the request
+CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; doubled each time
 CHECK_MAX_S = 30.0
 DEFAULT_MESSAGE_BYTES = ChannelPolicy().max_message_bytes
-RECORD_OVERHEAD_BYTES = 4 * 1024  # of a message's limit for what is beside the rows: names, counts, a checksum
+RECORD_OVERHEAD_BYTES = 4 * 1024  # of a message's limit, for names, counts and the checksum beside the rows
 
 _log = logging.getLogger("tidewal.proxy")
 
@@ -55,20 +55,20 @@ _log = logging.getLogger("tidewal.proxy")
 class Proxy(Role):
     """Owner of the pchannels that MixCoord grants it.
 
-    A write is one batch: its rows go to their shards under one timestamp, in one commit of the log, and are answered
-    when they are durable. Requests are appended in the order of their arrival.
+    A write is one batch: its rows go to their shards under one timestamp, in one commit of the log, and are
+    acknowledged when they are durable. Requests are appended in the order of their arrival.
     """
 
     role = "proxy"
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._writer: Writer
-        self._beat: Beat
-        self._measures: ProxyMeasures
+        self._owner: ChannelOwner
+        self._beat: HeartbeatCallback
+        self._metrics: ProxyMetrics
         self._unflushed = Unflushed(node.settings.proxy.max_unflushed_bytes)
         self._registered = asyncio.Event()
-        self._outdated = asyncio.Event()  # the registration is
+        self._outdated = asyncio.Event()  # set: register again
         self._waiting_bytes = 0
         self._limits: dict[str, int] = {}  # of a message, by channel
 
@@ -77,8 +77,8 @@ class Proxy(Role):
             "write": Method(self._write, WriteParams),
             "flush": Method(self._flush, OfCollection),
             "sync": Method(self._sync, OfChannels),
-            "take": Method(self._take, TakeParams),
-            "open": Method(self._open, OfChannels),
+            "take": Method(self._acquire, AcquireParams),
+            "open": Method(self._activate, OfChannels),
             "announce": Method(self._announce, AnnounceParams),
             "ready": Method(self._ready, Nothing),
         }
@@ -87,7 +87,7 @@ class Proxy(Role):
         node = self.node
         await node.make_heartbeats()
         await node.wal.create_channel(node.names.insert_events, ChannelPolicy())
-        self._writer = Writer(
+        self._owner = ChannelOwner(
             node.wal,
             node.clock,
             heartbeat_channel=node.names.heartbeats,
@@ -96,20 +96,20 @@ class Proxy(Role):
             grants=self.catalog,
             lease_holds=None if node.lease is None else node.lease.holds,
         )
-        self._measures = ProxyMeasures(node.metrics, lambda: self._writer.inflight_bytes)
+        self._metrics = ProxyMetrics(node.metrics, lambda: self._owner.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
             self._watch(collection)
         interval_s = node.settings.proxy.time_tick_interval / 1000
-        self._beat = self.system.heart.every(interval_s, self._writer.beat, f"ticks of {self.name}")
+        self._beat = self.system.heartbeat.every(interval_s, self._owner.tick_all, f"ticks of {self.name}")
         self.spawn_task(self._follow_flushes(), name="flushes")
         self.spawn_task(self._register(), name="register")
         self.spawn_task(self._watch_leader(), name="leader")
-        self.spawn_task(self._renew(), name="lease")
+        self.spawn_task(self._renew_periodically(), name="lease")
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 
     def register(self) -> None:
-        """Ask for channels under new terms."""
+        """Register again: request all channels under new terms. Until they are granted, writes wait."""
         self._registered.clear()
         self._outdated.set()
 
@@ -117,11 +117,11 @@ class Proxy(Role):
         """Register at the start, with each new leader, and when an append's outcome is unknown."""
         while True:
             self._outdated.clear()
-            # stalled, it stamps and promises nothing: its clock need not leap to the end of the old lease
-            used = self.node.clock.last if self._writer.stalled else 0
+            # a stalled owner stamps and promises nothing: its clock need not leap to the end of the old lease
+            used = self.node.clock.last if self._owner.stalled else 0
             await self._ask_mixcoord("register_proxy", {"used": used})
-            await self._extend()
-            if not self._outdated.is_set() and not self._writer.stalled:
+            await self._renew_lease()
+            if not self._outdated.is_set() and not self._owner.stalled:
                 self._registered.set()
                 await self._outdated.wait()
 
@@ -129,74 +129,76 @@ class Proxy(Role):
         leader = self.catalog.catalog.leader_id
         while True:
             catalog = await self.catalog.changed()
-            if catalog.leader_id != leader and not self.deposed:
+            if catalog.leader_id != leader and not self.superseded:
                 leader = catalog.leader_id
                 self.register()
 
     async def _ready(self, _: Request) -> Answer:
-        """Answers once this proxy has its channels."""
+        """Reply once this Proxy owns its channels."""
         await self._registered.wait()
         return None
 
     async def _ask_mixcoord(self, method: str, params: dict[str, object]) -> dict[str, object]:
-        """Ask the coordinator of this node. One that does not lead any more does not answer, until the role ends."""
-        request = {"node": self.node.life, "to": self.node.life, **params}
+        """Call the coordinator of this node until it replies. A coordinator that is superseded never does: the role
+        ends then."""
+        request = {"node": self.node.incarnation, "to": self.node.incarnation, **params}
         while True:
             asked_s = self.node.clock.clock.monotonic()
             try:
-                reply = await self.caller.call("mixcoord", method, request, deadline_s=MIXCOORD_DEADLINE_S)
+                reply = await self.rpc.call("mixcoord", method, request, deadline_s=MIXCOORD_DEADLINE_S)
             except TidewalError as error:
                 if not (error.retryable or isinstance(error, HandlerFailed)):
                     raise
-                _log.warning("mixcoord does not %s, asking again: %s", method, error)
+                _log.warning("mixcoord does not %s, trying again: %s", method, error)
                 await asyncio.sleep(ASK_AGAIN_S)
             else:
                 if method == "renew" and self.node.lease is not None:
                     self.node.lease.renew(asked_s)
                 return dict(reply.values)
 
-    async def _renew(self) -> None:
+    async def _renew_periodically(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            await self._extend()
+            await self._renew_lease()
 
-    async def _extend(self) -> None:
+    async def _renew_lease(self) -> None:
         """Renew the lease of all channels, and the limit of their timestamps."""
-        renewed = await self._ask_mixcoord("renew", {"checkpoints": self._writer.checkpoints()})
+        renewed = await self._ask_mixcoord("renew", {"checkpoints": self._owner.checkpoints()})
         limit = renewed["limit"]
         assert isinstance(limit, int)
-        self._writer.extend(limit)
+        self._owner.renew(limit)
 
-    async def _take(self, request: Request) -> Answer:
-        grants: list[Grant] = request.params["grants"]
+    async def _acquire(self, request: Request) -> Answer:
+        grants: list[ChannelGrant] = request.params["grants"]
         described = await asyncio.gather(*(self.node.wal.describe(grant.channel) for grant in grants))
         self._limits.update((channel.name, channel.max_message_bytes) for channel in described)
         self._unflushed.begin_recovery(grant.channel for grant in grants)
-        return {"fences": await self._writer.take(grants)}
+        return {"fences": await self._owner.acquire(grants)}
 
-    async def _open(self, request: Request) -> Answer:
-        self._writer.open(request.params["channels"])
+    async def _activate(self, request: Request) -> Answer:
+        self._owner.activate(request.params["channels"])
         return None
 
     async def _announce(self, request: Request) -> Answer:
-        """Tell every vchannel that its collection begins or ends. Writes behind the end find no collection."""
+        """Append to every vchannel the record that its collection begins or ends. Writes behind the end find no
+        collection."""
         begins = request.params["what"] == "create"
         await self._registered.wait()
         collection = (await self.catalog.catch_up()).by_id(request.params["collection"].id)
         if collection is None or collection.state != (CREATING if begins else DROPPING):
             raise InvalidRequest(f"no collection of this id is to be {request.params['what']}d")
         kind = RecordType.CREATE_COLLECTION if begins else RecordType.DROP_COLLECTION
-        await self._writer.append(self._to_all(collection, kind))
+        await self._owner.append(self._to_all(collection, kind))
         if not begins:
             self._unflushed.forget(collection.vchannels)
-            self._measures.forget(collection)
+            self._metrics.forget(collection)
         return None
 
     def _watch(self, collection: Collection) -> None:
-        self._measures.watch(collection, lambda: self._unflushed.bytes(collection.vchannels))
+        self._metrics.watch(collection, lambda: self._unflushed.bytes(collection.vchannels))
 
     def _to_all(self, collection: Collection, kind: RecordType) -> list[tuple[str, Record]]:
-        return [(physical(vchannel), Record(kind, vchannel=vchannel)) for vchannel in collection.vchannels]
+        return [(pchannel_of(vchannel), Record(kind, vchannel=vchannel)) for vchannel in collection.vchannels]
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
@@ -205,17 +207,17 @@ class Proxy(Role):
         try:
             appended = await self._append(request)
         except TidewalError as error:
-            self._measures.answered((perf_counter() - started) * 1000, error)
+            self._metrics.answered((perf_counter() - started) * 1000, error)
             raise
-        self._measures.answered((perf_counter() - started) * 1000, None)
+        self._metrics.answered((perf_counter() - started) * 1000, None)
         return {"ts": appended.ts, "rows": appended.rows, "digest": appended.digest}
 
     async def _append(self, request: Request) -> Appended:
         if self.node.settings.quota_and_limits.limit_writing.force_deny:
             key = "quotaAndLimits.limitWriting.forceDeny"
             raise Overloaded(f"all writes are refused, because {key} is set", limit=key)
-        await self._owning(len(request.body))
-        collection = await _find(self.catalog, request.params["collection"])
+        await self._wait_for_channels(len(request.body))
+        collection = await _find_collection(self.catalog, request.params["collection"])
         schema = collection.schema
         if (request.params["id"], request.params["schema_version"]) != (collection.id, schema.version):
             raise InvalidRows(f"the rows are of another {collection.name}, or of another version; describe it again")
@@ -223,23 +225,23 @@ class Proxy(Role):
         self._unflushed.check(collection.name, collection.vchannels, len(request.body))
         records = self._records(collection, rows)
         producer, pseq, digest = request.params["producer"], request.params["pseq"], request.params.get("digest", 0)
-        appended = await self._writer.append(records, producer=producer, pseq=pseq, rows=rows.num_rows, digest=digest)
+        appended = await self._owner.append(records, producer=producer, pseq=pseq, rows=rows.num_rows, digest=digest)
         if not appended.repeated:
             for _, record in records:
                 self._unflushed.add(record.vchannel, appended.ts, len(record.body))
-            if not self._measures.watches(collection):
+            if not self._metrics.watches(collection):
                 self._watch(collection)
-            self._measures.written(collection, records)
+            self._metrics.written(collection, records)
         return appended
 
-    async def _owning(self, size: int) -> None:
-        """While channels are being taken over, writes wait, in their order, instead of failing."""
+    async def _wait_for_channels(self, size: int) -> None:
+        """While channels are being acquired, let a write of `size` bytes wait, in its order, instead of failing."""
         if self._registered.is_set():
             return
         limit = self.node.settings.proxy.max_inflight_bytes
         if self._waiting_bytes and self._waiting_bytes + size > limit:
             raise Overloaded(
-                f"{self._waiting_bytes} bytes wait for their channels to be taken over, the limit is {limit}; retry",
+                f"{self._waiting_bytes} bytes wait until their channels are acquired, the limit is {limit}; retry",
                 limit="proxy.maxInflightBytes",
             )
         self._waiting_bytes += size
@@ -249,16 +251,16 @@ class Proxy(Role):
             self._waiting_bytes -= size
 
     def _records(self, collection: Collection, rows: pa.RecordBatch) -> list[tuple[str, Record]]:
-        """The records of a batch, split by shard and by what each channel takes in one message. The writer makes those
-        of one pchannel parts of a whole, so that readers see all of a batch or nothing."""
+        """The records of a batch, split by shard and by the message size limit of each channel. The channel owner
+        chains those of one pchannel, so that readers see all of a batch or nothing."""
         shards = split_by_shard(rows, collection.schema, collection.shards)
         records: list[tuple[str, Record]] = []
         for vchannel, part in zip(collection.vchannels, shards, strict=True):
             if part is not None:
-                channel = physical(vchannel)
+                channel = pchannel_of(vchannel)
                 limit = self._limits.get(channel, DEFAULT_MESSAGE_BYTES) - RECORD_OVERHEAD_BYTES
-                pieces = split_by_bytes(part, limit, collection.schema.primary_key)
-                records += [(channel, _record(vchannel, piece, collection)) for piece in pieces]
+                slices = split_by_bytes(part, limit, collection.schema.primary_key)
+                records += [(channel, _record(vchannel, each, collection)) for each in slices]
         return records
 
     # ---- freshness --------------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ class Proxy(Role):
     async def _sync(self, request: Request) -> Answer:
         """The present time of the log, and the last acknowledged record of each channel at or before it."""
         await self._registered.wait()
-        point = self._writer.sync_point()
+        point = self._owner.sync_point()
         wanted = request.params["channels"]
         return {
             "time": point.time,
@@ -276,15 +278,15 @@ class Proxy(Role):
     async def _flush(self, request: Request) -> Answer:
         """Ask the DataNode to store all that was acknowledged before this, and wait until it has."""
         await self._registered.wait()
-        collection = await _find(self.catalog, request.params["collection"])
-        appended = await self._writer.append(self._to_all(collection, RecordType.FLUSH))
-        await self._writer.tick_now()
+        collection = await _find_collection(self.catalog, request.params["collection"])
+        appended = await self._owner.append(self._to_all(collection, RecordType.FLUSH))
+        await self._owner.tick_now()
         await self._stored(collection, appended.ts)
         return {"ts": appended.ts}
 
     async def _stored(self, collection: Collection, ts: int) -> None:
-        """Wait until the tables have all up to `ts`. Where that takes long, ask the DataNode now and then whether it
-        can: raises what is wrong with the tables, `PositionLost` where the log has lost rows for them."""
+        """Wait until the tables have all up to `ts`. While that lasts, ask the DataNode with growing pauses whether it
+        can store them: raises what is wrong with the tables, `PositionLost` where the log has lost rows for them."""
         pause_s = CHECK_FIRST_S
         while True:
             # The catalog says it before those who wait already are told, and to those who come to wait only now.
@@ -298,39 +300,43 @@ class Proxy(Role):
                     return await self._unflushed.stored(collection.vchannels, ts)
             pause_s = min(2 * pause_s, CHECK_MAX_S)
             try:
-                await self.caller.call("datanode", "check", {"collection": collection.name})
+                await self.rpc.call("datanode", "check", {"collection": collection.name})
             except (PositionLost, *TABLE_ERRORS):
                 raise
-            except TidewalError as error:  # it restarts, or has no time now: it stores all when it is back
+            except TidewalError as error:  # the DataNode restarts or is busy: it stores all later
                 _log.info("waiting for the DataNode to store %s: %s", collection.name, error)
 
     async def _follow_flushes(self) -> None:
         async for entries in self.node.wal.read(self.node.names.insert_events, From.EARLIEST):
             for entry in entries:
                 try:
-                    self._unflushed.store(Flushed.from_record(decode(entry.payload)))
-                except BadRecord as error:  # the next flush of that collection tells more
+                    self._unflushed.store(FlushEvent.from_record(decode(entry.payload)))
+                except BadRecord as error:  # the next flush event of that collection covers it
                     self.dead_letters.bad(self.node.names.insert_events, entry, error)
 
     def recovered(self, record: Record) -> None:
-        """A record found in the log when its channel was taken over."""
+        """Count a record that was found in the log while its channel was acquired."""
         if record.type is RecordType.ROWS:
             self._unflushed.recover(record.vchannel, record.ts, len(record.body))
 
     async def on_stop(self) -> None:
         self._beat.cancel()
-        limit = await self._writer.close()
-        params: dict[str, object] = {"node": self.node.life, "checkpoints": self._writer.checkpoints(), "limit": limit}
+        limit = await self._owner.close()
+        params: dict[str, object] = {
+            "node": self.node.incarnation,
+            "checkpoints": self._owner.checkpoints(),
+            "limit": limit,
+        }
         try:
-            if self._writer.channels:
-                await self.caller.call("mixcoord", "renew", params)
+            if self._owner.channels:
+                await self.rpc.call("mixcoord", "renew", params)
         except TidewalError as error:
-            _log.warning("the lease is not given back, the next owner begins behind its limit: %s", error)
+            _log.warning("the lease is not released, the next owner begins behind its limit: %s", error)
         await super().on_stop()
 
 
-class _Observer(WriterMeasures):
-    """What the writer's progress means to its proxy."""
+class _Observer(ChannelOwnerMetrics):
+    """Passes what the channel owner observes to the Proxy."""
 
     def __init__(self, proxy: Proxy) -> None:
         super().__init__(proxy.node.metrics, proxy.node.clock)
@@ -348,8 +354,9 @@ class _Observer(WriterMeasures):
         self._loop.call_soon_threadsafe(self._proxy.register)
 
 
-async def _find(catalog: CatalogLog, name: str) -> Collection:
-    """A collection, looking once more where the catalog may have moved on."""
+async def _find_collection(catalog: CatalogLog, name: str) -> Collection:
+    """The collection `name`, after catching up where the catalog read so far does not have it. Raises
+    `CollectionNotFound`."""
     try:
         return catalog.catalog.collection(name)
     except CollectionNotFound:
@@ -367,6 +374,6 @@ def _record(vchannel: str, rows: pa.RecordBatch, collection: Collection) -> Reco
 
 
 def _ops(rows: pa.RecordBatch) -> dict[str, int]:
-    """Rows per operation, for tags: whoever filters or inspects need not decode the rows."""
+    """Rows per operation, for the record's tags: a reader that filters or inspects need not decode the rows."""
     counts = np.bincount(rows.column(OP_COLUMN).to_numpy(), minlength=len(Op)).tolist()
     return {op.name.lower(): counts[op] for op in Op if counts[op]}

@@ -1,4 +1,4 @@
-"""The parameters of what the proxy can be asked."""
+"""The parameters of the Proxy's methods."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import PlainValidator, TypeAdapter
 from typing_extensions import TypedDict
 
-from ...runtime.writer import Grant
+from ...runtime.writer import ChannelGrant
 from ..requests import Number, WireCollection
 
 
 class WriteParams(TypedDict):
-    """Rows, which are in the body, for a collection as the client knows it. `producer` and `pseq` tell a repetition,
-    `digest` whether it is of the same rows."""
+    """Rows, which are in the body, for a collection as the client knows it. A repeated write has the same
+    `producer` and `pseq`; `digest` says whether it has the same rows."""
 
     collection: str
     id: Number
@@ -30,7 +30,7 @@ class OfChannels(TypedDict):
 
 
 class GrantParams(TypedDict):
-    """A `Grant` as it travels."""
+    """The wire form of a `ChannelGrant`."""
 
     channel: str
     term: Number
@@ -40,18 +40,18 @@ class GrantParams(TypedDict):
     fences: dict[int, bytes]
 
 
-def _grant(wire: object) -> Grant:
+def _grant(wire: object) -> ChannelGrant:
     fields: Any = _GRANT.validate_python(wire, strict=True)
-    return Grant(**fields)
+    return ChannelGrant(**fields)
 
 
 _GRANT = TypeAdapter(GrantParams)
 
 
-class TakeParams(TypedDict):
+class AcquireParams(TypedDict):
     """Channels to own, under new terms."""
 
-    grants: list[Annotated[Grant, PlainValidator(_grant)]]
+    grants: list[Annotated[ChannelGrant, PlainValidator(_grant)]]
 
 
 class AnnounceParams(TypedDict):

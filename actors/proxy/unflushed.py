@@ -1,5 +1,5 @@
-"""How much of each collection is in the log and not yet in its table: the limit that keeps memory and disk bounded
-while a DataNode is slow or away."""
+"""How many bytes of each collection are in the log and not yet in its table: the limit that keeps memory and disk
+bounded while a DataNode is slow or down."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections import deque
 from collections.abc import Iterable
 
 from ...runtime.errors import CollectionNotFound, Overloaded
-from ...runtime.names import physical
-from ..flushes import Flushed
+from ...runtime.names import pchannel_of
+from ..flush_events import FlushEvent
 
 
 class _Shard:
-    """One vchannel: the sizes of what was appended and is not stored, in order of time."""
+    """One vchannel: the sizes of the records that are appended and not stored, in order of time."""
 
     def __init__(self) -> None:
         self.appended: deque[tuple[int, int]] = deque()
         self.bytes = 0
         self.stored = 0
-        self.recovered = 0  # up to here the log itself was counted
+        self.recovered = 0  # the timestamp up to which the log itself was counted
         self.gone = False
 
     def recover(self, ts: int, size: int) -> None:
@@ -48,19 +48,19 @@ class Unflushed:
         self._changed = asyncio.Event()
 
     def add(self, vchannel: str, ts: int, size: int) -> None:
-        """`size` bytes were appended to `vchannel` at `ts`."""
+        """Count `size` bytes that were appended to `vchannel` at `ts`."""
         self._shards.setdefault(vchannel, _Shard()).add(ts, size)
 
     def begin_recovery(self, pchannels: Iterable[str]) -> None:
-        """The log of `pchannels` is about to be read again: count what it holds, instead of what is known."""
+        """Forget the counts of `pchannels`, whose log is about to be read and counted again."""
         channels = set(pchannels)
         for vchannel, shard in self._shards.items():
-            if physical(vchannel) in channels:
+            if pchannel_of(vchannel) in channels:
                 shard.appended.clear()
                 shard.bytes = shard.recovered = 0
 
     def recover(self, vchannel: str, ts: int, size: int) -> None:
-        """`size` bytes of `vchannel` at `ts` were found in the log."""
+        """Count `size` bytes of `vchannel` at `ts` that were found in the log."""
         self._shards.setdefault(vchannel, _Shard()).recover(ts, size)
 
     def bytes(self, vchannels: Iterable[str]) -> int:
@@ -68,7 +68,8 @@ class Unflushed:
         return sum(self._shards[name].bytes for name in vchannels if name in self._shards)
 
     def check(self, collection: str, vchannels: Iterable[str], size: int) -> None:
-        """Raise `Overloaded` when `size` more bytes would pass the limit. One batch is let through always."""
+        """Raise `Overloaded` when `size` more bytes of `collection` would pass the limit. With nothing unflushed any
+        batch passes."""
         held = self.bytes(vchannels)
         if held and held + size > self.limit_bytes:
             raise Overloaded(
@@ -77,8 +78,8 @@ class Unflushed:
                 limit="proxy.maxUnflushedBytes",
             )
 
-    def store(self, flushed: Flushed) -> None:
-        """A DataNode has stored a collection up to some time."""
+    def store(self, flushed: FlushEvent) -> None:
+        """Subtract what a DataNode has stored according to its event `flushed`."""
         for vchannel, time in flushed.times.items():
             self._shards.setdefault(vchannel, _Shard()).store(time)
         self._wake()
@@ -93,7 +94,7 @@ class Unflushed:
             await self._changed.wait()
 
     def forget(self, vchannels: Iterable[str]) -> None:
-        """The collection is gone."""
+        """Remove the counts of a dropped collection; `stored` calls that wait for it end."""
         for name in vchannels:
             shard = self._shards.pop(name, None)
             if shard is not None:

@@ -41,7 +41,7 @@ _comparisons: dict[str, Callable[[Column, Column], Column]] = {
 }
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What an expression's values are, in the words of error messages."""
 
     INTEGER = "an integer"
@@ -53,7 +53,7 @@ class Kind(Enum):
     VECTOR = "a vector"
 
 
-_NUMBERS: Final = frozenset({Kind.INTEGER, Kind.SINGLE, Kind.DOUBLE})
+_NUMBERS: Final = frozenset({ValueKind.INTEGER, ValueKind.SINGLE, ValueKind.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Expression:
     Raises `InvalidFilter` when it is nested deeper than `MAX_FILTER_DEPTH`.
     """
 
-    kind: Kind
+    kind: ValueKind
     evaluate: Evaluate
     position: int
     depth: int = 1
@@ -76,14 +76,14 @@ class Expression:
             )
 
 
-def column(name: str, kind: Kind, position: int) -> Expression:
+def column(name: str, kind: ValueKind, position: int) -> Expression:
     """The values of a column."""
     return Expression(kind, lambda rows: cast(Column, rows.column(name)), position)
 
 
 def literal(value: Literal, position: int) -> Expression:
     """One value. The range of an integer is checked where it is used, because its sign is yet to come."""
-    kinds = {bool: Kind.BOOL, int: Kind.INTEGER, float: Kind.DOUBLE, str: Kind.STRING}
+    kinds = {bool: ValueKind.BOOL, int: ValueKind.INTEGER, float: ValueKind.DOUBLE, str: ValueKind.STRING}
 
     def evaluate(_: Rows) -> Column:
         return pa.scalar(value)
@@ -106,7 +106,7 @@ def arithmetic(left: Expression, operator: str, right: Expression) -> Expression
     for operand in (left, right):
         _need_number(operand)
         _need_int64(operand)
-    integers = left.kind is right.kind is Kind.INTEGER
+    integers = left.kind is right.kind is ValueKind.INTEGER
     if operator == "%" and not integers:
         raise _mismatch(right, "% works between integers only")
     if operator in "/%" and right.literal == 0:
@@ -121,7 +121,7 @@ def arithmetic(left: Expression, operator: str, right: Expression) -> Expression
         except pa.ArrowInvalid as error:
             raise InvalidFilter(f"at {position}: integer overflow in {operator}: {error}", position=position) from None
 
-    return Expression(Kind.INTEGER if integers else Kind.DOUBLE, evaluate, left.position, _depth(left, right))
+    return Expression(ValueKind.INTEGER if integers else ValueKind.DOUBLE, evaluate, left.position, _depth(left, right))
 
 
 def compare(left: Expression, operator: str, right: Expression) -> Expression:
@@ -131,7 +131,9 @@ def compare(left: Expression, operator: str, right: Expression) -> Expression:
         raise _mismatch(right, f"bools have no order for {operator}")
     function = _comparisons[operator]
     first, second = _operand(left, target), _operand(right, target)
-    return Expression(Kind.BOOL, lambda rows: function(first(rows), second(rows)), left.position, _depth(left, right))
+    return Expression(
+        ValueKind.BOOL, lambda rows: function(first(rows), second(rows)), left.position, _depth(left, right)
+    )
 
 
 def contained(operand: Expression, items: Sequence[Expression], negated: bool) -> Expression:
@@ -148,12 +150,12 @@ def contained(operand: Expression, items: Sequence[Expression], negated: bool) -
         known = pc.if_else(pc.is_valid(found), inside, pa.scalar(None, pa.bool_()))
         return pc.invert(known) if negated else known
 
-    return Expression(Kind.BOOL, evaluate, operand.position, _depth(operand))
+    return Expression(ValueKind.BOOL, evaluate, operand.position, _depth(operand))
 
 
 def like(operand: Expression, pattern: str, position: int, negated: bool) -> Expression:
     """Whether the string matches a pattern of % (any text) and _ (one character)."""
-    if operand.kind is not Kind.STRING:
+    if operand.kind is not ValueKind.STRING:
         raise _mismatch(operand, f"like works on strings, this is {operand.kind.value}")
     try:
         pc.match_like(pa.array([""]), pattern)
@@ -164,20 +166,20 @@ def like(operand: Expression, pattern: str, position: int, negated: bool) -> Exp
         matches = pc.match_like(operand.evaluate(rows), pattern)
         return pc.invert(matches) if negated else matches
 
-    return Expression(Kind.BOOL, evaluate, operand.position, _depth(operand))
+    return Expression(ValueKind.BOOL, evaluate, operand.position, _depth(operand))
 
 
 def is_null(operand: Expression, negated: bool) -> Expression:
     """Whether the value is unknown; itself never unknown."""
     _need_int64(operand)
     function = pc.is_valid if negated else pc.is_null
-    return Expression(Kind.BOOL, lambda rows: function(operand.evaluate(rows)), operand.position, _depth(operand))
+    return Expression(ValueKind.BOOL, lambda rows: function(operand.evaluate(rows)), operand.position, _depth(operand))
 
 
 def negation(operand: Expression, position: int) -> Expression:
     """`not operand`."""
     _need_bool(operand)
-    return Expression(Kind.BOOL, lambda rows: pc.invert(operand.evaluate(rows)), position, _depth(operand))
+    return Expression(ValueKind.BOOL, lambda rows: pc.invert(operand.evaluate(rows)), position, _depth(operand))
 
 
 def conjunction(operands: Sequence[Expression]) -> Expression:
@@ -200,7 +202,7 @@ def _fold(function: Callable[[Column, Column], Column], operands: Sequence[Expre
             result = function(result, operand.evaluate(rows))
         return result
 
-    return Expression(Kind.BOOL, evaluate, operands[0].position, _depth(*operands))
+    return Expression(ValueKind.BOOL, evaluate, operands[0].position, _depth(*operands))
 
 
 def _common_type(left: Expression, *others: Expression) -> pa.DataType:
@@ -209,20 +211,22 @@ def _common_type(left: Expression, *others: Expression) -> pa.DataType:
     for operand in operands:
         _need_int64(operand)
     kinds = {operand.kind for operand in operands}
-    if Kind.VECTOR in kinds:
+    if ValueKind.VECTOR in kinds:
         raise _mismatch(left, "vectors cannot be compared; search them")
     if kinds <= _NUMBERS:
         varying = {operand.kind for operand in operands if operand.literal is None} or kinds
-        if kinds == {Kind.INTEGER}:
+        if kinds == {ValueKind.INTEGER}:
             return pa.int64()
-        return pa.float32() if varying == {Kind.SINGLE} else pa.float64()
-    if kinds == {Kind.STRING}:
+        return pa.float32() if varying == {ValueKind.SINGLE} else pa.float64()
+    if kinds == {ValueKind.STRING}:
         return pa.string()
-    if kinds == {Kind.BOOL}:
+    if kinds == {ValueKind.BOOL}:
         return pa.bool_()
-    if kinds == {Kind.TIME}:
+    if kinds == {ValueKind.TIME}:
         return _TIME
-    if kinds == {Kind.TIME, Kind.STRING} and all(each.literal is not None for each in operands if _is_text(each)):
+    if kinds == {ValueKind.TIME, ValueKind.STRING} and all(
+        each.literal is not None for each in operands if _is_text(each)
+    ):
         return _TIME
     odd = next(each for each in others if each.kind is not left.kind)
     raise _mismatch(odd, f"{odd.kind.value} cannot be compared with {left.kind.value}")
@@ -280,7 +284,7 @@ def _false_for(values: Column) -> Column:
 
 
 def _is_text(expression: Expression) -> bool:
-    return expression.kind is Kind.STRING
+    return expression.kind is ValueKind.STRING
 
 
 def _depth(*parts: Expression) -> int:
@@ -288,7 +292,7 @@ def _depth(*parts: Expression) -> int:
 
 
 def _need_bool(operand: Expression) -> None:
-    if operand.kind is not Kind.BOOL:
+    if operand.kind is not ValueKind.BOOL:
         raise _mismatch(operand, f"a condition is needed, this is {operand.kind.value}")
 
 

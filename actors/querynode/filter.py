@@ -17,22 +17,22 @@ from lark.visitors import Transformer_NonRecursive
 from ...runtime.errors import InvalidFilter, TidewalError
 from ...runtime.schema import CollectionSchema
 from . import expressions
-from .expressions import Evaluate, Expression, Kind
+from .expressions import Evaluate, Expression, ValueKind
 from .grammar import parse, unquote
 
 MAX_CACHED_FILTERS: Final = 256
 
-_KINDS: Final[dict[str, Kind]] = {
-    "bool": Kind.BOOL,
-    "int8": Kind.INTEGER,
-    "int16": Kind.INTEGER,
-    "int32": Kind.INTEGER,
-    "int64": Kind.INTEGER,
-    "float": Kind.SINGLE,
-    "double": Kind.DOUBLE,
-    "varchar": Kind.STRING,
-    "timestamp": Kind.TIME,
-    "float_vector": Kind.VECTOR,
+_KINDS: Final[dict[str, ValueKind]] = {
+    "bool": ValueKind.BOOL,
+    "int8": ValueKind.INTEGER,
+    "int16": ValueKind.INTEGER,
+    "int32": ValueKind.INTEGER,
+    "int64": ValueKind.INTEGER,
+    "float": ValueKind.SINGLE,
+    "double": ValueKind.DOUBLE,
+    "varchar": ValueKind.STRING,
+    "timestamp": ValueKind.TIME,
+    "float_vector": ValueKind.VECTOR,
 }
 
 
@@ -72,7 +72,7 @@ def compile_filter(text: str, schema: CollectionSchema) -> Filter:
         if isinstance(error.orig_exc, TidewalError):
             raise error.orig_exc from None
         raise
-    if result.kind is not Kind.BOOL:
+    if result.kind is not ValueKind.BOOL:
         raise InvalidFilter(f"the filter is {result.kind.value}, a condition is needed", position=result.position)
     return Filter(text, frozenset(compiler.columns), result.evaluate)
 

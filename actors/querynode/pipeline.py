@@ -1,4 +1,4 @@
-"""From the log to answers: one collection's current rows, exactly as of one time."""
+"""From the log to results: the current rows of one collection, exactly as of one time."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from ...runtime.messages import MsgPack, Position
 from ...runtime.record import RecordType
 from ...runtime.schema import OP_COLUMN, Op
 from ...runtime.tables import log_table
+from ..collection_reader import TABLE_ERRORS, CollectionReaderRole, open_stream, pchannels_of, rows_of
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
-from ..following import TABLE_ERRORS, Follower, open_stream, pchannels_of, rows_of
-from ..measures import lag_ms
-from .measures import RowMeasures
-from .segments import RowStore
-from .view import View
+from ..metrics import lag_ms
+from .metrics import RowMetrics
+from .row_store import RowStore
+from .view import ShardView
 
-SYNC_DEADLINE_S = 60.0  # whoever asks has a deadline of its own
-ROWS_PER_SLICE = 4096  # applied without letting others on the loop run
+SYNC_DEADLINE_S = 60.0  # the client has a deadline of its own
+ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
 
 
 class RowPipeline:
     """The rows of a collection as of `tsafe`: every record up to it is applied, deletes included, and none behind it.
 
-    Starts from what the table holds and goes on in the log. Over its memory limit it stops and lets go of the rows:
-    every question then gets `MemoryLimitExceeded`, until the collection is dropped or the node started with more.
+    Starts from what the table holds and continues in the log. Over its memory limit it stops and releases the rows:
+    every query then gets `MemoryLimitExceeded`, until the collection is dropped or the node started with a higher
+    limit.
     """
 
-    def __init__(self, role: Follower, collection: Collection) -> None:
+    def __init__(self, role: CollectionReaderRole, collection: Collection) -> None:
         self.collection = collection
         self.tsafe = 0
         self._role = role
@@ -52,8 +53,8 @@ class RowPipeline:
         self._announced: dict[str, tuple[int, int, int]] = {}
         limit = role.node.settings.query_node.memory_limit_bytes // collection.shards
         self._stores = {vchannel: RowStore(collection.schema, limit) for vchannel in collection.vchannels}
-        self._begun = role.node.clock.now()
-        self._measures = RowMeasures(
+        self._started_ts = role.node.clock.now()
+        self._metrics = RowMetrics(
             role.node.metrics, role.node.clock, collection, lambda: self.tsafe, lambda: self.stores
         )
 
@@ -64,25 +65,25 @@ class RowPipeline:
     async def run(self) -> None:
         """Load, then follow the log."""
         try:
-            # Placed before the table is looked at: while it is empty, the DataNode's hold keeps all from there on.
+            # Placed before the table is read: while that is empty, the DataNode's hold keeps all from there on.
             await self._stream.place()
             loaded, positions = await self._load()
-            if loaded >= self.collection.created_ts:  # else the table is of a collection of that name before
+            if loaded >= self.collection.created_ts:  # else the table is of an earlier collection of that name
                 self._stream = open_stream(self._role, self.collection, loaded, positions)
-            self._measures.reading(self._stream)
-            for channel, told in self._announced.items():  # while the table was being read
-                self._stream.announce(channel, *told)
+            self._metrics.reading(self._stream)
+            for channel, announcement in self._announced.items():  # received while the table was read
+                self._stream.announce(channel, *announcement)
             self._advance(loaded)
             async for pack in self._stream:
                 await self._apply(pack)
-                self._measures.consumed(pack)
+                self._metrics.consumed(pack)
         except MemoryLimitExceeded as error:
             self._fail(error)
         except TABLE_ERRORS as error:
             self._fail(error)
             raise
         finally:
-            self._measures.publish()
+            self._metrics.publish()
             self._fail(Lagging(f"{self.collection.name} is being loaded again; retry"))
             await self._stream.close()
 
@@ -113,8 +114,8 @@ class RowPipeline:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     async def _apply(self, pack: MsgPack) -> None:
-        """Apply a pack, letting others on the loop run now and then: only where everything up to some time is applied,
-        and nothing behind it, for they may look at the rows."""
+        """Apply a pack. Other tasks on the loop, which may query the rows, run in between only where everything up to
+        some time is applied, and nothing behind it."""
         applied, since_pause = self.tsafe, 0
         for record in pack.messages:
             if since_pause >= ROWS_PER_SLICE and record.ts > applied:
@@ -131,17 +132,17 @@ class RowPipeline:
         for store in self._stores.values():
             store.maintain()
 
-    def views(self) -> list[View]:
-        """The rows of all shards as of `tsafe`, to be read before anything else runs on the loop."""
+    def views(self) -> list[ShardView]:
+        """Views of all shards as of `tsafe`, to be read before anything else runs on the loop."""
         return [store.view() for store in self._stores.values()]
 
-    def snapshots(self) -> list[View]:
-        """The same for another thread."""
+    def snapshots(self) -> list[ShardView]:
+        """Views of all shards as of `tsafe` that another thread may read."""
         return [store.snapshot() for store in self._stores.values()]
 
     @property
     def stores(self) -> list[RowStore]:
-        """The rows, by shard."""
+        """The row stores of all shards."""
         return list(self._stores.values())
 
     # ---- freshness --------------------------------------------------------------------------------------------------
@@ -154,29 +155,29 @@ class RowPipeline:
                 waiter.set_result(None)
 
     async def wait_for(self, time: int) -> None:
-        """Wait until everything up to `time` is applied. Raises `Lagging` at once while that is further away than
-        `queryNode.scheduler.maxTimestampLag`."""
-        time = max(time, 1)  # until the table is loaded, when `tsafe` is 0, there are some rows of it only
+        """Wait until everything up to the timestamp `time` is applied. Raises `Lagging` at once while the pipeline is
+        further behind than `queryNode.scheduler.maxTimestampLag`, and what the pipeline has failed with."""
+        time = max(time, 1)  # while the table is loaded, `tsafe` is 0 and only a part of its rows is there
         if self._failure is None and time > self.tsafe:
             self._check_lag()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiters, (time, next(self._numbers), waiter))
             await waiter
-        if self._failure is not None:  # also behind the wait: by now the rows may be gone again
+        if self._failure is not None:  # also after the wait: by now the rows may be gone again
             raise self._failure
 
     def _check_lag(self) -> None:
         limit_s = self._node.settings.query_node.scheduler.max_timestamp_lag
-        lag_s = lag_ms(self._node.clock, max(self.tsafe, self._begun)) / 1000
+        lag_s = lag_ms(self._node.clock, max(self.tsafe, self._started_ts)) / 1000
         if lag_s > limit_s:
-            channel, told = min(self._stream.times.items(), key=itemgetter(1))
+            channel, last_tick = min(self._stream.times.items(), key=itemgetter(1))
             raise Lagging(
                 f"{self.collection.name} is {lag_s:.1f} s behind, more than {limit_s} s "
-                f"(queryNode.scheduler.maxTimestampLag); {channel} told the time last {lag_ms(self._node.clock, told)} "
-                "ms ago; retry",
+                f"(queryNode.scheduler.maxTimestampLag); the last time of {channel} is "
+                f"{lag_ms(self._node.clock, last_tick)} ms old; retry",
                 channel=channel,
                 lag_s=lag_s,
-                last_tick=told,
+                last_tick=last_tick,
             )
 
     def _fail(self, error: TidewalError) -> None:
@@ -189,7 +190,7 @@ class RowPipeline:
 
     async def present(self) -> int:
         """The time of the log now, from the channels' owner: everything acknowledged before this call is at or before
-        it (guarantee 8). Questions that come while one is on its way share the next."""
+        it (guarantee 8). Queries that come while one request is under way share the next."""
         running = self._syncing
         if running is None or running.done():
             self._syncing = _begin(self._sync())
@@ -205,7 +206,7 @@ class RowPipeline:
 
     async def _sync(self) -> int:
         channels = {"channels": pchannels_of(self.collection)}
-        reply = await self._role.caller.call("proxy", "sync", channels, deadline_s=SYNC_DEADLINE_S)
+        reply = await self._role.rpc.call("proxy", "sync", channels, deadline_s=SYNC_DEADLINE_S)
         time: int = reply.values["time"]
         for channel, (term, cseq, _) in reply.values["channels"].items():
             self.announce(channel, term, cseq, time)
@@ -213,7 +214,7 @@ class RowPipeline:
 
 
 def _begin(sync: Coroutine[object, object, int]) -> asyncio.Task[int]:
-    """A task whose failure is of no interest once nobody waits for it any more."""
+    """Start `sync` as a task; its exception counts as retrieved, for every waiting query may be cancelled by then."""
     task = asyncio.create_task(sync)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

@@ -1,4 +1,4 @@
-"""Questions as they travel: a query or a search, its wire form, and its answer over the shards of a collection."""
+"""Query requests: a query or a search, its wire form, and its result over the shards of a collection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...runtime.errors import BadRecord, InvalidRequest
 from ...runtime.schema import CollectionSchema
 from .filter import Filter, compile_filter
 from .search import Metric, merge_nearest, search
-from .view import OrderBy, View, check_limit, checked_columns, ordered, sort_keys
+from .view import OrderBy, ShardView, check_limit, checked_columns, ordered, sort_keys
 
 COUNT_COLUMN: Final = "count(*)"
 WIRE_VERSION: Final = 1
@@ -31,7 +31,7 @@ class QueryRequest:
     count: bool = False
 
     def to_wire(self) -> dict[str, object]:
-        """A msgpack-able picture."""
+        """The wire form, which msgpack can pack."""
         return {
             "v": WIRE_VERSION,
             "kind": "query",
@@ -55,7 +55,7 @@ class SearchRequest:
     columns: tuple[str, ...] | None = None
 
     def to_wire(self) -> dict[str, object]:
-        """A msgpack-able picture; the vector travels as little-endian float32."""
+        """The wire form, which msgpack can pack; the vector is little-endian float32."""
         with np.errstate(over="ignore"):  # an infinite float is refused where the search runs
             vector = np.asarray(self.vector, dtype="<f4").tobytes()
         return {
@@ -73,31 +73,31 @@ class SearchRequest:
 Request: TypeAlias = QueryRequest | SearchRequest
 
 
-def from_wire(picture: Mapping[str, object]) -> Request:
-    """The request that `to_wire` pictured. Raises `BadRecord` when it is malformed or of another version."""
-    if picture.get("v") != WIRE_VERSION:
-        raise BadRecord(f"request of wire version {picture.get('v')!r}, known is {WIRE_VERSION}", reason="version")
-    kind = picture.get("kind")
+def from_wire(wire: Mapping[str, object]) -> Request:
+    """The request of a wire form. Raises `BadRecord` when that is malformed or of another version."""
+    if wire.get("v") != WIRE_VERSION:
+        raise BadRecord(f"request of wire version {wire.get('v')!r}, known is {WIRE_VERSION}", reason="version")
+    kind = wire.get("kind")
     if kind == "query":
         return QueryRequest(
-            _optional_text(picture, "filter"),
-            _columns(picture),
-            tuple(_order(item) for item in _list(picture.get("order_by"))),
-            None if picture.get("limit") is None else _integer(picture, "limit"),
-            picture.get("count") is True,
+            _optional_text(wire, "filter"),
+            _columns(wire),
+            tuple(_order(item) for item in _list(wire.get("order_by"))),
+            None if wire.get("limit") is None else _integer(wire, "limit"),
+            wire.get("count") is True,
         )
     if kind == "search":
-        column, vector, metric = picture.get("column"), picture.get("vector"), picture.get("metric")
+        column, vector, metric = wire.get("column"), wire.get("vector"), wire.get("metric")
         if not (isinstance(column, str) and isinstance(vector, bytes) and isinstance(metric, str)) or len(vector) % 4:
             raise BadRecord("a search needs a column, a vector of float32 and a metric", reason="request")
         floats = tuple(np.frombuffer(vector, dtype="<f4").tolist())
-        filter_text, columns = _optional_text(picture, "filter"), _columns(picture)
-        return SearchRequest(column, floats, cast(Metric, metric), _integer(picture, "top_k"), filter_text, columns)
+        filter_text, columns = _optional_text(wire, "filter"), _columns(wire)
+        return SearchRequest(column, floats, cast(Metric, metric), _integer(wire, "top_k"), filter_text, columns)
     raise BadRecord(f"request of unknown kind {kind!r}", reason="request")
 
 
-def run(views: Sequence[View], request: Request) -> pa.Table:
-    """The answer over all shards of a collection, given as views of one schema (at least one).
+def run(views: Sequence[ShardView], request: Request) -> pa.Table:
+    """The result over all shards of a collection, given as views of one schema (at least one).
 
     Callable from any thread on snapshots. Raises `InvalidFilter` and `InvalidRequest`.
     """
@@ -112,13 +112,15 @@ def run(views: Sequence[View], request: Request) -> pa.Table:
     return _query(views, schema, request, where)
 
 
-def _count(views: Sequence[View], request: QueryRequest, where: Filter | None) -> pa.Table:
+def _count(views: Sequence[ShardView], request: QueryRequest, where: Filter | None) -> pa.Table:
     if request.order_by or request.limit is not None or request.columns is not None:
         raise InvalidRequest("count(*) takes a filter only: no columns, order or limit")
     return pa.table({COUNT_COLUMN: pa.array([sum(view.count(where) for view in views)], pa.int64())})
 
 
-def _query(views: Sequence[View], schema: CollectionSchema, request: QueryRequest, where: Filter | None) -> pa.Table:
+def _query(
+    views: Sequence[ShardView], schema: CollectionSchema, request: QueryRequest, where: Filter | None
+) -> pa.Table:
     names = checked_columns(schema, request.columns)
     check_limit(request.limit)
     if len(views) == 1:
@@ -129,7 +131,7 @@ def _query(views: Sequence[View], schema: CollectionSchema, request: QueryReques
     return ordered(pa.concat_tables(parts), keys, request.limit).select(names)
 
 
-def _search(views: Sequence[View], request: SearchRequest, where: Filter | None) -> pa.Table:
+def _search(views: Sequence[ShardView], request: SearchRequest, where: Filter | None) -> pa.Table:
     parts = [
         search(
             view,
@@ -145,15 +147,15 @@ def _search(views: Sequence[View], request: SearchRequest, where: Filter | None)
     return merge_nearest(parts, request.metric, request.top_k)
 
 
-def _optional_text(picture: Mapping[str, object], name: str) -> str | None:
-    value = picture.get(name)
+def _optional_text(wire: Mapping[str, object], name: str) -> str | None:
+    value = wire.get(name)
     if value is not None and not isinstance(value, str):
         raise BadRecord(f"{name} of a request is text or nil", reason="request")
     return value
 
 
-def _integer(picture: Mapping[str, object], name: str) -> int:
-    value = picture.get(name)
+def _integer(wire: Mapping[str, object], name: str) -> int:
+    value = wire.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadRecord(f"{name} of a request is an integer", reason="request")
     return value
@@ -165,8 +167,8 @@ def _list(value: object) -> list[object]:
     return list(cast("Sequence[object]", value))
 
 
-def _columns(picture: Mapping[str, object]) -> tuple[str, ...] | None:
-    value = picture.get("columns")
+def _columns(wire: Mapping[str, object]) -> tuple[str, ...] | None:
+    value = wire.get("columns")
     if value is None:
         return None
     names = _list(value)

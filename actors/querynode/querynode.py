@@ -1,4 +1,4 @@
-"""QueryNode: answers search and query at the freshness that was asked for, and says how fresh the answer is."""
+"""QueryNode: answers search and query at the requested freshness, and reports how fresh the result is."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing_extensions import TypedDict
 from ...runtime.catalog import Collection
 from ...runtime.clock import add_ms, physical_ms
 from ...runtime.errors import InvalidRequest, TidewalError
-from ...runtime.names import physical
+from ...runtime.names import pchannel_of
 from ...runtime.record import DECODE_ERRORS, Record, RecordType, encode
 from ...runtime.rpc import Params, Request
 from ...runtime.wal import Append, ChannelPolicy, Payload
-from ..following import Follower
+from ..collection_reader import CollectionReaderRole
 from ..node import Node
 from ..requests import Answer, Method, Number
 from .pipeline import RowPipeline
 from .query import Request as Asked
 from .query import from_wire, run
 
-# Scanned in place in some ms; a larger collection on a thread and on a snapshot, which must win Python's lock from a
-# busy loop again and again (measured under full write load: 6 ms become 30).
+# A collection up to this size is scanned on the loop, in some ms; a larger one on a snapshot and on a thread, which
+# must acquire Python's lock from a busy loop again and again (measured under full write load: 6 ms become 30).
 ON_LOOP_BYTES_MAX = 128 * 1024 * 1024
 EVENTS_INTERVAL_S = 1.0
 EVENTS_PENDING_MAX = 10_000
 
 
 class FreshParams(TypedDict):
-    """Of what collection, and how fresh. `session_ts` is the time of the client's last write."""
+    """A collection and the freshness of its result. `session_ts` is the time of the client's last write."""
 
     collection: str
     consistency: Literal["strong", "session", "bounded", "eventually"]
@@ -48,12 +48,12 @@ class QueryParams(FreshParams):
 
 
 class GetParams(FreshParams):
-    """The keys are in the body."""
+    """A get by keys, which are in the body."""
 
     columns: NotRequired[list[str] | None]
 
 
-class QueryNode(Follower):
+class QueryNode(CollectionReaderRole):
     """Holds the current rows of every collection in memory."""
 
     role = "querynode"
@@ -73,7 +73,7 @@ class QueryNode(Follower):
     async def prepare(self) -> None:
         await super().prepare()
         await self.node.wal.create_channel(self.node.names.query_events, ChannelPolicy())
-        self.spawn_task(self._post_events(), name="query events")
+        self.spawn_task(self._publish_events(), name="query events")
 
     def pipeline(self, collection: Collection) -> RowPipeline:
         return RowPipeline(self, collection)
@@ -81,7 +81,7 @@ class QueryNode(Follower):
     def _now_s(self) -> float:
         return self.node.clock.clock.monotonic()
 
-    # ---- questions --------------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------------
 
     async def _query(self, request: Request) -> Answer:
         asked = request.params["request"]
@@ -126,16 +126,16 @@ class QueryNode(Follower):
             took_ms + waited_ms
         )
         age_ms = max(0, physical_ms(self.node.clock.last) - physical_ms(tsafe))
-        told = {"tsafe": tsafe, "age_ms": age_ms, "waited_ms": waited_ms, "took_ms": took_ms}
+        freshness = {"tsafe": tsafe, "age_ms": age_ms, "waited_ms": waited_ms, "took_ms": took_ms}
         if len(self._events) < EVENTS_PENDING_MAX:
             about = {"collection": pipeline.collection.name, "kind": request.method, "rows": table.num_rows}
-            self._events.append({**about, **told, "consistency": request.params["consistency"]})
-        return told, memoryview(sink.getvalue())
+            self._events.append({**about, **freshness, "consistency": request.params["consistency"]})
+        return freshness, memoryview(sink.getvalue())
 
     # ---- freshness --------------------------------------------------------------------------------------------------
 
     async def _fresh(self, params: Params) -> tuple[RowPipeline, float]:
-        """The pipeline of the collection, once it is as fresh as asked; and how long that took, in ms."""
+        """The pipeline of the collection, once it is as fresh as requested; and how long that took, in ms."""
         started = self._now_s()
         pipeline = await self.find_pipeline(params["collection"])
         assert isinstance(pipeline, RowPipeline)
@@ -143,7 +143,7 @@ class QueryNode(Follower):
         return pipeline, (self._now_s() - started) * 1000
 
     async def _guarantee(self, pipeline: RowPipeline, params: Params) -> int:
-        """The time up to which the answer must reflect the log."""
+        """The timestamp up to which the result must reflect the log."""
         consistency = params["consistency"]
         if consistency == "strong":
             return await pipeline.present()
@@ -157,15 +157,15 @@ class QueryNode(Follower):
         if consistency == "bounded":
             staleness_ms = params.get("staleness_ms") or self.node.settings.common.graceful_time
             return add_ms(self.node.clock.now(), -staleness_ms)
-        return 1  # eventually: what the table and the log held when this node started is there at least
+        return 1  # eventually: at least what the table and the log held when this node started
 
     def _granted_to(self, collection: Collection) -> int:
-        """The highest time that a write to the collection may have: a successor's clock learns of it only when it takes
-        the channels."""
-        return max(self.catalog.granted(physical(vchannel)).limit for vchannel in collection.vchannels)
+        """The highest timestamp that a write to the collection may have: the clock of a new owner passes it only once
+        it acquires the channels."""
+        return max(self.catalog.granted(pchannel_of(vchannel)).limit for vchannel in collection.vchannels)
 
-    async def _post_events(self) -> None:
-        """Tell what was asked, a second's worth at a time."""
+    async def _publish_events(self) -> None:
+        """Append an event of the queries to `query_events` every second."""
         while True:
             await asyncio.sleep(EVENTS_INTERVAL_S)
             if not self._events:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ...runtime.errors import InvalidRequest
 from ...runtime.schema import CollectionSchema
 from .filter import Filter
-from .view import View, checked_columns, indices_of
+from .view import ShardView, checked_columns, indices_of
 
 Metric: TypeAlias = Literal["L2", "IP", "COSINE"]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -25,11 +25,11 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 METRICS: Final = frozenset[str](get_args(Metric))
 DISTANCE_COLUMN: Final = "_distance"
 MAX_TOP_K: Final = 16_384  # as in Milvus
-_BLOCK_FLOATS: Final = 1 << 18  # differences are taken in pieces that stay in the cache
+_BLOCK_FLOATS: Final = 1 << 18  # differences are computed in blocks that stay in the cache
 
 
 def search(
-    view: View,
+    view: ShardView,
     column: str,
     vector: Sequence[float] | Floats,
     *,
@@ -127,7 +127,7 @@ def _squared_distances(matrix: Floats, query: Floats) -> Floats:
 
 
 def _nearest(distances: Floats, metric: Metric, top_k: int) -> npt.NDArray[np.intp]:
-    """Where the `top_k` nearest are, nearest first."""
+    """The indices of the `top_k` nearest, nearest first."""
     far = distances if metric == "L2" else -distances
     if len(far) <= top_k:
         return np.argsort(far, kind="stable")

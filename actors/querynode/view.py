@@ -1,6 +1,6 @@
 """What the rows of a shard look like at one moment: chunks of columns, and which of their rows are current.
 
-A view answers questions chunk by chunk, reading only the columns a question needs. A live view (`RowStore.view`) is
+A view answers queries chunk by chunk, reading only the columns a query needs. A live view (`RowStore.view`) is
 valid until the next change; a snapshot (`RowStore.snapshot`) never changes, so a worker thread may take its time.
 """
 
@@ -31,7 +31,7 @@ class OrderBy(NamedTuple):
     ascending: bool = True
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Some rows and which of them are current."""
 
     rows: pa.RecordBatch
@@ -39,11 +39,11 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ShardView:
     """The rows of one shard."""
 
     schema: CollectionSchema
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[RowChunk, ...]
 
     def selected(self, where: Filter | None) -> Iterator[tuple[pa.RecordBatch, Mask]]:
         """Each chunk with the mask of its current rows for which the filter holds."""
@@ -87,8 +87,8 @@ class View:
 
 
 def _holding(where: Filter, rows: pa.RecordBatch, alive: Mask) -> Mask:
-    """The living rows that the filter holds for. It is computed over dead rows too, which is cheaper than leaving them
-    out; so an overflow counts only where living rows have it, too."""
+    """The mask of the living rows that the filter holds for. The filter is computed over dead rows too, which is
+    cheaper than leaving them out; so an overflow counts only where living rows have it, too."""
     try:
         return alive & where.mask(rows)
     except InvalidFilter:
@@ -100,7 +100,7 @@ def _holding(where: Filter, rows: pa.RecordBatch, alive: Mask) -> Mask:
 
 def checked_columns(schema: CollectionSchema, columns: Sequence[str] | None) -> list[str]:
     """The names of the columns asked for, all fields by default. Raises `InvalidRequest` for an unknown one, and for
-    none at all: an answer without columns could not say how many rows there are."""
+    none at all: a result without columns could not say how many rows there are."""
     if columns is None:
         return [field.name for field in schema.fields]
     if not columns:

@@ -1,4 +1,4 @@
-"""Appending: check, count, and put entries into the lanes of their channels."""
+"""Appending: check and count entries, and put them into the send queues of their channels."""
 
 from __future__ import annotations
 
@@ -10,51 +10,52 @@ from typing import NamedTuple
 from ...runtime.errors import Closed, MessageTooLarge, TidewalError
 from ...runtime.payloads import as_bytes
 from ...runtime.wal import Append, Durability, OnAppended
-from .catalog import Catalog, Channel
+from .catalog import ChannelCatalog, KafkaChannel
 from .cluster import Cluster
 from .io_thread import IoThread
-from .lane import ROW_BYTES, Backlog, Lane, Part, Write
 from .management import Management
-from .options import Options
+from .options import KafkaOptions
 from .positions import Row, to_rows
+from .send_queue import ROW_BYTES, Backlog, ChannelSendQueue, SubmitCall, SubmitPart
 from .sender import ACKS_ALL, ACKS_LEADER, Sender
 from .topics import UNPACKED_BYTES
 
 
-class Submitted(NamedTuple):
-    """The columns of one submit, and its answer."""
+class SubmitColumns(NamedTuple):
+    """The columns of one submit, and its `SubmitCall`."""
 
     names: Sequence[str]
     rows: Sequence[Row]
     sizes: Sequence[int]
-    write: Write
+    call: SubmitCall
 
 
 class Appender:
-    """Appends from any thread. Where this process does not know a channel it may have been made elsewhere a moment
-    ago: then the submit, and all behind it, wait until that is known."""
+    """Appends from any thread. A channel that this process does not know may just have been created by another
+    process: then the submit, and all submits after it, wait until the catalog has been read."""
 
     def __init__(
         self,
         cluster: Cluster,
-        catalog: Catalog,
+        catalog: ChannelCatalog,
         management: Management,
         backlog: Backlog,
         io: IoThread,
         connections: range,
         flush: Callable[[], None],
     ) -> None:
-        """The lanes share `connections`; `flush` is called on the I/O loop when answers were given."""
+        """The send queues share `connections`; `flush` is called on the I/O loop after calls have been answered."""
         self._cluster, self._catalog, self._management = cluster, catalog, management
         self._backlog, self._io = backlog, io
         self._connections, self._flush = connections, flush
-        self._lanes: dict[Channel, Lane] = {}
-        self._starting: list[Lane] = []
-        self._unknown: deque[Submitted] = deque()
-        self._looking = False  # for the channels of these
+        self._send_queues: dict[KafkaChannel, ChannelSendQueue] = {}
+        self._starting: list[ChannelSendQueue] = []
+        self._unknown: deque[SubmitColumns] = deque()
+        self._finding = False  # whether a task looks up the channels of `_unknown`
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
-        """`Wal.submit`, of one entry at least."""
+        """`Wal.submit`, of at least one entry: `done` is called once with the ids or the error. Raises `Overloaded`,
+        `Closed`, and `MessageTooLarge` where the channels are known."""
         names, payloads, timestamps = zip(*entries, strict=True)
         payloads = payloads if set(map(type, payloads)) == {bytes} else tuple(map(as_bytes, payloads))
         sizes = list(map(len, payloads))
@@ -64,22 +65,22 @@ class Appender:
         if len(known) == len(found):
             _check_sizes(known, names, sizes, self._cluster.options)
         rows = to_rows(timestamps, payloads, int(time.time() * 1000))
-        submitted = Submitted(names, rows, sizes, Write(done, len(names), size))
+        submitted = SubmitColumns(names, rows, sizes, SubmitCall(done, len(names), size))
         with self._backlog.lock:
             self._backlog.admit(size)
-            if self._looking or len(known) < len(found):
+            if self._finding or len(known) < len(found):
                 self._unknown.append(submitted)
-                post = None if self._looking else self._look
-                self._looking = True
+                post = None if self._finding else self._start_finding
+                self._finding = True
             else:
                 post = self._start if self._put(known, submitted) else None
         if post is not None:
             self._io.post(post)
 
-    def lane(self, channel: Channel) -> Lane:
-        """The way into a channel; under the backlog's lock."""
-        lane = self._lanes.get(channel)
-        if lane is None:
+    def send_queue(self, channel: KafkaChannel) -> ChannelSendQueue:
+        """The send queue of a channel, created where there is none. The caller has the backlog's lock."""
+        send_queue = self._send_queues.get(channel)
+        if send_queue is None:
             all_copies = channel.policy.acks is Durability.ALL and not channel.policy.ephemeral
             sender = Sender(
                 self._cluster,
@@ -90,49 +91,53 @@ class Appender:
                 channel.name,
                 lambda: channel.topic_id,
             )
-            batch_bytes = min(self._cluster.options.batch_bytes, UNPACKED_BYTES)  # what readers unpack
-            lane = self._lanes[channel] = Lane(channel, sender, self._backlog, batch_bytes)
-        return lane
+            batch_bytes = min(self._cluster.options.batch_bytes, UNPACKED_BYTES)  # the most that readers unpack
+            send_queue = self._send_queues[channel] = ChannelSendQueue(channel, sender, self._backlog, batch_bytes)
+        return send_queue
 
-    def acknowledged_to(self, channel: Channel) -> int:
-        """The last offset of a channel that was acknowledged here, -1 for none."""
-        lane = self._lanes.get(channel)
-        return -1 if lane is None else lane.last_offset
+    def acknowledged_to(self, channel: KafkaChannel) -> int:
+        """The last offset of a channel that was acknowledged in this process, -1 for none."""
+        send_queue = self._send_queues.get(channel)
+        return -1 if send_queue is None else send_queue.last_offset
 
     def forget_dropped(self) -> None:
-        """Let go of the lanes into channels that are gone."""
+        """Remove the send queues of dropped channels."""
         with self._backlog.lock:
-            self._lanes = {channel: lane for channel, lane in self._lanes.items() if not channel.dropped}
+            self._send_queues = {
+                channel: send_queue for channel, send_queue in self._send_queues.items() if not channel.dropped
+            }
 
-    def _put(self, channels: dict[str, Channel], submitted: Submitted) -> bool:
-        """Put entries into lanes, under the lock; whether `_start` has to be called."""
-        names, rows, sizes, write = submitted
+    def _put(self, channels: dict[str, KafkaChannel], submitted: SubmitColumns) -> bool:
+        """Put entries into send queues, under the lock. Returns whether `_start` has to be called."""
+        names, rows, sizes, call = submitted
         idle = not self._starting
-        write.split(len(channels))
+        call.split(len(channels))
         for name, channel in channels.items():
-            lane = self.lane(channel)
+            send_queue = self.send_queue(channel)
             if len(channels) == 1:
-                starts = lane.add(Part(write, range(len(names))), rows, sizes)
+                starts = send_queue.add(SubmitPart(call, range(len(names))), rows, sizes)
             else:
-                places = [place for place, other in enumerate(names) if other == name]
-                starts = lane.add(Part(write, places), [rows[at] for at in places], [sizes[at] for at in places])
+                indexes = [index for index, other in enumerate(names) if other == name]
+                starts = send_queue.add(
+                    SubmitPart(call, indexes), [rows[at] for at in indexes], [sizes[at] for at in indexes]
+                )
             if starts:
-                self._starting.append(lane)
+                self._starting.append(send_queue)
         return idle and bool(self._starting)
 
     # ---- on the I/O loop ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         with self._backlog.lock:
-            lanes, self._starting = self._starting, []
-        for lane in lanes:
-            self._io.spawn(lane.run(self._flush))
+            send_queues, self._starting = self._starting, []
+        for send_queue in send_queues:
+            self._io.spawn(send_queue.run(self._flush))
 
-    def _look(self) -> None:
+    def _start_finding(self) -> None:
         self._io.spawn(self._find_unknown())
 
     async def _find_unknown(self) -> None:
-        """Find the channels of what waits for them, one submit after the other."""
+        """Look up the channels of the waiting submits, one submit after the other."""
         try:
             while (submitted := self._next_unknown()) is not None:
                 try:
@@ -151,20 +156,22 @@ class Appender:
                 self._refuse(Closed("the log is closed"))
             raise
 
-    def _next_unknown(self) -> Submitted | None:
+    def _next_unknown(self) -> SubmitColumns | None:
         with self._backlog.lock:
-            self._looking = bool(self._unknown)
+            self._finding = bool(self._unknown)
             return self._unknown[0] if self._unknown else None
 
     def _refuse(self, error: TidewalError) -> None:
         with self._backlog.lock:
-            write = self._unknown.popleft().write
-        write.finished(error)
-        self._backlog.release(write)
+            call = self._unknown.popleft().call
+        call.finished(error)
+        self._backlog.release(call)
         self._flush()
 
 
-def _check_sizes(channels: dict[str, Channel], names: Sequence[str], sizes: Sequence[int], options: Options) -> None:
+def _check_sizes(
+    channels: dict[str, KafkaChannel], names: Sequence[str], sizes: Sequence[int], options: KafkaOptions
+) -> None:
     """Raise `MessageTooLarge` for the first message that is over its channel's limit."""
     limits = {name: options.largest_message(channel.policy.max_message_bytes) for name, channel in channels.items()}
     if max(sizes) <= min(limits.values()):

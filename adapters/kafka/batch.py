@@ -1,4 +1,4 @@
-"""Records on their way into a topic, encoded as they come."""
+"""Record batches to be appended to a topic, encoded while they are filled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from .positions import Row
 
 MAGIC = 2  # the format of batches
-NOBODY = -1, -1  # as producer: its id and epoch are not known yet
+NO_PRODUCER = -1, -1  # producer id and epoch of a batch that is not numbered yet
 UNNUMBERED = -1
-NEVER_FULL = 2**31 - 1  # what goes into a batch is chosen before
+NEVER_FULL = 2**31 - 1  # the send queue decides what goes into a batch
 
 
-class Batch:
-    """Records that are appended together. When their turn comes, all that is left is to number them."""
+class ProducerBatch:
+    """Records that are appended together. They are encoded before the batch is sent; only its numbers are set then."""
 
     __slots__ = ("_builder", "_built", "_codec", "_numbers", "_transactional", "count")
 
@@ -27,15 +27,15 @@ class Batch:
 
     def _begin(self, rows: Iterable[Row]) -> None:
         self._builder = DefaultRecordBatchBuilder(
-            MAGIC, self._codec, self._transactional, *NOBODY, UNNUMBERED, NEVER_FULL
+            MAGIC, self._codec, self._transactional, *NO_PRODUCER, UNNUMBERED, NEVER_FULL
         )
         self._built: Any = None
-        self._numbers = NOBODY, UNNUMBERED  # under which it is built
+        self._numbers = NO_PRODUCER, UNNUMBERED  # producer and sequence with which it is built
         self.count = 0
         self.add(rows)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Encode rows behind what is there; before `build`."""
+        """Encode rows after those that are in the batch. Only before `build`."""
         number, append = self.count, self._builder.append
         for timestamp_ms, key, value, headers in rows:
             append(number, timestamp_ms, key, value, headers)
@@ -43,7 +43,7 @@ class Batch:
         self.count = number
 
     def build(self, producer: tuple[int, int], sequence: int) -> Any:
-        """The batch as it is sent, under a producer's id and epoch and the number of its first record."""
+        """The encoded batch with the producer's id and epoch, and the `sequence` of its first record."""
         if self._built is None or self._numbers != (producer, sequence):
             if self._built is not None:  # the builder compresses in place, so it builds once
                 self._begin(self.rows())
@@ -52,7 +52,7 @@ class Batch:
         return self._built
 
     def rows(self) -> list[Row]:
-        """What is in it, decoded: the way back where a batch is not to be sent as it is."""
-        built = self._built if self._built is not None else self.build(NOBODY, UNNUMBERED)
+        """The rows of the batch, decoded again: for a batch that has to be split or numbered anew."""
+        built = self._built if self._built is not None else self.build(NO_PRODUCER, UNNUMBERED)
         batch: Any = MemoryRecords(bytes(built)).next_batch()
         return [(record.timestamp, record.key, record.value, record.headers) for record in batch]

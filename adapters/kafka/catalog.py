@@ -1,9 +1,9 @@
-"""The catalog of a log: a compacted topic that says which channels there are, who holds what, and which group a queue
-belongs to; followed by everybody.
+"""The catalog of a log: a compacted topic with its channels, their holds, and the group to which each queue is bound.
+Every process with the log open follows it.
 
-Each attempt to make a channel writes a record under a key of its own; among those of one name the earliest is the
-channel, and the others are taken back by who wrote them. Compaction keeps the last record of each key where it was
-written, so the place of the creation record is the channel's number for ever, its *incarnation*.
+Each attempt to create a channel writes a record under a key of its own; the earliest record of a name is the channel,
+and the writers of the others delete theirs. Compaction keeps the last record of each key at its offset, so the offset
+of the creation record identifies the channel for ever: its *incarnation*.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from .requests import NO_ID, may_be
 from .sender import Sender
 from .topics import UNPACKED_BYTES, catalog_configs, catalog_topic, channel_topic, channel_topics
 
-CREATED, MADE, HELD, CLAIMED = "channel", "topic", "hold", "queue"
+CHANNEL, TOPIC, HOLD, QUEUE = "channel", "topic", "hold", "queue"
 
 _log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Who wants to know that a channel is gone; called on the I/O loop."""
+    """Is notified when a channel is dropped, on the I/O loop."""
 
     def dropped(self, error: ChannelNotFound) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
-class Channel:
-    """What the catalog tells of one channel. `holds` are offsets by holder; `claims` say for each group that asked for
-    a queue where the catalog has that. `made` are ids of topics by key of the record, see `_which`."""
+class KafkaChannel:
+    """The state of one channel in the catalog. `holds` are offsets by holder; `queue_bindings` are, by group that asked
+    for a queue, the catalog offset of its request. `topic_ids` are ids of topics by record key, see `_deciding_key`."""
 
     name: str
     incarnation: int
@@ -55,24 +55,24 @@ class Channel:
     holds: dict[str, int] = field(default_factory=dict[str, int])
     dropped: bool = False
     listeners: set[Listener] = field(default_factory=set[Listener])
-    claims: dict[str, int] = field(default_factory=dict[str, int])
-    made: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    topic_id: bytes | None = None  # which topic it is, once that is made
-    seen_at: float = -math.inf  # when its topic was that one, on the I/O loop's clock
+    queue_bindings: dict[str, int] = field(default_factory=dict[str, int])
+    topic_ids: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    topic_id: bytes | None = None  # None until the topic is created
+    seen_at: float = -math.inf  # when the topic last had this id, on the I/O loop's clock in seconds
 
-    def gone(self, error: ChannelNotFound) -> None:
-        """Tell whoever listens."""
+    def notify_dropped(self, error: ChannelNotFound) -> None:
+        """Notify the listeners that the channel is gone, with the error for their callers."""
         for listener in list(self.listeners):
             listener.dropped(error)
 
     @property
     def queue_of(self) -> str | None:
-        """The group that a queue belongs to: the first that asked for it."""
-        return min(self.claims, key=self.claims.__getitem__, default=None)
+        """The group to which a queue is bound: the first that asked for it; None for none."""
+        return min(self.queue_bindings, key=self.queue_bindings.__getitem__, default=None)
 
 
-class Catalog:
-    """Follows the topic, and writes into it. Belongs to the I/O loop; `find` may be called from any thread."""
+class ChannelCatalog:
+    """Follows the catalog's topic and writes to it. Belongs to the I/O loop; `find` may be called from any thread."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Catalog:
         *,
         read_only: bool = False,
     ) -> None:
-        """`connections` are for following and for writing. `on_removed` is called when something was dropped.
-        `read_only`: its topic is not made."""
+        """`connections` are the connections for following and for writing. `on_removed` is called after a channel was
+        dropped. With `read_only` the catalog's topic is not created."""
         self._cluster, self._read_only = cluster, read_only
         self._topic = catalog_topic(cluster.options.prefix)
         self._reading, writing = connections
@@ -92,87 +92,88 @@ class Catalog:
         self._sender = Sender(cluster, self._topic, writing, self._check_topic, topic_id=lambda: self._topic_id)
         self._on_removed = on_removed
         self._lock = asyncio.Lock()
-        self._created: dict[str, dict[str, Channel]] = {}  # by name, then by key of the record
-        self._channels: dict[str, Channel] = {}
+        self._created: dict[str, dict[str, KafkaChannel]] = {}  # by name, then by key of the record
+        self._channels: dict[str, KafkaChannel] = {}
         self._holds: dict[int, dict[str, int]] = {}  # by incarnation, then by holder
-        self._claims: dict[int, dict[str, int]] = {}  # by incarnation, then by group
-        self._by_incarnation: dict[int, Channel] = {}
-        self.applied_to = 0  # so much of it is known here
-        self.changed: Callable[[], None] = lambda: None  # called when something was learnt
+        self._queue_bindings: dict[int, dict[str, int]] = {}  # by incarnation, then by group
+        self._by_incarnation: dict[int, KafkaChannel] = {}
+        self.applied_to = 0  # the catalog offset up to which records are applied here
+        self.changed: Callable[[], None] = lambda: None  # called after records were applied
         self._moved = asyncio.Event()
 
-    def find(self, name: str) -> Channel | None:
-        """The channel as this process knows it, which others may have changed a moment ago."""
+    def find(self, name: str) -> KafkaChannel | None:
+        """The channel as this process knows it, which may be out of date; None for none."""
         return self._channels.get(name)
 
     def names(self) -> list[str]:
         return sorted(self._channels)
 
-    def all(self) -> list[Channel]:
+    def all(self) -> list[KafkaChannel]:
         """The channels, by name."""
         return [self._channels[name] for name in self.names()]
 
     async def open(self) -> None:
-        """Make the topic where there is none; where this is to read only, raise `Unavailable`. Raises `CorruptLog`
-        where there are topics of channels all the same."""
+        """Find the catalog's topic, or create it where there is none. Raises `Unavailable` where it may not be created
+        (`read_only`), and `CorruptLog` where it is missing and topics of channels exist."""
         self._topic_id = await self._cluster.retrying("find the catalog", self._find_topic)
 
     async def sync(self) -> None:
-        """Return when everything is known that was written before the call. Raises `Unavailable`."""
+        """Return when all records that were written before the call are applied. Raises `Unavailable`, `CorruptLog`."""
         end = await self._cluster.retrying("read the catalog's end", self._end)
         await self._until(end)
 
-    async def write_channel(self, name: str, policy: ChannelPolicy) -> Channel:
-        """Make a channel, or find the one that somebody else made first."""
+    async def write_channel(self, name: str, policy: ChannelPolicy) -> KafkaChannel:
+        """Create a channel, or return the one of this name that another process created first."""
         while True:
-            key = f"{CREATED}/{name}/{uuid4().hex}"
+            key = f"{CHANNEL}/{name}/{uuid4().hex}"
             await self._write([(key, {"policy": encode_policy(policy)})])
             found, own = self._channels.get(name), self._created.get(name, {}).get(key)
             if own is not None and own is not found:
                 await self._write([(key, None)])
-            if found is not None:  # otherwise it was dropped in the same moment
+            if found is not None:  # otherwise it was dropped meanwhile
                 return found
 
-    async def write_dropped(self, channel: Channel) -> None:
-        """Take a channel back, with all attempts to make one of its name and all holds."""
+    async def write_dropped(self, channel: KafkaChannel) -> None:
+        """Delete a channel's records: all attempts to create one of its name, its holds, bindings and topic ids."""
         keys = [
             *self._created.get(channel.name, {}),
-            *(_hold(channel, holder) for holder in channel.holds),
-            *(_claim(channel, group) for group in channel.claims),
-            *channel.made,
+            *(_hold_key(channel, holder) for holder in channel.holds),
+            *(_queue_key(channel, group) for group in channel.queue_bindings),
+            *channel.topic_ids,
         ]
         await self._write([(key, None) for key in keys])
 
-    async def write_made(self, channel: Channel, topic_id: bytes) -> None:
-        """Note which topic was made for a channel, unless somebody else has noted one first."""
-        key = f"{MADE}/{channel.incarnation}/{uuid4().hex}"
+    async def write_topic_id(self, channel: KafkaChannel, topic_id: bytes) -> None:
+        """Record the id of the topic that was created for a channel, unless another process recorded one first."""
+        key = f"{TOPIC}/{channel.incarnation}/{uuid4().hex}"
         await self._write([(key, {"id": topic_id.hex()})])
-        if key != _which(channel.made):
+        if key != _deciding_key(channel.topic_ids):
             await self._write([(key, None)])
 
-    async def write_hold(self, channel: Channel, holder: str, offset: int | None) -> None:
-        """Note that `holder` needs what is at `offset` and behind it; None: nothing any more."""
-        await self._write([(_hold(channel, holder), None if offset is None else {"offset": offset})])
+    async def write_hold(self, channel: KafkaChannel, holder: str, offset: int | None) -> None:
+        """Record that `holder` needs the entries from `offset` on; None removes the hold."""
+        await self._write([(_hold_key(channel, holder), None if offset is None else {"offset": offset})])
 
-    async def claim(self, group: str, channel: Channel) -> bool:
-        """Take a queue for a group that reads it, unless another one has it; whether the group may read the channel."""
+    async def bind_queue(self, group: str, channel: KafkaChannel) -> bool:
+        """Bind a queue to a group, unless it is bound to another one. Returns whether the group may read the
+        channel."""
         if channel.policy.delivery is not Delivery.QUEUE:
             return True
         owner = channel.queue_of
         if owner is None:
-            await self._write([(_claim(channel, group), {})])
-            owner = min(channel.claims, key=channel.claims.__getitem__)
+            await self._write([(_queue_key(channel, group), {})])
+            owner = min(channel.queue_bindings, key=channel.queue_bindings.__getitem__)
             if owner != group:
-                await self._write([(_claim(channel, group), None)])
+                await self._write([(_queue_key(channel, group), None)])
         return owner == group
 
-    async def disclaim(self, group: str) -> None:
-        """Give up all queues of a group."""
-        claimed = [channel for channel in self.all() if group in channel.claims]
-        await self._write([(_claim(channel, group), None) for channel in claimed])
+    async def unbind_queues(self, group: str) -> None:
+        """Remove the bindings of all queues of a group."""
+        bound = [channel for channel in self.all() if group in channel.queue_bindings]
+        await self._write([(_queue_key(channel, group), None) for channel in bound])
 
     async def follow(self) -> None:
-        """Learn what is written, for ever. One task does this."""
+        """Apply the records of the catalog as they are written, until the catalog is lost. Run by one task."""
         silent = False
         while True:
             try:
@@ -182,7 +183,7 @@ class Catalog:
                     self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
                     self.applied_to = record.offset + 1
                 self.applied_to = fetched.next_offset
-            except Exception as error:  # whatever it is, all that is asked of the catalog waits for this task
+            except Exception as error:  # any error: every call on the catalog waits for this task
                 if not silent:
                     silent = True
                     _log.warning("the catalog %s cannot be read: %r", self._topic, error)
@@ -218,7 +219,7 @@ class Catalog:
             raise Unavailable(f"the catalog {self._topic} cannot be read") from None
 
     async def _write(self, changes: Sequence[tuple[str, Mapping[str, object] | None]]) -> None:
-        """Write records and return when they have taken effect here."""
+        """Write records and return when they are applied here."""
         rows: list[Row] = [
             (None, key.encode(), None if value is None else json.dumps(value).encode(), []) for key, value in changes
         ]
@@ -232,7 +233,7 @@ class Catalog:
     async def _find_topic(self) -> bytes:
         orphans = channel_topics(
             self._cluster.options.prefix, self._cluster.topics()
-        )  # before: others may begin it now
+        )  # looked up first: another process may create the catalog now
         found = await self._cluster.topic_id(self._topic)
         if found is None:
             if orphans:
@@ -240,25 +241,25 @@ class Catalog:
             if self._read_only:
                 raise Unavailable(
                     f"there is no log to read, for there is no topic {self._topic}: check brokers and prefix, or start "
-                    "a node, which makes it"
+                    "a node, which creates it"
                 )
             await self._cluster.create_topic(self._topic, catalog_configs(self._cluster.options))
             found = await self._cluster.topic_id(self._topic)
         if self._cluster.leader(self._topic) is None:
             await self._cluster.refresh()
         if found is None or self._cluster.leader(self._topic) is None:
-            raise kafka_errors.StaleMetadata(f"nobody leads {self._topic}")
+            raise kafka_errors.StaleMetadata(f"{self._topic} has no leader")
         return found
 
     async def _check_topic(self) -> None:
-        """Raise `CorruptLog` once the topic is not the one that was opened."""
+        """Raise `CorruptLog` when the topic is not the one that was opened."""
         if not may_be(await self._cluster.topic_id(self._topic), self._topic_id):
             self._lost = self._gone("while the log was open")
             self._wake()
             raise self._lost
 
     async def _is_lost(self, error: Exception) -> bool:
-        """After reading has failed: whether there is nothing to read any more."""
+        """After a read has failed: whether the catalog's topic is gone."""
         if faults.topic_unknown(error) or self._cluster.leader(self._topic) is None:
             with contextlib.suppress(CorruptLog, TimeoutError, *faults.Foreign):
                 await self._check_topic()
@@ -266,42 +267,42 @@ class Catalog:
 
     def _gone(self, when: str) -> CorruptLog:
         return CorruptLog(
-            f"the catalog {self._topic} was deleted from outside, {when}: what channels the log had is not known any"
+            f"the catalog {self._topic} was deleted from outside, {when}: the channels of the log are not known any"
             " more. Delete its topics too to begin anew, or use another prefix",
             path=self._topic,
         )
 
-    # ---- what a record changes ---------------------------------------------------------------------------------------
+    # ---- applying records --------------------------------------------------------------------------------------------
 
     def _apply(self, offset: int, key: str, value: bytes | None) -> None:
         kind, _, rest = key.partition("/")
         try:
-            picture: dict[str, Any] | None = None if value is None else json.loads(value)
-            if kind == CREATED:
-                self._apply_channel(offset, rest.rpartition("/")[0], key, picture)
-            elif kind == MADE:
+            fields: dict[str, Any] | None = None if value is None else json.loads(value)
+            if kind == CHANNEL:
+                self._apply_channel(offset, rest.rpartition("/")[0], key, fields)
+            elif kind == TOPIC:
                 incarnation, _, _ = rest.partition("/")
-                self._apply_made(int(incarnation), key, None if picture is None else bytes.fromhex(picture["id"]))
-            elif kind == HELD:
+                self._apply_topic_id(int(incarnation), key, None if fields is None else bytes.fromhex(fields["id"]))
+            elif kind == HOLD:
                 incarnation, _, holder = rest.partition("/")
-                self._apply_hold(int(incarnation), holder, picture)
-            elif kind == CLAIMED:
+                self._apply_hold(int(incarnation), holder, fields)
+            elif kind == QUEUE:
                 incarnation, _, group = rest.partition("/")
-                self._apply_claim(int(incarnation), group, None if picture is None else offset)
+                self._apply_queue_binding(int(incarnation), group, None if fields is None else offset)
         except (ValueError, KeyError, TypeError):
-            _log.exception("the catalog %s has a record at %d that says nothing: %r", self._topic, offset, key)
+            _log.exception("the catalog %s has a record at %d that cannot be decoded: %r", self._topic, offset, key)
 
-    def _apply_channel(self, offset: int, name: str, key: str, picture: dict[str, Any] | None) -> None:
+    def _apply_channel(self, offset: int, name: str, key: str, fields: dict[str, Any] | None) -> None:
         created = self._created.setdefault(name, {})
-        if picture is not None:
-            policy = decode_policy(picture["policy"])
+        if fields is not None:
+            policy = decode_policy(fields["policy"])
             topic = channel_topic(self._cluster.options.prefix, name, offset)
-            created[key] = channel = Channel(name, offset, policy, topic, prefix(offset))
+            created[key] = channel = KafkaChannel(name, offset, policy, topic, prefix(offset))
             channel.holds = self._holds.setdefault(offset, {})
-            channel.claims = self._claims.setdefault(offset, {})
+            channel.queue_bindings = self._queue_bindings.setdefault(offset, {})
             self._by_incarnation[offset] = channel
-        elif (gone := created.pop(key, None)) is not None:
-            del self._by_incarnation[gone.incarnation]
+        elif (removed := created.pop(key, None)) is not None:
+            del self._by_incarnation[removed.incarnation]
         before = self._channels.get(name)
         first = min(created.values(), key=lambda channel: channel.incarnation, default=None)
         if first is not None:
@@ -311,48 +312,49 @@ class Catalog:
             self._channels.pop(name, None)
         if before is not None and before is not first:
             before.dropped = True
-            before.gone(was_dropped(before))
+            before.notify_dropped(was_dropped(before))
             self._on_removed()
 
-    def _apply_hold(self, incarnation: int, holder: str, picture: dict[str, Any] | None) -> None:
+    def _apply_hold(self, incarnation: int, holder: str, fields: dict[str, Any] | None) -> None:
         holds = self._holds.setdefault(incarnation, {})
-        if picture is None:
+        if fields is None:
             holds.pop(holder, None)
         else:
-            holds[holder] = int(picture["offset"])
+            holds[holder] = int(fields["offset"])
 
-    def _apply_made(self, incarnation: int, key: str, topic_id: bytes | None) -> None:
+    def _apply_topic_id(self, incarnation: int, key: str, topic_id: bytes | None) -> None:
         channel = self._by_incarnation.get(incarnation)
         if channel is None:  # it was dropped
             return
         if topic_id is None:
-            channel.made.pop(key, None)
+            channel.topic_ids.pop(key, None)
         else:
-            channel.made[key] = topic_id
-        which = _which(channel.made)
-        channel.topic_id = None if which is None else channel.made[which]
+            channel.topic_ids[key] = topic_id
+        which = _deciding_key(channel.topic_ids)
+        channel.topic_id = None if which is None else channel.topic_ids[which]
 
-    def _apply_claim(self, incarnation: int, group: str, offset: int | None) -> None:
-        claims = self._claims.setdefault(incarnation, {})
+    def _apply_queue_binding(self, incarnation: int, group: str, offset: int | None) -> None:
+        queue_bindings = self._queue_bindings.setdefault(incarnation, {})
         if offset is None:
-            claims.pop(group, None)
+            queue_bindings.pop(group, None)
         else:
-            claims.setdefault(group, offset)
+            queue_bindings.setdefault(group, offset)
 
 
-def was_dropped(channel: Channel) -> ChannelNotFound:
-    """The error of what is asked of a channel that the catalog does not have any more."""
+def was_dropped(channel: KafkaChannel) -> ChannelNotFound:
+    """The error for calls on a channel that the catalog does not have any more."""
     return ChannelNotFound(f"channel {channel.name} was dropped", channel=channel.name)
 
 
-def _which(made: Mapping[str, bytes]) -> str | None:
-    """The record that says which topic a channel is: the first with an id, or the first where brokers gave none."""
-    return next((key for key, topic_id in made.items() if topic_id != NO_ID), next(iter(made), None))
+def _deciding_key(topic_ids: Mapping[str, bytes]) -> str | None:
+    """The key of the record that decides which topic a channel has: the first with an id, or the first of all where the
+    brokers gave no ids."""
+    return next((key for key, topic_id in topic_ids.items() if topic_id != NO_ID), next(iter(topic_ids), None))
 
 
-def _claim(channel: Channel, group: str) -> str:
-    return f"{CLAIMED}/{channel.incarnation}/{group}"
+def _queue_key(channel: KafkaChannel, group: str) -> str:
+    return f"{QUEUE}/{channel.incarnation}/{group}"
 
 
-def _hold(channel: Channel, holder: str) -> str:
-    return f"{HELD}/{channel.incarnation}/{holder}"
+def _hold_key(channel: KafkaChannel, holder: str) -> str:
+    return f"{HOLD}/{channel.incarnation}/{holder}"

@@ -1,7 +1,7 @@
-"""What `kafka.producer.*` and `kafka.consumer.*` mean here. The keys are librdkafka's, as in milvus.yaml, and Java's.
+"""The settings `kafka.producer.*` and `kafka.consumer.*`. The keys are librdkafka's, as in milvus.yaml, and Java's.
 
-There is no such client inside, so a key is an option of ours in other words, or it says what is so anyway, or it is
-ignored, which one warning tells by name. One that asks for what Tidewal does not promise to give up is refused.
+The adapter uses neither client. So a key sets an option of the adapter, or states what holds anyway, or is ignored,
+with one warning that names all ignored keys. A key that contradicts a guarantee of Tidewal is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ...runtime.errors import ConfigError
-from ...runtime.settings import Kafka
+from ...runtime.settings import KafkaSettings
 
 KIB = 1024
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Keys(NamedTuple):
-    """What the keys come to: options of `options.Options`, and keys `kafka.*` of the login in their place."""
+    """The result: options of `options.KafkaOptions`, and login settings `kafka.*` that replace those given."""
 
     options: dict[str, object]
     login: dict[str, str]
@@ -75,7 +75,7 @@ _LOGIN = {
     "ssl.key.location": "ssl.tlsKey",
     "ssl.key.password": "ssl.tlsKeyPassword",
 }
-# Values that say what is so; any other is refused, for the reason.
+# Keys whose value is fixed: these values are accepted, any other is refused with the reason.
 _GIVEN: Mapping[str, tuple[frozenset[str], str]] = {
     "acks": (frozenset({"all", "-1"}), "how many copies acknowledge is the policy of each channel"),
     "request.required.acks": (frozenset({"all", "-1"}), "how many copies acknowledge is the policy of each channel"),
@@ -86,43 +86,45 @@ _GIVEN: Mapping[str, tuple[frozenset[str], str]] = {
 }
 
 
-def keys_of(settings: Kafka) -> Keys:
-    """Read the keys of both clients. Raises `ConfigError` for a value that cannot be, for one that contradicts a
-    promise, and where the two say different things of what they share."""
+def keys_of(settings: KafkaSettings) -> Keys:
+    """Read the keys of both clients in `settings`. Raises `ConfigError` for an invalid value, for one that contradicts
+    a guarantee, and where producer and consumer keys set the same option differently."""
     found = Keys({}, {})
-    said: dict[str, str] = {}  # what each option or part of the login was set by
+    set_by: dict[str, str] = {}  # by option or login setting, the key that set it
     ignored: list[str] = []
     for client, given in (("producer", settings.producer), ("consumer", settings.consumer)):
         for name, value in given.items():
             key = f"kafka.{client}.{name}"
-            if not _take(found, said, client, key, name.replace("_", ".").lower(), value):
+            if not _take(found, set_by, client, key, name.replace("_", ".").lower(), value):
                 ignored.append(key)
     if ignored:
-        _log.warning("these keys of Kafka's clients mean nothing here and are ignored: %s", ", ".join(sorted(ignored)))
+        _log.warning(
+            "these keys of Kafka's clients have no effect here and are ignored: %s", ", ".join(sorted(ignored))
+        )
     return found
 
 
-def _take(found: Keys, said: dict[str, str], client: str, key: str, name: str, value: str) -> bool:
-    """Note what one key says; False when it says nothing."""
+def _take(found: Keys, set_by: dict[str, str], client: str, key: str, name: str, value: str) -> bool:
+    """Apply one key. Returns False for a key that is ignored."""
     if name in _GIVEN:
         fine, reason = _GIVEN[name]
         if value.lower() not in fine:
             raise ConfigError(f"{key}={value} cannot be: {reason}", key=key)
     elif name in _LOGIN:
-        _set(found.login, said, _LOGIN[name], value, key)
+        _set(found.login, set_by, _LOGIN[name], value, key)
     elif option := _OPTIONS[client].get(name) or _OPTIONS_OF_BOTH.get(name):
         try:
             meant = option[1](value)
         except ValueError:
-            raise ConfigError(f"{key}={value} is no number", key=key) from None
-        _set(found.options, said, option[0], meant, key)
+            raise ConfigError(f"{key}={value} is not a number", key=key) from None
+        _set(found.options, set_by, option[0], meant, key)
     else:
         return False
     return True
 
 
-def _set(into: dict[str, object] | dict[str, str], said: dict[str, str], name: str, value: object, key: str) -> None:
+def _set(into: dict[str, object] | dict[str, str], set_by: dict[str, str], name: str, value: object, key: str) -> None:
     values: dict[str, object] = into  # pyright: ignore[reportAssignmentType] -- the login's values are all text
     if values.setdefault(name, value) != value:
-        raise ConfigError(f"{key} and {said[name]} say different things of the same", key=key)
-    said.setdefault(name, key)
+        raise ConfigError(f"{key} and {set_by[name]} set the same option to different values", key=key)
+    set_by.setdefault(name, key)

@@ -3,7 +3,7 @@
 Tidewal uses the library's connections, metadata and protocol, not its producer and consumer. These keep sequences,
 retries and positions to themselves, so that a dead broker makes an idempotent send hang for ever, one refused record
 makes it fail for ever, and a consumer may fall silent unnoticed. Here every request has an answer, an error, or a time
-limit, and who asked decides what follows.
+limit, and the caller decides what follows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from ...runtime.errors import ConfigError, TidewalError, of_unknown_outcome
 from ...runtime.stalls import StallWatch
 from . import faults
-from .options import Options
+from .options import KafkaOptions
 from .requests import NO_ID, DescribeTopic
 
 T = TypeVar("T")
@@ -50,11 +50,11 @@ _log = logging.getLogger(__name__)
 
 
 class Cluster:
-    """The brokers. Belongs to one loop. Numbers of connections are the caller's: requests on one are answered in turn,
-    so what waits long has its own."""
+    """The brokers of one cluster. Belongs to one loop. Callers number the connections: requests on one connection are
+    answered in turn, so a request that waits long needs its own."""
 
-    def __init__(self, options: Options, stalls: StallWatch) -> None:
-        """What has no answer for too long is told to `stalls`. Raises `ConfigError`."""
+    def __init__(self, options: KafkaOptions, stalls: StallWatch) -> None:
+        """Requests that are unanswered for too long are reported to `stalls`. Raises `ConfigError`."""
         self.options, self.stalls = options, stalls
         try:
             self._client: Any = AIOKafkaClient(
@@ -68,12 +68,13 @@ class Cluster:
             raise ConfigError(f"kafka.securityProtocol and kafka.sasl*: {error}", key="kafka") from error
 
     async def open(self) -> None:
-        """Find the brokers. Raises `Unavailable`, `ConfigError`."""
+        """Connect to the brokers. Raises `Unavailable`, `ConfigError`."""
         await self.retrying("find the brokers", self._bootstrap)
         await self.refresh()
 
     async def _bootstrap(self) -> None:
-        """The library does not say why no broker can be used; so that a wrong password is not retried, it is asked."""
+        """The library does not say why no broker can be used; `_try` finds out, so that a wrong password is not
+        retried."""
         try:
             await self._client.bootstrap()
         except kafka_errors.KafkaConnectionError:
@@ -82,7 +83,7 @@ class Cluster:
             raise
 
     async def _try(self, host: str, port: int) -> None:
-        """Raises the library's error where connecting to this broker would fail again and again."""
+        """Raise the library's error where connecting to this broker would fail on every attempt."""
         limits = {"request_timeout_ms": int(self.options.request_timeout_s * 1000)}
         try:
             connection: Any = await connections.create_conn(host, port, **limits, **self.options.client)
@@ -92,34 +93,35 @@ class Cluster:
                 raise
 
     async def close(self) -> None:
-        """Drop all connections, and with them what is under way."""
+        """Close all connections, and with them the requests in flight."""
         await self._client.close()
 
     async def refresh(self) -> None:
-        """Ask the brokers who leads what. They are asked for all topics: asking for one would create it where the
-        brokers are set up so."""
+        """Refresh the metadata: which broker leads which topic. It is asked for all topics: asking for one would create
+        that topic where the brokers are configured so."""
         try:
             async with asyncio.timeout(self.options.request_timeout_s):
                 await self._client.force_metadata_update()
         except faults.Foreign as error:
-            _log.debug("the brokers do not say who leads what: %r", error)
+            _log.debug("the brokers return no metadata: %r", error)
 
     def leader(self, topic: str) -> int | None:
-        """The node that leads it; None when the topic or its leader is not known."""
+        """The node that leads the topic; None when the topic or its leader is not known."""
         node: int | None = self._client.cluster.leader_for_partition(TopicPartition(topic, PARTITION))
         return None if node in (None, -1) else node
 
     def topics(self) -> set[str]:
-        """All topics that are known."""
+        """All topics in the metadata."""
         return self._client.cluster.topics()
 
     def nodes(self) -> list[int]:
-        """All brokers that are known."""
+        """The ids of all brokers in the metadata."""
         return [broker.nodeId for broker in self._client.cluster.brokers()]
 
     async def ask(self, node: int | None, request: object, connection: int = CONTROL) -> Any:
-        """The response to one request, within `request_timeout_s` for connecting and the same for the answer; None asks
-        any node. Raises the library's errors, `NodeNotReadyError` and `StaleMetadata` only where nothing was sent."""
+        """Send one request to a node (None: any) over a connection and return the response, within `request_timeout_s`
+        for connecting and the same for the answer. Raises the library's errors; `NodeNotReadyError` and `StaleMetadata`
+        only where nothing was sent."""
         if node is None:
             node = self._client.get_random_node()
         if node is None:
@@ -128,14 +130,14 @@ class Cluster:
             return await self._client.send(node, request, group=connection)
 
     async def ask_leader(self, topic: str, request: object, connection: int = CONTROL) -> Any:
-        """The same of who leads a topic. Raises `StaleMetadata` where nobody does."""
+        """As `ask`, of the leader of the topic. Raises `StaleMetadata` where it has none."""
         node = self.leader(topic)
         if node is None:
-            raise kafka_errors.StaleMetadata(f"nobody leads {topic}")
+            raise kafka_errors.StaleMetadata(f"{topic} has no leader")
         return await self.ask(node, request, connection)
 
-    def hang_up(self, connection: int) -> None:
-        """Close a connection to each broker; the next request on it makes another."""
+    def close_connection(self, connection: int) -> None:
+        """Close this connection to every broker; the next request on it opens another."""
         connections: dict[tuple[int, int], Any] = self._client._conns  # the library closes all of them or none
         for key in [key for key in connections if key[1] == connection]:
             connections.pop(key).close()
@@ -143,11 +145,12 @@ class Cluster:
     async def retrying(
         self, what: str, attempt: Callable[[], Awaitable[T]], changes: faults.Operation | None = None
     ) -> T:
-        """Attempt it until it succeeds, for as long as an append may take. Raises what `faults.mapped` makes of the
-        last error, with `outcome_unknown` where an attempt `changes` something and may have done so."""
+        """Call `attempt` until it succeeds, for `delivery_timeout_s` at most; `what` is for error messages. Raises what
+        `faults.mapped` makes of the last error, with `outcome_unknown` where an attempt `changes` something and may
+        have taken effect."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.options.delivery_timeout_s
-        pause_s = 0.0  # at first what is known of the topics may only be old
+        pause_s = 0.0  # the first error may only be due to old metadata
         unknown = False
         while True:
             try:
@@ -164,8 +167,8 @@ class Cluster:
                 await self.refresh()
 
     async def offset(self, topic: str, timestamp: int) -> int | None:
-        """The first offset whose native timestamp is at least that, None where there is none yet; `EARLIEST` the first
-        there is, `LATEST` the one behind the last that is acknowledged. Raises the library's errors."""
+        """The first offset whose native `timestamp` (ms) is at least that, None where there is none yet; for `EARLIEST`
+        the first stored offset, for `LATEST` the one after the last acknowledged. Raises the library's errors."""
         request = OffsetRequest(-1, 0, [(topic, [(PARTITION, timestamp)])])
         response = await self.ask_leader(topic, request)
         ((_, ((_, code, _, offset),)),) = response.topics
@@ -173,14 +176,14 @@ class Cluster:
         return offset if offset >= 0 else None
 
     async def bounds(self, topic: str) -> tuple[int, int]:
-        """The first offset and the one behind the last."""
+        """The first offset and the one after the last. Raises the library's errors."""
         first, end = await asyncio.gather(self.offset(topic, EARLIEST), self.offset(topic, LATEST))
         return first or 0, end or 0
 
-    # ---- administration: the library's own calls do not raise what one topic is refused ------------------------------
+    # ---- administration: the library's own calls do not raise the error of a single topic ----------------------------
 
     async def create_topic(self, topic: str, configs: dict[str, str]) -> None:
-        """Make it, unless it is there. Raises the library's errors."""
+        """Create the topic with these settings, unless it exists. Raises the library's errors."""
         new: Any = (topic, 1, self.options.replication_factor, [], list(configs.items()))
         request = CreateTopicsRequest([new], self._time_limit_ms, False)
         response = await self._ask_controller(request)
@@ -188,16 +191,19 @@ class Cluster:
         await self.refresh()
 
     async def delete_topic(self, topic: str) -> None:
-        """Remove it, if it is there. Raises the library's errors."""
+        """Delete the topic, if it exists. Raises the library's errors."""
         response = await self._ask_controller(DeleteTopicsRequest([topic], self._time_limit_ms))
         _check(response.topic_error_codes[0][1], _UNKNOWN_TOPIC)
 
     async def topic_id(self, topic: str) -> bytes | None:
-        """Which topic of that name there is, `NO_ID` where the brokers number none; None when the controller says that
-        there is none. Raises the library's errors, `StaleMetadata` where only a broker does not know it yet."""
+        """The id of the topic with that name, `NO_ID` where the brokers give no ids; None when the controller says that
+        there is no such topic. Raises the library's errors, `StaleMetadata` where only a broker does not know it
+        yet."""
         try:
-            response = await self.ask(self.leader(topic), DescribeTopic(topic))  # where it matters what it is
-        except NotImplementedError:  # the library's word for brokers that are too old for the request
+            response = await self.ask(
+                self.leader(topic), DescribeTopic(topic)
+            )  # the leader, which decides about appends and reads
+        except NotImplementedError:  # raised by the library for brokers that are too old for the request
             await self.refresh()
             return NO_ID if self.leader(topic) is not None else await self._none_if_absent(topic)
         code, _, id, *_ = response.topics[0]
@@ -208,7 +214,7 @@ class Cluster:
         return found
 
     async def _none_if_absent(self, topic: str) -> None:
-        """Brokers may be late to know a topic; the controller, which is asked whether it could be made, is not."""
+        """Brokers may learn of a topic late; the controller, which is asked whether it could be created, does not."""
         asked: Any = (topic, 1, self.options.replication_factor, [], [])
         response = await self._ask_controller(CreateTopicsRequest([asked], self._time_limit_ms, True))
         if response.topic_errors[0][1] == _ALREADY_EXISTS:
@@ -216,12 +222,12 @@ class Cluster:
         _check_creation(response)
 
     async def configure_topic(self, topic: str, configs: dict[str, str]) -> None:
-        """Give it these settings, and the brokers' own for all others. Raises the library's errors."""
+        """Set these settings of the topic, and the brokers' defaults for all others. Raises the library's errors."""
         response = await self.ask(None, AlterConfigsRequest([(TOPIC_RESOURCE, topic, list(configs.items()))]))
         _check(response.resources[0][0])
 
     async def topic_setting(self, topic: str, name: str) -> str | None:
-        """What a setting of the topic is now, None where we may not know. Raises the library's errors."""
+        """The value of a setting of the topic, None without authorization. Raises the library's errors."""
         response = await self.ask(None, DescribeConfigsRequest([(TOPIC_RESOURCE, topic, [name])]))
         code, _, _, _, entries = response.resources[0]
         if code == _NOT_AUTHORIZED:
@@ -230,7 +236,7 @@ class Cluster:
         return next((entry[1] for entry in entries if entry[0] == name), None)
 
     async def delete_before(self, topic: str, offset: int) -> None:
-        """Remove the records before an offset. Raises the library's errors."""
+        """Delete the records before an offset. Raises the library's errors."""
         request = DeleteRecordsRequest([(topic, [(PARTITION, offset)])], self._time_limit_ms)
         response = await self.ask_leader(topic, request)
         _check(_partition_code(response))
@@ -250,7 +256,7 @@ def _partition_code(response: Any) -> int:
 
 
 def _check(code: int, *fine: int, reason: Sequence[str | None] = ()) -> None:
-    """Raise the library's error for a code that is neither 0 nor `fine`."""
+    """Raise the library's error for a code that is neither 0 nor `fine`, with the broker's `reason`."""
     if code and code not in fine:
         raise faults.for_code(code)(*filter(None, reason))
 

@@ -1,9 +1,9 @@
-"""What becomes of the client library's exceptions: one place that knows them all.
+"""The client library's exceptions: their meaning for the outcome of a request, and their mapping to Tidewal's errors.
 
-`outcome` is the table of what an error says about a request that changes something. A request was *never sent*, or
-*certainly refused* (the broker decides so before it writes), or its outcome is *unknown*: that is whatever the table
-does not name. A broker that has written may still answer with an error: a leader that is deposed while it waits for
-the other copies says NOT_LEADER_OR_FOLLOWER of a batch that the next leader has.
+`outcome` says what an error tells about a request that changes something. The request was *never sent*, or *certainly
+refused* (the broker refuses before it writes), or its outcome is *unknown*: that is every error that the tables do not
+name. A broker that has written may still answer with an error: a leader that loses the leadership while it waits for
+the other copies answers NOT_LEADER_OR_FOLLOWER for a batch that the next leader has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UnknownTopicId(kafka_errors.BrokerResponseError):
 
 
 class Outcome(Enum):
-    """What has become of a request that failed."""
+    """The outcome of a request that failed."""
 
     NEVER_SENT = auto()
     REFUSED = auto()
@@ -37,7 +37,7 @@ class Outcome(Enum):
 
 
 class Operation(Enum):
-    """What a request would have changed."""
+    """The kind of change that a request makes."""
 
     APPEND = auto()  # Produce
     POSITION = auto()  # OffsetCommit
@@ -45,26 +45,26 @@ class Operation(Enum):
     ADMINISTRATION = auto()  # CreateTopics, DeleteTopics, DeleteRecords, AlterConfigs, DeleteGroups
 
 
-# No byte of the request has left this process.
+# Errors of requests of which no byte was sent.
 _NEVER_SENT: Mapping[type[BaseException], str] = {
     kafka_errors.NodeNotReadyError: "aiokafka, client.send: there is no connection; the only place that raises it",
-    kafka_errors.StaleMetadata: "ours, for a node that is not known; aiokafka has it for the same, and catches it",
+    kafka_errors.StaleMetadata: "raised by this adapter for an unknown node, as aiokafka does, which catches it",
     kafka_errors.IncompatibleBrokerVersion: "aiokafka, Request.prepare: no version of the request fits the broker",
     kafka_errors.UnsupportedCodecError: "aiokafka, record builder: the package that compresses is missing",
 }
-_KAFKA_APIS = "KafkaApis: who may do what, and which topics there are, is looked at before the request is handed on"
+_KAFKA_APIS = "KafkaApis: authorization and the existence of topics are checked before the request is handed on"
 _VERSION = "KafkaApis, ApiVersions: the request was not read"
-_VALIDATOR = "LogValidator and UnifiedLog.analyzeAndValidateRecords: the whole batch is looked at before it is appended"
+_VALIDATOR = "LogValidator and UnifiedLog.analyzeAndValidateRecords: the whole batch is checked before it is appended"
 _PRODUCER_STATE = "ProducerStateManager, ProducerAppendInfo: numbers are checked before the batch is appended"
 _GROUP_STATE = "GroupMetadata.validateOffsetCommit: members and generations are checked before records are written"
 _LOADING = "group and transaction coordinators answer so before they look at a request"
 _END_TRANSACTION = "TransactionCoordinator.endTransaction: checked before the decision is written"
-_CONTROLLER = "ReplicationControlManager, ConfigurationControlManager: checked before a record is made"
+_CONTROLLER = "ReplicationControlManager, ConfigurationControlManager: checked before a record is created"
 # Answers that a broker gives before it writes anything. A produce request is answered after the append with
 # NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, KAFKA_STORAGE_ERROR, REQUEST_TIMED_OUT and
 # NOT_ENOUGH_REPLICAS_AFTER_APPEND (DelayedProduce, Partition.checkEnoughReplicasReachOffset); coordinators, whose
 # records are appended in the same way, make NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE of these, and a controller
-# that is deposed answers NOT_CONTROLLER for what it has written.
+# that is superseded answers NOT_CONTROLLER for what it has written.
 _REFUSED: Mapping[Operation, Mapping[type[BaseException], str]] = {
     Operation.APPEND: {
         kafka_errors.CorruptRecordException: _VALIDATOR,
@@ -75,7 +75,7 @@ _REFUSED: Mapping[Operation, Mapping[type[BaseException], str]] = {
         kafka_errors.UnsupportedForMessageFormatError: _VALIDATOR,
         kafka_errors.UnsupportedVersionError: _VERSION,
         kafka_errors.InvalidTopicError: "ReplicaManager.appendRecordsToLeader: internal topics are refused",
-        kafka_errors.InvalidRequiredAcksError: "ReplicaManager.appendRecords: looked at first",
+        kafka_errors.InvalidRequiredAcksError: "ReplicaManager.appendRecords: checked first",
         kafka_errors.NotEnoughReplicasError: "Partition.appendRecordsToLeader: copies are counted before the append",
         kafka_errors.TopicAuthorizationFailedError: _KAFKA_APIS,
         kafka_errors.ClusterAuthorizationFailedError: _KAFKA_APIS,
@@ -163,50 +163,50 @@ _SEQUENCE_LOST = (
 
 
 def outcome(error: BaseException, operation: Operation) -> Outcome:
-    """What has become of a request that failed so."""
+    """The outcome of a request for `operation` that failed with `error`."""
     if type(error) in _NEVER_SENT:
         return Outcome.NEVER_SENT
     return Outcome.REFUSED if type(error) in _REFUSED[operation] else Outcome.UNKNOWN
 
 
 def for_code(code: int) -> type[kafka_errors.BrokerResponseError]:
-    """The error that an answer's code stands for."""
+    """The error class for a code in an answer."""
     return UnknownTopicId if code == UnknownTopicId.errno else kafka_errors.for_code(code)
 
 
 def topic_unknown(error: BaseException) -> bool:
-    """Whether the topic may be gone."""
+    """Whether the error may mean that the topic is gone."""
     return isinstance(error, (UnknownTopicId, kafka_errors.UnknownTopicOrPartitionError))
 
 
 def answered(error: BaseException) -> bool:
-    """Whether a broker is done with the request: it does nothing with it later. The library names its own time limit
-    as brokers name theirs."""
+    """Whether a broker has finished the request, so that it cannot take effect later. The library raises the brokers'
+    timeout error for its own time limit too, so that one does not count."""
     return isinstance(error, kafka_errors.BrokerResponseError) and type(error) is not kafka_errors.RequestTimedOutError
 
 
 def final(error: BaseException) -> bool:
-    """Whether asking again would be answered the same."""
+    """Whether another attempt would fail in the same way."""
     return isinstance(error, (*_NOT_ALLOWED, *_TOO_OLD, *_INVALID))
 
 
 def sequence_lost(error: BaseException) -> bool:
-    """Whether the broker does not know the producer any more: what was sent is not in the log, and another producer
-    has to be made."""
+    """Whether the broker does not know the producer any more: the batch is not in the log, and a new producer id is
+    needed."""
     return isinstance(error, _SEQUENCE_LOST)
 
 
 def mapped(error: BaseException, what: str, *, outcome_unknown: bool = False) -> TidewalError:
-    """The error to raise for one of the client's while doing `what`."""
+    """Tidewal's error for an error of the client library; `what` completes "Kafka could not"."""
     reason = str(error).rstrip(".") or type(error).__name__
     if outcome_unknown:
         return Unavailable(f"whether Kafka could {what} is not known: {reason}", outcome_unknown=True)
     if isinstance(error, _NOT_ALLOWED):
-        return ConfigError(f"Kafka does not let us {what}: {reason}", key="kafka")
+        return ConfigError(f"Kafka does not allow this client to {what}: {reason}", key="kafka")
     if isinstance(error, _TOO_OLD):
         return Unsupported(f"this Kafka is too old to {what}: {reason}", capability="protocol")
     if isinstance(error, kafka_errors.UnsupportedCodecError):
-        return Unsupported(f"to {what} takes a package that is missing: {reason}", capability="compression")
+        return Unsupported(f"to {what} needs a package that is missing: {reason}", capability="compression")
     if isinstance(error, _INVALID):
         return InvalidRequest(f"Kafka refused to {what}: {reason}")
     if isinstance(error, kafka_errors.InvalidReplicationFactorError):  # not final: brokers register one by one
@@ -219,5 +219,5 @@ def mapped(error: BaseException, what: str, *, outcome_unknown: bool = False) ->
 
 
 def never_sent(error: TidewalError) -> TidewalError:
-    """The same error, of what waited behind a request that failed so."""
+    """The same error without `outcome_unknown`, for appends that waited behind the failed request."""
     return type(error)(error.message, **{name: at for name, at in error.fields.items() if name != "outcome_unknown"})

@@ -1,6 +1,6 @@
-"""Reading records: one request, and what its answer holds.
+"""Reading records: fetch requests and their answers.
 
-Transactions are read as committed: up to the first one that is open, and without those that were aborted.
+Reads are read-committed: up to the first open transaction, without aborted ones.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .unpacking import Packed, split
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 PREFERRED_REPLICA_SINCE, TAGS_SINCE = 11, 12  # the versions of answers that have one field more each
 ONE_BATCH = 1  # bytes: the first batch comes whole, however large
-BEHIND_OPEN_S = 0.02  # between questions for what lies behind an open transaction
-WAIT_S = 2.0  # how long the broker waits for something to answer with
+BEHIND_OPEN_S = 0.02  # pause between fetches at an open transaction
+WAIT_S = 2.0  # how long the broker waits for records
 
 make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple.__new__, Entry))
 
 
 class Fetched(NamedTuple):
-    """Batches as they came, unchecked; the offset that was asked for and the one behind them, their size, and where
-    the topic ends."""
+    """Batches as received, unchecked; the requested offset and the one to fetch next, the size in bytes, and the end
+    offset of the topic."""
 
     batches: Sequence[Any]
     offset: int
@@ -50,8 +50,8 @@ async def fetch(
     isolation: int = READ_COMMITTED,
     topic_id: bytes = NO_ID,
 ) -> Fetched:
-    """What there is from an offset on; after `wait_s` nothing. With a `topic_id` only of that topic, whatever else has
-    its name. Raises the library's errors."""
+    """Fetch batches from an offset on, over a connection to the leader; none after `wait_s`. With a `topic_id` only
+    the topic with this id is read, not another one of the name. Raises the library's errors."""
     wait_s = min(wait_s, cluster.options.request_timeout_s / 2)
     limit_bytes = cluster.options.fetch_bytes
     answer = await _ask(cluster, topic, offset, connection, isolation, wait_s, limit_bytes, topic_id)
@@ -67,9 +67,10 @@ async def fetch(
 
 
 async def last_before(cluster: Cluster, topic: str, end: int, connection: int) -> int | None:
-    """The offset of the last entry before `end` that readers may see: behind it are ends of transactions, and what was
-    aborted or is not committed. None where there is none. Raises the library's errors; `StaleMetadata` where a new
-    leader has not learned yet that so much is acknowledged: it answers with nothing, which says nothing."""
+    """The offset of the last entry before `end` that readers may see: after it there are only control records, and
+    aborted or uncommitted ones. None where there is none. Raises the library's errors; `StaleMetadata` where a new
+    leader does not know yet that entries up to `end` are acknowledged: its empty answer does not mean that there is
+    none."""
     at = end - 1
     while at >= 0:
         try:
@@ -94,10 +95,10 @@ async def last_before(cluster: Cluster, topic: str, end: int, connection: int) -
 
 class _Answer(NamedTuple):
     batches: Iterator[Any]
-    aborted: Sequence[tuple[int, ...]]  # producers of aborted transactions, and where these begin
+    aborted: Sequence[tuple[int, ...]]  # producer ids and first offsets of aborted transactions
     size: int
     end: int
-    stable: int  # before it no transaction is open
+    stable: int  # the last stable offset: before it no transaction is open
 
 
 async def _ask(
@@ -140,8 +141,8 @@ def _committed(batches: Sequence[Any], aborted: Sequence[tuple[int, ...]]) -> It
 
 
 def records(batches: Sequence[Any], first_offset: int, limit_bytes: int) -> Iterator[Any]:
-    """The records from an offset on: a batch comes whole, also what lies before it. One that would take more than
-    `limit_bytes` when it is unpacked is one record without a value. Raises `CorruptLog`."""
+    """The records from an offset on: a fetched batch is whole and may begin before it. A batch of more than
+    `limit_bytes` unpacked becomes one record without a value. Raises `CorruptLog`."""
     for batch in batches:
         if not batch.validate_crc():
             raise CorruptLog(f"a batch at offset {batch.base_offset} fails its checksum", offset=batch.base_offset)
@@ -153,8 +154,8 @@ def records(batches: Sequence[Any], first_offset: int, limit_bytes: int) -> Iter
 
 
 def entries(batches: Sequence[Any], first_offset: int, prefix: bytes, limit_bytes: int) -> list[Entry]:
-    """The same as entries of a channel whose ids begin with `prefix`. Raises also `Unsupported` for a compression whose
-    package is missing."""
+    """`records` as entries of a channel whose ids begin with `prefix`. Raises `CorruptLog`, and `Unsupported` for a
+    compression whose package is missing."""
     try:
         return [
             make_entry(
@@ -167,4 +168,4 @@ def entries(batches: Sequence[Any], first_offset: int, prefix: bytes, limit_byte
             for record in records(batches, first_offset, limit_bytes)
         ]
     except kafka_errors.KafkaError as error:
-        raise faults.mapped(error, f"read what is at {first_offset}") from error
+        raise faults.mapped(error, f"read the records at {first_offset}") from error

@@ -1,4 +1,4 @@
-"""The thread and event loop on which a log talks to its brokers, whatever the user's loops do."""
+"""The thread and event loop for all requests to the brokers, independent of the application's loops."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """asyncio's own loop, whatever the policy of the process: uvloop is slower at batches of a MiB. It knows its
-    connections, for the library closes them without waiting for it: one whose other end is silent would stay open."""
+    """asyncio's own loop, whatever the policy of the process: uvloop is slower with batches of a MiB. It tracks its
+    connections, since the library does not wait until they are closed: one with a silent peer would stay open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class _Loop(asyncio.SelectorEventLoop):
         return transport, protocol
 
     def drop_connections(self) -> None:
-        """Close all that are open still, whatever they have to say; before `close`."""
+        """Abort all connections that are still open, discarding unsent data; before `close`."""
         for connection in tuple(self._connections):
             connection.abort()
-        self.run_until_complete(asyncio.sleep(0))  # sockets close a turn later
+        self.run_until_complete(asyncio.sleep(0))  # sockets close one iteration later
 
 
 class IoThread:
-    """One loop on one daemon thread. Start it once, stop it once."""
+    """One loop on one daemon thread. `start` and `stop` are called once each."""
 
     def __init__(self, name: str) -> None:
         self.loop = _Loop()
@@ -50,32 +50,32 @@ class IoThread:
         self._thread.start()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Call it on the loop, soon; from any thread. Raises `Closed` once the thread has stopped."""
+        """Schedule `call` on the loop, from any thread. Raises `Closed` once the thread has stopped."""
         try:
             self.loop.call_soon_threadsafe(call)
         except RuntimeError:
             raise Closed("the log is closed") from None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it beside the rest until `stop`; on the loop."""
+        """Run a coroutine in the background until `stop`; called on the loop."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a coroutine that runs on the loop, from another one. Raises `Closed` when the thread stops
-        meanwhile."""
+        """Run the coroutine that `make` returns on this loop and return its result; called from another loop. Raises
+        what the coroutine raises, and `Closed` when the thread stops meanwhile."""
 
         def begin() -> None:
             task = self.loop.create_task(make())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(tell)
+            task.add_done_callback(publish)
             running.append(task)
 
-        def tell(task: asyncio.Task[T]) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, and with it went who waited
+        def publish(task: asyncio.Task[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: no task waits any more
                 caller.call_soon_threadsafe(settle, task)
 
         def settle(task: asyncio.Task[T]) -> None:
@@ -101,17 +101,17 @@ class IoThread:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("what ran beside a log has failed", exc_info=error)
+            _log.error("a background task of a log has failed", exc_info=error)
 
     async def quit(self) -> None:
-        """End what runs beside; on the loop."""
+        """Cancel the background tasks; called on the loop."""
         others = self._tasks - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Cancel what runs and end the thread; from another loop."""
+        """Cancel all tasks and end the thread; called from another loop."""
         if self._stopped:
             return
         self._stopped = True

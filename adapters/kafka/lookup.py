@@ -1,4 +1,4 @@
-"""Where to begin to read: a start as an offset."""
+"""Resolving the start of a reader to an offset."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from aiokafka import errors as kafka_errors
 from ...runtime.clock import LOGICAL_BITS
 from ...runtime.errors import PositionLost
 from ...runtime.wal import From, FromId, FromTime, Start
-from .catalog import Channel
+from .catalog import KafkaChannel
 from .cluster import LATEST, Cluster
 from .fetching import READ_COMMITTED, READ_UNCOMMITTED, WAIT_S, fetch, records
 from .positions import before_all, from_native, offset_of
 from .topics import largest_unpacked
 
 
-async def first_offset(cluster: Cluster, channel: Channel, start: Start, connection: int) -> int:
-    """The offset to read first. Raises `PositionLost`, and the library's errors."""
+async def first_offset(cluster: Cluster, channel: KafkaChannel, start: Start, connection: int) -> int:
+    """The first offset to read for `start`. Raises `PositionLost`, and the library's errors."""
     match start:
         case From.LATEST:
             return await cluster.offset(channel.topic, LATEST) or 0
@@ -29,17 +29,19 @@ async def first_offset(cluster: Cluster, channel: Channel, start: Start, connect
             return await _behind_id(cluster, channel, id, inclusive=inclusive)
 
 
-async def at_time(cluster: Cluster, channel: Channel, timestamp: int, end: int, connection: int) -> int | None:
-    """The first offset before `end` whose timestamp is at least that. Kafka finds the first record of the millisecond,
-    or of one that was stamped with the time of its append (see `positions.py`); from there on we look ourselves.
+async def at_time(cluster: Cluster, channel: KafkaChannel, timestamp: int, end: int, connection: int) -> int | None:
+    """The first offset before `end` whose timestamp is at least `timestamp`, None for none. Kafka finds the first
+    record of the millisecond, or one that was stamped with the time of its append (see `positions.py`); from there on
+    the records are scanned.
 
-    What lies behind an open transaction may not be read yet, but it is there: so from that place on what is in the
-    transaction counts, too, though it may be aborted in the end. The offset lies before the entry then, never behind.
+    Entries behind an open transaction cannot be read as committed yet, but they exist: from there on the scan reads
+    uncommitted, and a record of the transaction counts although it may be aborted. The offset then lies before the
+    entry, never after it.
     """
     at = await cluster.offset(channel.topic, timestamp >> LOGICAL_BITS)
     isolation = READ_COMMITTED
     while at is not None and at < end:
-        wait_s = WAIT_S if isolation == READ_UNCOMMITTED else 0.0  # what is before the end is there
+        wait_s = WAIT_S if isolation == READ_UNCOMMITTED else 0.0  # the entries before the end exist
         fetched = await fetch(cluster, channel.topic, at, connection, wait_s, isolation)
         if not fetched.size:  # a transaction is open
             isolation = READ_UNCOMMITTED
@@ -53,19 +55,20 @@ async def at_time(cluster: Cluster, channel: Channel, timestamp: int, end: int, 
     return None
 
 
-def lost(channel: Channel, requested: bytes, first: int) -> PositionLost:
+def lost(channel: KafkaChannel, requested: bytes, first: int) -> PositionLost:
+    """The error for a requested id that the channel, whose first offset is `first`, does not have."""
     first_id = channel.prefix + first.to_bytes(8, "big")
     return PositionLost(
-        f"position {requested.hex()} is not in channel {channel.name}, whose first is {first_id.hex()}",
+        f"position {requested.hex()} is not in channel {channel.name}, whose first id is {first_id.hex()}",
         requested=requested,
         first_available=first_id,
         channel=channel.name,
     )
 
 
-async def after_loss(cluster: Cluster, channel: Channel, offset: int) -> int:
-    """Where to go on when the brokers do not have an offset: in an ephemeral channel at the first there is. Raises
-    `PositionLost`; the library's `StaleMetadata` where the leader only does not know its end yet."""
+async def after_loss(cluster: Cluster, channel: KafkaChannel, offset: int) -> int:
+    """The offset to read on from when the brokers do not have `offset`: in an ephemeral channel the first one. Raises
+    `PositionLost`; the library's `StaleMetadata` where the leader does not know its end yet."""
     first, end = await cluster.bounds(channel.topic)
     if first <= offset <= end:
         return offset
@@ -76,7 +79,7 @@ async def after_loss(cluster: Cluster, channel: Channel, offset: int) -> int:
     raise lost(channel, channel.prefix + offset.to_bytes(8, "big"), first)
 
 
-async def _behind_id(cluster: Cluster, channel: Channel, id: bytes, *, inclusive: bool) -> int:
+async def _behind_id(cluster: Cluster, channel: KafkaChannel, id: bytes, *, inclusive: bool) -> int:
     first, end = await cluster.bounds(channel.topic)
     if id == before_all(channel.prefix):
         offset = -1

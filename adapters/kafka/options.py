@@ -1,4 +1,4 @@
-"""What `kafka://…` and the settings `kafka.*` say, checked."""
+"""The options of a `kafka://…` URL and of the settings `kafka.*`, validated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokafka import codec as codecs
 
 from ...runtime.errors import ConfigError
 from ...runtime.redaction import shown_url
-from ...runtime.settings import Kafka
+from ...runtime.settings import KafkaSettings
 from .client_keys import keys_of
 
 PREFIX = "tidewal"
@@ -28,7 +28,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class KafkaOptions:
     """How to reach the brokers, and the limits. All but the first two can be query parameters of the URL."""
 
     bootstrap: str
@@ -38,8 +38,8 @@ class Options:
     request_timeout_s: float = 5.0  # how long one request may take
     delivery_timeout_s: float = 30.0  # how long an append, or any other call, may take with all attempts
     pending_bytes: int = 64 * MIB  # of appends that are not answered; over it `submit` raises `Overloaded`
-    batch_bytes: int = MIB // 2  # of one request to append; so much stays in a processor's cache while it is encoded
-    fetch_bytes: int = 2 * MIB  # of one request to read
+    batch_bytes: int = MIB // 2  # of one append request; this size stays in a processor's cache while it is encoded
+    fetch_bytes: int = 2 * MIB  # of one fetch request
     prefetch_bytes: int = 4 * MIB  # that a reader holds before it stops fetching
     max_message_bytes: int = 0  # of one message, where the brokers take less than a channel's policy; 0: the policy's
     compression: str = "none"  # of batches: none, gzip, snappy, lz4 or zstd
@@ -48,18 +48,18 @@ class Options:
 
     @property
     def largest_batch_bytes(self) -> int:
-        """What a batch may take that holds one message, whatever the channel's limit is beside that."""
+        """The largest batch of several messages, in bytes, whatever the channel's limit of one message."""
         return self.batch_bytes + OVERHEAD_BYTES
 
     def largest_message(self, of_policy: int) -> int:
-        """The largest message of a channel whose policy says so."""
+        """The largest message, in bytes, of a channel whose policy allows `of_policy`."""
         return min(of_policy, self.max_message_bytes or of_policy)
 
 
-OVERHEAD_BYTES = 64 * 1024  # what Kafka counts beside the payloads of a batch, at most
+OVERHEAD_BYTES = 64 * 1024  # what Kafka counts besides the payloads of a batch, at most
 
 
-def parse(url: str, settings: Kafka | None = None, **given: object) -> Options:
+def parse(url: str, settings: KafkaSettings | None = None, **given: object) -> KafkaOptions:
     """Read `kafka://host:port[,host:port…][/PREFIX][?option=value]`. `given` options win over the URL's, which win over
     the settings. Raises `ConfigError`."""
     parts, shown = urlsplit(url), shown_url(url)
@@ -69,28 +69,30 @@ def parse(url: str, settings: Kafka | None = None, **given: object) -> Options:
         raise ConfigError(f"{shown!r}: write kafka://host:port,host:port/PREFIX; settings kafka.* log in", key="wal")
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"{shown!r}: the prefix of the topics is 1-40 characters of A-Z a-z 0-9 -", key="wal")
-    keys = keys_of(settings or Kafka())
-    login = _with(settings or Kafka(), keys.login)
-    options = Options(bootstrap, prefix, client=_security(login) if settings else {})
+    keys = keys_of(settings or KafkaSettings())
+    login = _with(settings or KafkaSettings(), keys.login)
+    options = KafkaOptions(bootstrap, prefix, client=_security(login) if settings else {})
     return replace(options, **_checked({**keys.options, **dict(parse_qsl(parts.query)), **given}))
 
 
-def _with(settings: Kafka, login: Mapping[str, str]) -> Kafka:
-    """The settings, with these keys in place of their own."""
+def _with(settings: KafkaSettings, login: Mapping[str, str]) -> KafkaSettings:
+    """The settings, with the keys of `login` replaced."""
     if not login:
         return settings
-    picture = settings.model_dump(by_alias=True)
+    values = settings.model_dump(by_alias=True)
     for key, value in login.items():
-        branch: dict[str, Any] = picture
+        branch: dict[str, Any] = values
         *sections, last = key.split(".")
         for section in sections:
             branch = branch[section]
         branch[last] = value
-    return Kafka.model_validate(picture)
+    return KafkaSettings.model_validate(values)
 
 
 def _checked(given: Mapping[str, object]) -> dict[str, Any]:
-    kinds: dict[str, type] = {each.name: type(each.default) for each in fields(Options) if each.name not in _NO_OPTIONS}
+    kinds: dict[str, type] = {
+        each.name: type(each.default) for each in fields(KafkaOptions) if each.name not in _NO_OPTIONS
+    }
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in kinds:
@@ -98,7 +100,7 @@ def _checked(given: Mapping[str, object]) -> dict[str, Any]:
         try:
             found[name] = kinds[name](str(value))
         except ValueError:
-            raise ConfigError(f"kafka:// option {name}={value!r} is no number", key="wal") from None
+            raise ConfigError(f"kafka:// option {name}={value!r} is not a number", key="wal") from None
         if kinds[name] is not str and name not in _ANY_NUMBER and found[name] <= 0:
             raise ConfigError(f"kafka:// option {name}={value!r} must be above 0", key="wal")
     if found.get("replication_factor", -1) < -1 or found.get("replication_factor") == 0:
@@ -115,7 +117,7 @@ def _available(codec: str) -> bool:
     return codec == "none" or bool(getattr(codecs, f"has_{codec}")())
 
 
-def _security(settings: Kafka) -> dict[str, Any]:
+def _security(settings: KafkaSettings) -> dict[str, Any]:
     protocol = settings.security_protocol or ("SSL" if settings.ssl.enabled else "PLAINTEXT")
     found: dict[str, Any] = {"security_protocol": protocol}
     if protocol.startswith("SASL"):
@@ -129,7 +131,7 @@ def _security(settings: Kafka) -> dict[str, Any]:
     return found
 
 
-def _ssl_context(settings: Kafka) -> ssl.SSLContext:
+def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=settings.ssl.tls_ca_cert or None)
         if settings.ssl.tls_cert:

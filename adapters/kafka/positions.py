@@ -1,7 +1,7 @@
 """Ids and timestamps of entries as Kafka keeps them.
 
 An id is the channel's incarnation (where its creation is recorded in the catalog) and the offset of the record, so that
-a channel that is dropped and made again never gives out an id twice.
+a channel that is dropped and created again never uses an id twice.
 
 A record's native timestamp is the physical part of the entry's, and what that leaves out is in the header `ts`. An
 entry that was not stamped lately gets the time of the append instead: Kafka's retention goes by native timestamps and
@@ -32,30 +32,30 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 
 
 def check_name(channel: str) -> None:
-    """Raise `InvalidRequest` unless it can name a channel."""
+    """Raise `InvalidRequest` unless `channel` is a valid channel name."""
     if not _NAME.fullmatch(channel):
         raise InvalidRequest(f"channel name {channel!r}: 1-250 characters of A-Z a-z 0-9 . _ - are allowed")
 
 
 def prefix(incarnation: int) -> bytes:
-    """What all ids of a channel begin with. Never zero: something lies before the first id of all."""
+    """The prefix of all ids of a channel. Never zero, so that a position exists before the first id of all."""
     return (incarnation + 1).to_bytes(HALF_BYTES, "big")
 
 
 def before_all(prefix: bytes) -> bytes:
-    """The last id that lies before all that begin so: the position of who has had nothing yet."""
+    """The last id before all ids with this prefix: the position of a reader that has read nothing yet."""
     return just_before(prefix + bytes(HALF_BYTES))
 
 
 def offset_of(id: bytes, of: bytes) -> int | None:
-    """The offset that an id names in the channel whose ids begin with `of`; None when it is of no such channel."""
+    """The offset in an id of the channel whose ids begin with `of`; None for an id of another channel."""
     if len(id) != ID_BYTES or not id.startswith(of):
         return None
     return int.from_bytes(id[HALF_BYTES:], "big")
 
 
 def to_rows(timestamps: Iterable[int], payloads: Iterable[bytes], now_ms: int) -> list[Row]:
-    """The records of entries."""
+    """The records of entries; `now_ms` is the time of the append."""
     rows: list[Row] = []
     oldest_ms = now_ms - FRESH_MS
     for timestamp, payload in zip(timestamps, payloads, strict=True):
@@ -70,7 +70,7 @@ def to_rows(timestamps: Iterable[int], payloads: Iterable[bytes], now_ms: int) -
 
 
 def from_native(native_ms: int, headers: Headers) -> int:
-    """The timestamp of a record, also of one that something else than Tidewal wrote."""
+    """The timestamp of a record, also of one that another program than Tidewal wrote."""
     for name, value in headers:
         if name == HEADER and value is not None and len(value) == STAMP_BYTES:
             return int.from_bytes(value, "big")

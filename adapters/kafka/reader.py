@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...runtime.wakeup import Hub
+from ...runtime.loop_bridge import LoopNotifier
 from ...runtime.wal import Entry, Start
-from .feed import Feed
+from .channel_fetcher import ChannelFetcher
 from .fetching import entries
 from .topics import largest_unpacked
 
 
-class Source(Protocol):
+class ReaderSource(Protocol):
     """What a reader needs of the log."""
 
-    async def feed(self, channel: str, start: Start) -> Feed | None:
-        """Begin to fetch; None when the log is closed. Raises `ChannelNotFound`."""
+    async def open_fetcher(self, channel: str, start: Start) -> ChannelFetcher | None:
+        """Begin to fetch a channel from `start`; None when the log is closed. Raises `ChannelNotFound`."""
         ...
 
-    def leave(self, feed: Feed) -> None:
-        """It is not needed any more."""
+    def close_fetcher(self, fetcher: ChannelFetcher) -> None:
+        """Stop fetching; the fetcher is not needed any more."""
         ...
 
-    def hub(self) -> Hub: ...
+    def notifier(self) -> LoopNotifier: ...
 
 
 class Reader:
     """An async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, source: Source, channel: str, start: Start) -> None:
+    def __init__(self, source: ReaderSource, channel: str, start: Start) -> None:
         self._source, self._channel, self._start = source, channel, start
-        self._feed: Feed | None = None
+        self._fetcher: ChannelFetcher | None = None
         self._closed = False
 
     def __aiter__(self) -> Reader:
@@ -39,15 +39,15 @@ class Reader:
 
     async def __anext__(self) -> Sequence[Entry]:
         while not self._closed:
-            if self._feed is None:
-                self._feed = await self._source.feed(self._channel, self._start)
-                if self._feed is None:
+            if self._fetcher is None:
+                self._fetcher = await self._source.open_fetcher(self._channel, self._start)
+                if self._fetcher is None:
                     break
-            taken = self._feed.take()
+            taken = self._fetcher.take()
             if taken is None:
-                await self._feed.wait(self._source.hub())
+                await self._fetcher.wait(self._source.notifier())
             else:
-                channel = self._feed.channel
+                channel = self._fetcher.channel
                 if found := entries(*taken, channel.prefix, largest_unpacked(channel.policy)):
                     return found
         raise StopAsyncIteration
@@ -55,5 +55,5 @@ class Reader:
     async def aclose(self) -> None:
         """End the iteration, also for a task that is waiting in it."""
         self._closed = True
-        if self._feed is not None:
-            self._source.leave(self._feed)
+        if self._fetcher is not None:
+            self._source.close_fetcher(self._fetcher)

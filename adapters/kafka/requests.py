@@ -1,8 +1,8 @@
 """Three requests in versions that `aiokafka` does not have: those that name a topic by its id (KIP-516).
 
-A topic that is deleted and made again has its name, but not its id. So what is sent by id never reaches another topic
-than the one that was meant, at no cost: the brokers answer UNKNOWN_TOPIC_ID. Brokers that do not know a version yet get
-the request by name, as before.
+A topic that is deleted and created again has the same name, but another id. So a request by id never reaches another
+topic than the intended one, at no cost: the brokers answer UNKNOWN_TOPIC_ID. Brokers that do not know a version yet get
+the request by name.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _NO_NAME: Any = None
 
 
 def may_be(found: bytes | None, noted: bytes | None) -> bool:
-    """Whether the topic that was found is the one that was noted. One that has no id is known by its name: brokers
-    number the topics that they have when they are upgraded, and in a cluster of two versions not all of them tell."""
+    """Whether the topic with the id `found` can be the one with the recorded id `noted`. Without an id a topic is
+    identified by its name: brokers give ids to existing topics when they are upgraded, and in a cluster of two versions
+    not all of them return ids."""
     return found is not None and noted is not None and (found == noted or NO_ID in (found, noted))
 
 
 class Uuid(AbstractType[bytes]):
-    """As it is sent."""
+    """A topic id in a request or response."""
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
@@ -107,7 +108,7 @@ class MetadataRequest_v12(RequestStruct):
 
 
 class DescribeTopic(Request[MetadataRequest_v12]):
-    """What there is under a name; without making it."""
+    """Ask for the topic of a name, without creating it."""
 
     API_KEY = 3
 
@@ -175,7 +176,7 @@ class ProduceRequest_v13(RequestStruct):
 
 
 class ProduceById(Request[ProduceRequest_v8 | ProduceRequest_v13]):
-    """A batch for a topic, outside of transactions."""
+    """Append a batch to a topic, outside of transactions."""
 
     API_KEY = 0
 
@@ -271,7 +272,7 @@ class FetchRequest_v13(RequestStruct):
 
 
 class FetchById(Request[FetchRequest_v11 | FetchRequest_v13]):
-    """What a topic has from an offset on."""
+    """Fetch the batches of a topic from an offset on."""
 
     API_KEY = 1
 

@@ -1,4 +1,4 @@
-"""Appending to one topic: batch by batch, each once, and with a known outcome wherever there can be one."""
+"""Appending to one topic: batch by batch, each exactly once, with a known outcome wherever possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from ...runtime.errors import TidewalError, Unavailable, of_unknown_outcome
 from ...runtime.stalls import Waiting
 from . import faults
-from .batch import Batch
+from .batch import ProducerBatch
 from .cluster import PARTITION, PAUSE_S, Cluster
 from .options import CODECS
 from .positions import Row
@@ -30,9 +30,9 @@ SEQUENCES = 2**31  # they begin again at 0
 class Sender:
     """The idempotent producer of one topic. One `send` at a time, so order is kept.
 
-    Brokers recognise a batch by the producer's number and the batch's own. So it may be sent again until it is
-    answered, and a batch that was refused takes no number: nothing behind it fails. When `send` ends without knowing
-    what became of one of its attempts, the producer's number is given up, and the next batch goes out under a new one.
+    Brokers recognise a batch by producer id and sequence number. So it may be sent again until it is answered, and a
+    refused batch uses up no sequence number: the batches after it do not fail. When `send` ends with an attempt of
+    unknown outcome, the producer id is given up, and the next batch is sent under a new one.
     """
 
     def __init__(
@@ -45,26 +45,26 @@ class Sender:
         channel: str = "",
         topic_id: Callable[[], bytes | None] = lambda: NO_ID,
     ) -> None:
-        """`ready` is called where the `topic_id` is not known yet, and where the topic may be gone: it makes the topic,
-        or raises that it is gone for good. Stalls are reported under the name of the channel, or the topic's."""
+        """`ready` is called where the `topic_id` is not known yet, and where the topic may be gone: it creates the
+        topic, or raises that it is gone for good. Stalls are reported under `channel`, or the topic's name."""
         self._cluster, self._topic, self._connection = cluster, topic, connection
         self._ready, self._acks, self._topic_id = ready, acks, topic_id
         self._channel = channel or topic
         self._producer: tuple[int, int] | None = None  # id and epoch
-        self._sequence = self._next_sequence = 0  # of what is sent, and of what comes behind it
+        self._sequence = self._next_sequence = 0  # of the batch in flight, and of the one after it
 
-    def batch(self, rows: Iterable[Row] = ()) -> Batch:
-        """A new batch for the topic."""
-        return Batch(rows, codec=CODECS[self._cluster.options.compression])
+    def batch(self, rows: Iterable[Row] = ()) -> ProducerBatch:
+        """A new batch for the topic, with `rows`."""
+        return ProducerBatch(rows, codec=CODECS[self._cluster.options.compression])
 
-    def prepare(self, batch: Batch) -> None:
-        """Number a batch as it will be if the one under way gets in: what is left to do when that one is answered is
-        to send this one."""
+    def prepare(self, batch: ProducerBatch) -> None:
+        """Build a batch with the numbers that it gets if the one in flight is appended, so that it can be sent as soon
+        as that one is answered."""
         if self._producer is not None:
             batch.build(self._producer, self._next_sequence)
 
-    async def send(self, batch: Batch) -> int:
-        """Append it and return the offset of its first record. Raises `Unavailable` and what `ready` and
+    async def send(self, batch: ProducerBatch) -> int:
+        """Append a batch and return the offset of its first record. Raises `Unavailable` and what `ready` and
         `faults.mapped` have, with `outcome_unknown` where the batch may be in the log all the same."""
         waiting = self._cluster.stalls.begin("append", self._channel)
         try:
@@ -72,7 +72,7 @@ class Sender:
         finally:
             self._cluster.stalls.end(waiting)
 
-    async def _send(self, batch: Batch, waiting: Waiting) -> int:
+    async def _send(self, batch: ProducerBatch, waiting: Waiting) -> int:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._cluster.options.delivery_timeout_s
         built: Any = None
@@ -107,11 +107,11 @@ class Sender:
             self._cluster.stalls.outcome_unknown(self._channel, batch.count)
             raise of_unknown_outcome(error) from error.__cause__
         finally:
-            if unknown:  # the brokers may have the sequence: what comes next under it would be taken for this batch
+            if unknown:  # the brokers may have the sequence: the next batch under it would be taken for this one
                 self._producer = None
 
     async def _identity(self) -> tuple[int, int]:
-        """The producer's number, asked for where there is none."""
+        """The producer's id and epoch, requested where there is none."""
         if self._producer is None:
             response = await self._cluster.ask(None, InitProducerIdRequest(NOT_TRANSACTIONAL, LONGEST_MS))
             if response.error_code:
@@ -131,8 +131,8 @@ class Sender:
         return written_at(response)
 
     async def _pause(self, deadline: float, *, gone: bool) -> None:
-        """Wait a moment and find out who leads the topic now, and whether it is `gone`; what fails meanwhile the next
-        attempt will meet too."""
+        """Wait, refresh the leader of the topic, and check whether the topic is `gone`. Errors are ignored: the next
+        attempt will fail with them too."""
         with contextlib.suppress(TimeoutError, Unavailable, *faults.Foreign):
             async with asyncio.timeout_at(deadline + PAUSE_S):
                 await asyncio.sleep(PAUSE_S)
@@ -142,7 +142,7 @@ class Sender:
 
 
 def written_at(response: Any) -> int:
-    """The offset of the first record, as the answer to an append has it. Raises the library's errors."""
+    """The offset of the first record, from the answer to an append. Raises the library's errors."""
     code, offset = response.topics[0][1][0][1:3]
     if code:
         raise faults.for_code(code)

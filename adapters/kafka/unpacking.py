@@ -1,8 +1,8 @@
-"""Compressed batches: unpacked up to a limit, and no further.
+"""Compressed batches: unpacked up to a limit in bytes.
 
-Brokers limit a batch as it is sent, so a few KB may be meant to become a GB. What comes out is bounded before it is
-made. A batch that would become larger, or cannot be unpacked, counts as one record without a value, at its last offset:
-it stops nobody, and what decodes records takes it for a bad one.
+Brokers limit the compressed size of a batch, so a few KB may unpack to a GB. The output is limited while unpacking. A
+batch that would exceed the limit, or cannot be unpacked, counts as one record without a value, at its last offset: it
+stops no reader, and the record decoder treats it as an invalid record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiokafka.record import MemoryRecords
 from .options import CODECS
 
 _LENGTH = struct.Struct(">i")
-_LENGTH_AT, _LENGTH_END = 8, 12  # how long a batch is behind its length
+_LENGTH_AT, _LENGTH_END = 8, 12  # the length of the batch after this field
 _ATTRIBUTES = struct.Struct(">h")
 _ATTRIBUTES_AT = 21
 _CODEC_BITS = 0b111
@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 class TooLarge(Exception):
-    """More would come out than may."""
+    """The unpacked batch would exceed the limit."""
 
 
 class Unread(NamedTuple):
-    """What stands for a batch that is not unpacked."""
+    """The record that stands for a batch that is not unpacked."""
 
     offset: int
     timestamp: int
@@ -46,7 +46,7 @@ class Unread(NamedTuple):
 
 
 class Packed:
-    """A compressed batch; what its header says is asked of it as of any other."""
+    """A compressed batch; attributes of its header are delegated to the library's batch."""
 
     __slots__ = ("_batch", "_data")
 
@@ -84,7 +84,7 @@ class Packed:
 
 
 def split(data: bytes) -> Iterator[Any]:
-    """The batches in the answer to a read; a last one that is cut off is left out."""
+    """The batches in the answer to a fetch; a truncated last one is left out."""
     records, at = MemoryRecords(data), 0
     while records.has_next():
         batch: Any = records.next_batch()
@@ -115,7 +115,7 @@ def _gunzip(data: bytes, limit: int) -> bytes:
         if len(out) > limit:
             raise TooLarge
         if not member.eof:
-            raise EOFError("the data end too early")
+            raise EOFError("the data ends too early")
         data = member.unused_data
     return bytes(out)
 
@@ -137,6 +137,6 @@ def _xerial_blocks(data: bytes) -> Iterator[bytes]:
 
 
 def _into(decompress_into: Callable[[bytes, bytearray], int], data: bytes, limit: int) -> bytes:
-    """Unpack where there is room for so much: more is an error of the package's."""
+    """Unpack into a buffer of `limit` bytes: the package raises an error for more."""
     room = bytearray(limit)
     return bytes(room[: decompress_into(data, room)])

@@ -1,4 +1,4 @@
-"""A log on Kafka, as `Wal` asks for it."""
+"""The `Wal` on Kafka."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ...runtime.errors import Closed
-from ...runtime.groups.member import start_member
+from ...runtime.groups.group_consumer import start_member
 from ...runtime.groups.positions import resolve
+from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
 from ...runtime.metrics import Metrics
 from ...runtime.stalls import StallWatch
-from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
     Capabilities,
@@ -29,16 +29,16 @@ from ...runtime.wal import (
     Start,
 )
 from .appending import Appender
-from .catalog import Catalog, Channel, was_dropped
+from .catalog import ChannelCatalog, KafkaChannel, was_dropped
+from .channel_fetcher import ChannelFetcher
 from .cluster import CONTROL, Cluster
-from .feed import Feed
 from .groups.service import Groups
 from .io_thread import IoThread
-from .lane import Backlog, Lane
 from .management import Management
-from .options import Options
+from .options import KafkaOptions
 from .positions import check_name
 from .reader import Reader
+from .send_queue import Backlog, ChannelSendQueue
 
 T = TypeVar("T")
 
@@ -53,20 +53,23 @@ CAPABILITIES = Capabilities(
     atomic_commits=True,
     ephemeral_bounds=False,
 )
-CATALOG_CONNECTIONS = (1, 2)  # for following, for writing
-LANE_CONNECTIONS = range(3, 7)  # shared by all lanes; a broker answers the requests of one connection in turn
+CATALOG_CONNECTIONS = (1, 2)  # for following and for writing the catalog
+SEND_CONNECTIONS = range(3, 7)  # shared by all send queues; a broker answers the requests of a connection in turn
 
 
 class KafkaWal:
-    """Open with `KafkaWal.connect`. Coroutines may be called from any loop, `submit` from any thread."""
+    """The WAL on Kafka; open it with `connect`. Coroutines may be called from any loop, `submit` from any thread."""
 
     name = "kafka"
     capabilities = CAPABILITIES
 
     @classmethod
-    async def connect(cls, options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> KafkaWal:
-        """`read_only`: opening and reading make no topics. Raises `Unavailable` when no broker answers within
-        `delivery_timeout_s`, and where `read_only` finds no log, `ConfigError`."""
+    async def connect(
+        cls, options: KafkaOptions, metrics: Metrics | None = None, *, read_only: bool = False
+    ) -> KafkaWal:
+        """Open the log. Stalls and group resets are counted in `metrics`. With `read_only`, opening and reading create
+        no topics. Raises `Unavailable` when no broker answers within `delivery_timeout_s` or `read_only` finds no log,
+        and `ConfigError`."""
         wal = cls(options, metrics, read_only=read_only)
         try:
             await wal._io.call(wal._open)
@@ -75,21 +78,21 @@ class KafkaWal:
             raise
         return wal
 
-    def __init__(self, options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
+    def __init__(self, options: KafkaOptions, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
         """Use `connect`."""
         self._options, self._read_only = options, read_only
         self._stalls = StallWatch(metrics)
         self._io = IoThread("tidewal-kafka")
-        self._hubs = Hubs()
+        self._notifiers = LoopNotifiers()
         self._backlog = Backlog(options.pending_bytes)
-        self._feeds: set[Feed] = set()
-        self._reading_connections: list[int] = []  # those that no feed uses
+        self._fetchers: set[ChannelFetcher] = set()
+        self._reading_connections: list[int] = []  # those that no fetcher uses
         self._new_connections = itertools.count(CONTROL + 1)
         self._io_thread = 0
         self._ending: asyncio.Task[None] | None = None
         self._writes: Cluster
         self._reads: Cluster
-        self._catalog: Catalog
+        self._catalog: ChannelCatalog
         self._management: Management
         self._appender: Appender
         self._groups: Groups | None = None
@@ -99,14 +102,14 @@ class KafkaWal:
         self._io.start()
 
     async def _open(self) -> None:
-        """On the I/O loop, as all whose names end with `_io`."""
-        self._hubs.gather()
+        """Connect. Runs on the I/O loop, as the methods whose names end with `_io`."""
+        self._notifiers.gather()
         self._io_thread = threading.get_ident()
         self._writes, self._reads = (Cluster(self._options, self._stalls) for _ in range(2))
         self._clusters = [self._writes, self._reads]
         await self._writes.open()
         await self._reads.open()
-        self._catalog = Catalog(
+        self._catalog = ChannelCatalog(
             self._writes, CATALOG_CONNECTIONS, lambda: self._appender.forget_dropped(), read_only=self._read_only
         )
         self._management = Management(
@@ -118,8 +121,8 @@ class KafkaWal:
             self._management,
             self._backlog,
             self._io,
-            LANE_CONNECTIONS,
-            self._hubs.flush,
+            SEND_CONNECTIONS,
+            self._notifiers.flush,
         )
         self._groups = Groups(Cluster(self._options, self._stalls), self._catalog, self._management, self._io)
         await self._catalog.open()
@@ -156,8 +159,8 @@ class KafkaWal:
     # ---- appending ---------------------------------------------------------------------------------------------------
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
-        """`Wal.submit`. A channel that this process does not know comes through `done`, as do the entries that are too
-        large for it: it may have been made elsewhere a moment ago."""
+        """`Wal.submit`. For a channel that this process does not know, `ChannelNotFound` and `MessageTooLarge` come
+        through `done`, since another process may just have created it."""
         self._check_open()
         if not entries:
             done([])
@@ -165,75 +168,75 @@ class KafkaWal:
         self._appender.submit(entries, done)
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        future, done = self._hubs.promise()
+        future, done = self._notifiers.promise()
         self.submit((Append(channel, payload, timestamp),), done)
         return (await future)[0]
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        future, done = self._hubs.promise()
+        future, done = self._notifiers.promise()
         self.submit(entries, done)
         return await future
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
-        """`Wal.read`. An ephemeral channel's reader goes on at the oldest entry there is."""
+        """`Wal.read`. The reader of an ephemeral channel goes on at the oldest stored entry when it falls behind."""
         self._check_open()
         return Reader(self, channel, start)
 
-    async def feed(self, channel: str, start: Start) -> Feed | None:
-        """For `Reader`."""
+    async def open_fetcher(self, channel: str, start: Start) -> ChannelFetcher | None:
+        """`ReaderSource.open_fetcher`."""
         try:
             found = self._catalog.find(channel) or await self._call(lambda: self._management.find(channel))
-            return self._begin_feed(found, start)
+            return self._begin_fetching(found, start)
         except Closed:
             return None
 
-    def _begin_feed(self, channel: Channel, start: Start) -> Feed:
-        feed = Feed(channel, start, self._wake)
+    def _begin_fetching(self, channel: KafkaChannel, start: Start) -> ChannelFetcher:
+        fetcher = ChannelFetcher(channel, start, self._wake)
         with self._backlog.lock:
             self._check_open()
-            self._feeds.add(feed)
-            lane = self._appender.lane(channel) if start is From.LATEST else None
-            if lane is not None:  # what is submitted from now on comes behind the start
-                lane.stop()
-        self._io.post(lambda: _forget(self._io.spawn(self._feed_io(feed, lane))))
-        return feed
+            self._fetchers.add(fetcher)
+            send_queue = self._appender.send_queue(channel) if start is From.LATEST else None
+            if send_queue is not None:  # entries submitted from now on come after the start
+                send_queue.pause()
+        self._io.post(lambda: _forget(self._io.spawn(self._fetch_io(fetcher, send_queue))))
+        return fetcher
 
-    async def _feed_io(self, feed: Feed, lane: Lane | None) -> None:
+    async def _fetch_io(self, fetcher: ChannelFetcher, send_queue: ChannelSendQueue | None) -> None:
         def started() -> None:
-            if lane is not None:
+            if send_queue is not None:
                 with self._backlog.lock:
-                    lane.go()
+                    send_queue.resume()
 
         connection = self._reading_connections.pop() if self._reading_connections else next(self._new_connections)
-        listeners = feed.channel.listeners
-        listeners.add(feed)
+        listeners = fetcher.channel.listeners
+        listeners.add(fetcher)
         try:
-            if feed.channel.dropped:
-                feed.dropped(was_dropped(feed.channel))
-            await feed.run(self._reads, connection, lambda: self._management.ensure(feed.channel), started)
+            if fetcher.channel.dropped:
+                fetcher.dropped(was_dropped(fetcher.channel))
+            await fetcher.run(self._reads, connection, lambda: self._management.ensure(fetcher.channel), started)
         finally:
-            listeners.discard(feed)
-            self._reads.hang_up(connection)  # a broker may be holding back the answer to a fetch
+            listeners.discard(fetcher)
+            self._reads.close_connection(connection)  # a broker may be holding back the answer to a fetch
             self._reading_connections.append(connection)
-            self._hubs.flush()
+            self._notifiers.flush()
 
-    def leave(self, feed: Feed) -> None:
-        """For `Reader`."""
-        self._feeds.discard(feed)
-        feed.close()
+    def close_fetcher(self, fetcher: ChannelFetcher) -> None:
+        """`ReaderSource.close_fetcher`."""
+        self._fetchers.discard(fetcher)
+        fetcher.close()
         with contextlib.suppress(Closed):
-            self._io.post(feed.cut_short)
+            self._io.post(fetcher.cancel)
 
-    def hub(self) -> Hub:
-        """For `Reader`."""
-        return self._hubs.current()
+    def notifier(self) -> LoopNotifier:
+        """`ReaderSource.notifier`."""
+        return self._notifiers.current()
 
-    def _wake(self, hub: Hub, waiter: asyncio.Future[None]) -> None:
-        hub.settle(waiter, None)
+    def _wake(self, notifier: LoopNotifier, waiter: asyncio.Future[None]) -> None:
+        notifier.settle(waiter, None)
         if threading.get_ident() == self._io_thread:
-            self._hubs.flush()
+            self._notifiers.flush()
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
@@ -246,12 +249,12 @@ class KafkaWal:
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
     ) -> GroupMember:
-        """`Wal.join`. Where Kafka's brokers allow no session as short as that it is one of 6 s."""
+        """`Wal.join`. Where the brokers do not allow a session as short as `session_timeout_s`, it is one of 6 s."""
         groups = await self._call(self._open_groups)
         await self._call(lambda: groups.check(group, channels))
         return await start_member(
             self,
-            groups.link,
+            groups.client,
             group,
             channels,
             start=start,
@@ -265,7 +268,7 @@ class KafkaWal:
         return await self._call(groups.groups)
 
     async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        """`Wal.seek_group`, of a group without members."""
+        """`Wal.seek_group`, only for a group without members. Raises `InvalidRequest` where it has some."""
         groups = await self._call(self._open_groups)
         position = await resolve(self, channel, start)
         await self._call(lambda: groups.move(group, channel, position))
@@ -281,27 +284,27 @@ class KafkaWal:
     # ---- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """`Wal.close`. What was submitted is answered first, after `delivery_timeout_s` with `Unavailable`."""
+        """`Wal.close`. Submitted entries are answered first, after `delivery_timeout_s` with `Unavailable`."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._close())
         await asyncio.shield(self._ending)
 
     async def _close(self) -> None:
-        future, landed = self._hubs.promise()
+        future, drained = self._notifiers.promise()
         with self._backlog.lock:
             self._backlog.closed = True
-            self._backlog.landed = lambda: landed([])
+            self._backlog.on_drained = lambda: drained([])
             waiting = bool(self._backlog.bytes)
-            feeds, self._feeds = self._feeds, set()
-        for feed in feeds:
-            feed.close()
+            fetchers, self._fetchers = self._fetchers, set()
+        for fetcher in fetchers:
+            fetcher.close()
         if waiting:
             await future
         await self._io.call(self._close_groups)
         await self._io.call(self._close_io)
         await self._io.stop()
         await asyncio.to_thread(self._stalls.close)
-        self._hubs.close()
+        self._notifiers.close()
 
     async def _close_groups(self) -> None:
         if self._groups is not None:
@@ -309,7 +312,7 @@ class KafkaWal:
 
     async def _close_io(self) -> None:
         await self._io.quit()
-        self._hubs.flush()
+        self._notifiers.flush()
         await asyncio.gather(*(cluster.close() for cluster in self._clusters))
 
     async def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -322,4 +325,4 @@ class KafkaWal:
 
 
 def _forget(task: asyncio.Task[None]) -> None:
-    """What runs beside the rest is known to the thread; nobody waits for it."""
+    """The I/O thread keeps track of its background tasks; no caller waits for this one."""

@@ -1,9 +1,9 @@
-"""Pulsar: `pulsar://host:port/tenant/namespace`, for a log that Apache Pulsar keeps."""
+"""Pulsar: `pulsar://host:port/tenant/namespace`, a log on Apache Pulsar."""
 
 from __future__ import annotations
 
 from ...runtime.metrics import Metrics
-from ...runtime.settings import Pulsar as PulsarSettings
+from ...runtime.settings import PulsarSettings as PulsarSettings
 from .options import parse
 from .wal import Pulsar
 
@@ -19,11 +19,12 @@ async def open_wal(
     read_only: bool = False,
     **options: object,
 ) -> Pulsar:
-    """Open `pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?option=value]`, with the options of `options.Options`.
+    """Open `pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?option=value]`, with the options of
+    `options.PulsarOptions`.
 
     `settings` are the keys `pulsar.*`; stalls are counted in `metrics`. `own` means nothing here: any number of
-    processes open one log. `read_only`: neither the namespace nor a topic is made, and no setting is changed.
-    Raises `Unavailable` when Pulsar's web service does not answer in time and where `read_only` finds no namespace,
-    `ConfigError`, also where `read_only` finds one in which readers make topics.
+    processes may open one log. With `read_only` neither the namespace nor a topic is created, and no setting is
+    changed. Raises `Unavailable` when Pulsar's web service does not answer in time or `read_only` finds no namespace,
+    and `ConfigError` for options, and where `read_only` finds a namespace in which readers create topics.
     """
     return await Pulsar.open(parse(url, settings, **options), metrics, read_only=read_only)

@@ -1,7 +1,7 @@
 """Pulsar's administration over its web service: topics, their properties and policies, cursors.
 
-Every method blocks and is called on a thread. Each is idempotent, so it is tried again until `timeout_s` while the
-broker restarts or a topic moves to another one; then `Unavailable`.
+Every method blocks and is called on a thread. Each is idempotent, so it is retried until `timeout_s` while the broker
+restarts or a topic moves to another broker; then it raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ...runtime.errors import ChannelNotFound, Closed, ConfigError, InvalidReque
 from ...runtime.redaction import shown_url
 from .client import Security
 from .failures import Outcome, web_outcome
-from .ids import Place
-from .topics import MADE_PROPERTY, POLICY_PROPERTY, Survey, Topic, survey_of
+from .ids import MessagePlace
+from .topics import INCARNATION_PROPERTY, POLICY_PROPERTY, Topic, TopicContents, contents_of
 
 Json = dict[str, object]
 
 log = logging.getLogger("tidewal.pulsar")
 
 DEFAULT_MESSAGE_BYTES = 5 * 1024 * 1024
-FIRST_PAUSE_S = 0.1  # before the second try; twice as long each time
+FIRST_PAUSE_S = 0.1  # before the second attempt; doubled each time
 LONGEST_PAUSE_S = 2.0
 ONE_TRY_S = 10.0
-LOOK_AGAIN_S = 0.02  # whether a policy is in effect
-_TRY_AGAIN = frozenset({408, 412, 425, 429, 500, 502, 503, 504})  # 412: this broker does not own the topic any more
+LOOK_AGAIN_S = 0.02  # between two checks whether a policy is in effect
+_TRY_AGAIN = frozenset({408, 412, 425, 429, 500, 502, 503, 504})  # 412: the topic has moved to another broker
 
 
 class Admin:
-    """One namespace, seen through the web service at `web_url`."""
+    """The administration of one namespace through the web service at `web_url`."""
 
     def __init__(self, web_url: str, namespace: str, timeout_s: float, security: Security) -> None:
         self._root = f"{web_url.rstrip('/')}/admin/v2/"
@@ -49,79 +49,79 @@ class Admin:
         self._headers = {"Content-Type": "application/json"}
         if security.token:
             self._headers["Authorization"] = f"Bearer {security.token}"
-        # Brokers are reached directly, as the client library reaches them; what answers elsewhere is asked by us.
+        # Brokers are reached without a proxy, as the client library reaches them; `_once` follows redirects.
         self._web = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), _NoRedirects, urllib.request.HTTPSHandler(context=_context(security))
         )
 
     def close(self) -> None:
-        """End the calls that wait to be tried again."""
+        """End the calls that wait for another attempt."""
         self._closing.set()
 
     def prepare_namespace(self) -> None:
-        """Have the namespace, without topics that make themselves: a producer of a deleted channel would bring its
-        topic back, which is no channel, and appends would be acknowledged there.
+        """Create the namespace where there is none, and switch automatic topic creation off: otherwise the producer of
+        a deleted channel would create its topic again, which is not a channel, and appends would be acknowledged there.
 
-        In a namespace that was made before this is switched off, which is logged, unless it has topics of others,
-        non-persistent ones included, whose clients may count on it: `ConfigError`. A non-persistent topic that is not
-        partitioned is known to the brokers only while a client uses it."""
+        In an existing namespace the switch is logged. Where the namespace has topics of other applications, including
+        non-persistent ones, whose clients may rely on it, it is not switched off: `ConfigError`. The brokers know a
+        non-persistent topic without partitions only while a client uses it."""
         path = f"namespaces/{self._namespace}"
-        made = self._call("GET", path, absent=None) is None and self._call("PUT", path, conflict=False) is not False
+        created = self._call("GET", path, absent=None) is None and self._call("PUT", path, conflict=False) is not False
         try:
-            if not made and not self._makes_topics(path):
+            if not created and not self._makes_topics(path):
                 return
-            other = None if made else self._topic_of_others()
+            other = None if created else self._topic_of_others()
             if other is None:
                 self._call("POST", f"{path}/autoTopicCreation", {"allowAutoTopicCreation": False})
-                if not made:
+                if not created:
                     log.warning(
-                        "topics made themselves in the namespace %s; allowAutoTopicCreation is switched off there now, "
-                        "since a channel that is deleted would come back: clients that need it use another namespace",
+                        "topics were created automatically in the namespace %s; allowAutoTopicCreation is switched off "
+                        "there now, since a deleted channel would come back: clients that need it need another one",
                         self._namespace,
                     )
                 return
-        except ConfigError as error:  # we may not know, or not change it
+        except ConfigError as error:  # not authorized to read or change it
             log.warning("allowAutoTopicCreation must be off in the namespace %s: %s", self._namespace, error)
             return
         raise ConfigError(
-            f"in {self._namespace} topics make themselves when a client asks for them, so a channel that was deleted "
-            f"would come back as something else. There are topics of others, such as {other!r}, so this is not "
-            f"switched off here: use a namespace for Tidewal alone (it is made), or have allowAutoTopicCreation=false",
+            f"in {self._namespace} topics are created automatically when a client asks for them, so a deleted channel "
+            f"would come back as something else. There are other topics, such as {other!r}, so this is not "
+            f"switched off here: use a namespace for Tidewal alone, or set allowAutoTopicCreation=false",
             key="pulsar.namespace",
         )
 
     def check_namespace(self) -> None:
-        """Whether one may read in the namespace without making anything there: `Unavailable` where there is none,
-        `ConfigError` where topics make themselves, since a reader of a deleted channel would bring its topic back."""
+        """Check that readers create nothing in the namespace. Raises `Unavailable` where there is no namespace, and
+        `ConfigError` where topics are created automatically: a reader of a deleted channel would create its topic."""
         path = f"namespaces/{self._namespace}"
         try:
             is_there = self._call("GET", path, absent=None) is not None
             makes_topics = is_there and self._makes_topics(path)
-        except ConfigError as error:  # we may not know
+        except ConfigError as error:  # not authorized to read it
             log.warning("allowAutoTopicCreation must be off in the namespace %s: %s", self._namespace, error)
             return
         if not is_there:
             raise Unavailable(
                 f"there is no log to read, for there is no namespace {self._namespace}: check the URL, or start a "
-                f"node, which makes it"
+                f"node, which creates it"
             )
         if makes_topics:
             raise ConfigError(
-                f"in {self._namespace} topics make themselves, so a reader of a channel that was deleted would bring "
-                f"its topic back: have allowAutoTopicCreation=false there, as a node sets it",
+                f"in {self._namespace} topics are created automatically, so a reader of a deleted channel would create "
+                f"its topic again: set allowAutoTopicCreation=false there, as a node does",
                 key="pulsar.namespace",
             )
 
     def _makes_topics(self, path: str) -> bool:
-        """Whether a client that asks for a topic that is not there gets one."""
+        """Whether a topic is created when a client asks for it."""
         rule = cast("Json | None", self._call("GET", f"{path}/autoTopicCreation", absent=None))
         if rule is not None:
             return bool(rule["allowAutoTopicCreation"])
         return str(self._configuration().get("allowAutoTopicCreation", "true")) == "true"
 
     def _topic_of_others(self) -> str | None:
-        """One that is neither a channel, nor the log of a group, nor of Pulsar itself."""
-        namespace = f"non-persistent/{self._namespace}"  # ours are persistent
+        """A topic that is neither a channel, nor the log of a group, nor Pulsar's own; None for none."""
+        namespace = f"non-persistent/{self._namespace}"  # Tidewal's are persistent
         not_persistent = self._list(namespace) + self._list(f"{namespace}/partitioned")
         other = next((name for name in not_persistent if not name.startswith("__")), None)
         if other is not None:
@@ -136,15 +136,15 @@ class Admin:
         return properties is None or POLICY_PROPERTY in properties
 
     def _configuration(self) -> Json:
-        """The broker's; empty where we may not know it."""
+        """The broker's configuration; empty without authorization."""
         try:
             return cast(Json, self._call("GET", "brokers/configuration/runtime"))
         except (ConfigError, InvalidRequest):
             return {}
 
     def max_message_bytes(self) -> int:
-        """The largest message that the brokers take, with all that belongs to it; where we may not know, what Pulsar
-        has without being told."""
+        """The largest message in bytes, including its metadata, that the brokers accept; Pulsar's default without
+        authorization."""
         try:
             return int(str(self._configuration()["maxMessageSize"]))
         except (KeyError, ValueError):
@@ -155,18 +155,19 @@ class Admin:
         return self._list(f"persistent/{self._namespace}")
 
     def _list(self, path: str) -> list[str]:
-        """The local names of the topics that are listed there."""
+        """The local names of the topics listed at `path`."""
         return [name.rpartition("/")[2] for name in cast("list[str]", self._call("GET", path))]
 
     def create(self, topic: Topic) -> bool:
-        """Make the topic with its properties, in one step. False when it is there already."""
-        made = f"{time.time_ns() // 1_000_000}-{uuid.uuid4().hex}"
-        properties: Json = {**topic.properties, MADE_PROPERTY: made}
+        """Create the topic with its properties, in one step. Returns False when it exists already."""
+        incarnation = f"{time.time_ns() // 1_000_000}-{uuid.uuid4().hex}"
+        properties: Json = {**topic.properties, INCARNATION_PROPERTY: incarnation}
         return self._call("PUT", self._path(topic), properties, conflict=False) is not False
 
     def set_policies(self, topic: Topic) -> None:
-        """Retention and deduplication, which brokers keep apart from properties. Returns once duplicates are removed:
-        the broker answers before a policy takes effect, and stores until then what is sent again."""
+        """Set retention and deduplication, which brokers keep apart from properties. Returns once duplicates are
+        removed: the broker answers before a policy takes effect, and until then stores a message again that is resent.
+        Raises `Unsupported` where the broker has no policies for single topics."""
         path = self._path(topic)
         try:
             self._call("POST", f"{path}/retention", topic.retention, topic=topic)
@@ -180,12 +181,12 @@ class Admin:
         deadline = time.monotonic() + self._timeout_s
         while not self._deduplicates(topic):
             if time.monotonic() > deadline:
-                raise Unavailable(f"the broker does not begin to remove duplicates in {topic.channel}")
+                raise Unavailable(f"deduplication does not take effect in {topic.channel}")
             if self._closing.wait(LOOK_AGAIN_S):
                 raise Closed("the Pulsar log is closed")
 
     def ensure_deduplication(self, topic: Topic) -> None:
-        """Return once the broker removes duplicates in the topic, also where its maker has died before `set_policies`.
+        """Return once the broker removes duplicates in the topic, also where its creator died before `set_policies`.
         Raises `ChannelNotFound`."""
         if not self._deduplicates(topic):
             self.set_policies(topic)
@@ -198,39 +199,39 @@ class Admin:
         self._call("PUT", f"{self._path(topic)}/properties", {name: value}, topic=topic)
 
     def delete(self, topic: Topic) -> None:
-        """Remove the topic, whoever uses it, with its cursors."""
+        """Delete the topic with its cursors, also while clients use it."""
         self._call("DELETE", f"{self._path(topic)}?force=true", absent=None)
 
-    def survey(self, topic: Topic) -> Survey:
-        """What the topic holds. Raises `ChannelNotFound`."""
-        return survey_of(topic, cast(Json, self._call("GET", f"{self._path(topic)}/internalStats", topic=topic)))
+    def contents(self, topic: Topic) -> TopicContents:
+        """The contents of the topic. Raises `ChannelNotFound`."""
+        return contents_of(topic, cast(Json, self._call("GET", f"{self._path(topic)}/internalStats", topic=topic)))
 
-    def last(self, topic: Topic) -> Place:
+    def last(self, topic: Topic) -> MessagePlace:
         """The last message of the topic; its entry is -1 where there is none. Raises `ChannelNotFound`."""
         found = cast("dict[str, int]", self._call("GET", f"{self._path(topic)}/lastMessageId", topic=topic))
-        return Place(found["ledgerId"], found["entryId"], max(found.get("batchIndex", 0), 0))
+        return MessagePlace(found["ledgerId"], found["entryId"], max(found.get("batchIndex", 0), 0))
 
     def publishers(self, topic: Topic) -> dict[str, str]:
-        """The names of the producers that are connected, and since when. Raises `ChannelNotFound`."""
+        """The names of the connected producers, and since when each is connected. Raises `ChannelNotFound`."""
         found = cast("dict[str, list[dict[str, str]]]", self._call("GET", f"{self._path(topic)}/stats", topic=topic))
         return {each["producerName"]: each.get("connectedSince", "") for each in found["publishers"]}
 
     def make_cursor(self, topic: Topic, name: str) -> None:
-        """Have a durable cursor of that name, at the beginning where it is new. Raises `ChannelNotFound`."""
+        """Create a durable cursor of that name at the beginning, unless it exists. Raises `ChannelNotFound`."""
         path = f"{self._path(topic)}/subscription/{quote(name, safe='')}"
         beginning: Json = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
         self._call("PUT", path, beginning, topic=topic, conflict=False)
 
-    def keep_cursor(self, topic: Topic, name: str, place: Place) -> None:
-        """Let the durable cursor of that name stand at the entry of `place`, so that the broker keeps what follows.
-        Raises `ChannelNotFound`."""
+    def keep_cursor(self, topic: Topic, name: str, place: MessagePlace) -> None:
+        """Set the durable cursor of that name to the entry of `place`, so that the broker keeps the entries from there
+        on. Raises `ChannelNotFound`."""
         path = f"{self._path(topic)}/subscription/{quote(name, safe='')}"
         where: Json = {"ledgerId": place.ledger, "entryId": place.entry, "partitionIndex": -1, "batchIndex": -1}
         if self._call("PUT", path, where, topic=topic, conflict=False) is False:
             self._call("POST", f"{path}/resetcursor", where, topic=topic)
 
     def drop_cursor(self, topic: Topic, name: str) -> None:
-        """Let the cursor go. Absent is fine."""
+        """Delete the cursor, if it exists."""
         self._call("DELETE", f"{self._path(topic)}/subscription/{quote(name, safe='')}?force=true", absent=None)
 
     def _path(self, topic: Topic) -> str:
@@ -246,8 +247,9 @@ class Admin:
         absent: object = ...,
         conflict: object = ...,
     ) -> object:
-        """The answer's JSON, `absent` for 404 and `conflict` for 409 where given. Raises `ChannelNotFound` for 404
-        when a topic is given. An error has `outcome_unknown` where one of the attempts may have changed something."""
+        """Send a request until it is answered. Returns the answer's JSON, `absent` for 404 and `conflict` for 409 where
+        given. Raises `ChannelNotFound` for 404 when a topic is given. An error has `outcome_unknown` where one of the
+        attempts may have changed something."""
         deadline = time.monotonic() + self._timeout_s
         pause_s = FIRST_PAUSE_S
         unknown: dict[str, bool] = {}
@@ -282,7 +284,7 @@ class Admin:
 
     def _once(self, method: str, url: str, body: Json | bool | None) -> object:
         data = None if body is None else json.dumps(body).encode()
-        for _ in range(5):  # brokers send us to the one that owns the topic
+        for _ in range(5):  # brokers redirect to the one that owns the topic
             request = urllib.request.Request(url, data, self._headers, method=method)
             try:
                 with self._web.open(request, timeout=min(self._timeout_s, ONE_TRY_S)) as answer:
@@ -294,7 +296,7 @@ class Admin:
                     if error.code not in (301, 302, 307, 308) or not location:
                         raise _Refused(error.code, _reason(error)) from error
                 url = location
-        raise OSError(f"{shown_url(url)} sends us round in circles")
+        raise OSError(f"{shown_url(url)} redirects in a circle")
 
 
 class _Refused(Exception):
@@ -307,7 +309,7 @@ class _Refused(Exception):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The library follows only what reads; we follow all, with the same method and body."""
+    """Disables the library's redirects, which are for GET only; `_once` follows all, with the same method and body."""
 
     def redirect_request(self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str) -> None:
         return None

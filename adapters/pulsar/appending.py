@@ -14,22 +14,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 from ...runtime.errors import Closed, MessageTooLarge, Overloaded, TidewalError
+from ...runtime.loop_bridge import EventSignal
 from ...runtime.payloads import as_bytes
-from ...runtime.wakeup import Bell
 from ...runtime.wal import Append, OnAppended
 from .failures import call_failure
-from .sending import Producer
+from .producer import ChannelProducer
 
 log = logging.getLogger("tidewal.pulsar")
 
 PENDING_BYTES = 64 * 1024 * 1024
-ENTRY_OVERHEAD_BYTES = 256  # what an entry on its way costs in memory beside its payload
+ENTRY_OVERHEAD_BYTES = 256  # memory of an unanswered entry besides its payload
 
-OpenProducer = Callable[[str], Producer]
+OpenProducer = Callable[[str], ChannelProducer]
 
 
 class _Submission:
-    """Entries of one `submit`, until all are answered."""
+    """The entries of one `submit`, until all are answered."""
 
     __slots__ = ("_answered", "_answers", "_done", "_last", "_release", "channels", "entries", "size")
 
@@ -49,7 +49,7 @@ class _Submission:
             self._settle()
 
     def refuse(self, error: TidewalError) -> None:
-        """Answer all, none of which was sent."""
+        """Fail all entries, none of which was sent."""
         self._finish(error)
 
     def _settle(self) -> None:
@@ -59,7 +59,7 @@ class _Submission:
             return
         errors = [answer for answer in self._answers if isinstance(answer, TidewalError)]
         error = next((error for error in errors if error.fields.get("outcome_unknown")), errors[0])
-        if ids:  # some are there
+        if ids:  # some are stored
             error.fields["outcome_unknown"] = True
         self._finish(error)
 
@@ -68,14 +68,14 @@ class _Submission:
         try:
             self._done(result)
         except Exception:
-            log.exception("whoever appended failed on the answer")
+            log.exception("the callback of an append failed")
 
 
 class Appender:
-    """Takes submissions from any thread, and sends them on its own."""
+    """Accepts submissions from any thread, and sends them on its own thread."""
 
     def __init__(self, open_producer: OpenProducer, executor: Executor, pending_bytes: int) -> None:
-        """`open_producer` blocks, and runs on the executor."""
+        """`open_producer` blocks, and runs on the executor. `pending_bytes` limits the unanswered entries."""
         self._open_producer = open_producer
         self._executor = executor
         self._limit = pending_bytes
@@ -84,37 +84,40 @@ class Appender:
         self._size = 0
         self._count = 0
         self._closed = False
-        self._stopped: Counter[str] = Counter()
+        self._paused: Counter[str] = Counter()
         self._arrived: deque[_Submission] = deque()
-        self._waiting: list[_Submission] = []  # for producers that are being made
-        self._to_flush: deque[Producer] = deque()
-        self._producers: dict[str, Producer] = {}
-        self._opening: dict[str, Future[Producer]] = {}
-        self._failed: dict[str, TidewalError] = {}  # just now: who waited for the same producer gets the same answer
-        self._bell = Bell()
-        self._rung = False
+        self._waiting: list[_Submission] = []  # for producers that are being opened
+        self._to_flush: deque[ChannelProducer] = deque()
+        self._producers: dict[str, ChannelProducer] = {}
+        self._opening: dict[str, Future[ChannelProducer]] = {}
+        self._failed: dict[
+            str, TidewalError
+        ] = {}  # in this round: all submissions that waited for the producer get the same error
+        self._signal = EventSignal()
+        self._signalled = False
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="tidewal-pulsar-append", daemon=True)
         self._thread.start()
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
-        """See `Wal.submit`."""
+        """`Wal.submit`: `done` is called once with the ids or the error. Raises `Overloaded`, `MessageTooLarge`,
+        `Closed`."""
         self.queue(entries, done)
         self.wake()
 
     def wake(self) -> None:
-        """Send what is queued."""
-        if not self._rung:
-            self._rung = True
-            self._bell.ring()
+        """Let the sending thread send the queued submissions."""
+        if not self._signalled:
+            self._signalled = True
+            self._signal.set()
 
-    def flush_later(self, producer: Producer) -> None:
-        """Flush the producer, from the thread that sends."""
+    def flush_later(self, producer: ChannelProducer) -> None:
+        """Flush the producer on the sending thread."""
         self._to_flush.append(producer)
         self.wake()
 
     def queue(self, entries: Sequence[Append], done: OnAppended) -> None:
-        """`submit` without its last step, which `wake` is."""
+        """`submit` without its last step, `wake`."""
         own = [
             entry if isinstance(entry.payload, bytes) else entry._replace(payload=as_bytes(entry.payload))
             for entry in entries
@@ -133,26 +136,26 @@ class Appender:
             self._count += 1
             self._arrived.append(submission)
 
-    def stop(self, channel: str) -> None:
-        """Send nothing to the channel that is submitted from now on, until as many `go_on`s."""
+    def pause(self, channel: str) -> None:
+        """Hold back entries for the channel that are submitted from now on, until as many calls of `resume`."""
         with self._lock:
-            self._stopped[channel] += 1
+            self._paused[channel] += 1
 
-    def go_on(self, channel: str) -> None:
+    def resume(self, channel: str) -> None:
         with self._lock:
-            self._stopped[channel] -= 1
-            if not self._stopped[channel]:
-                del self._stopped[channel]
+            self._paused[channel] -= 1
+            if not self._paused[channel]:
+                del self._paused[channel]
         self.wake()
 
     def forget(self, channel: str) -> None:
-        """The channel was dropped: the next append looks whether there is one again."""
+        """The channel was dropped: close its producer; the next append opens one if the channel exists again."""
         producer = self._producers.pop(channel, None)
         if producer is not None:
             producer.close()
 
     def close(self) -> None:
-        """Refuse what comes now, wait until all is answered (the client's timeout bounds that), give all back.
+        """Refuse new submissions, wait until all are answered (within the client's timeout), and close the producers.
         Blocks."""
         with self._lock:
             self._closed = True
@@ -161,7 +164,7 @@ class Appender:
         self._ended = True
         self.wake()
         self._thread.join()
-        self._bell.close()
+        self._signal.close()
         for producer in self._producers.values():
             producer.close()
 
@@ -174,9 +177,9 @@ class Appender:
 
     def _run(self) -> None:
         while not self._ended:
-            self._bell.wait()
-            self._rung = False  # before looking: whoever comes from now on rings again
-            touched: dict[Producer, None] = {}
+            self._signal.wait()
+            self._signalled = False  # before the queue is read: later submissions signal again
+            touched: dict[ChannelProducer, None] = {}
             self._failed.clear()
             try:
                 self._retry(touched)
@@ -188,18 +191,18 @@ class Appender:
                 for producer in touched:
                     producer.flush()
 
-    def _retry(self, touched: dict[Producer, None]) -> None:
+    def _retry(self, touched: dict[ChannelProducer, None]) -> None:
         waiting, self._waiting = self._waiting, []
         for submission in waiting:
             self._take(submission, touched)
 
-    def _take(self, submission: _Submission, touched: dict[Producer, None]) -> None:
-        """Send the submission, or let it wait for producers, behind whatever waits for one of its channels."""
+    def _take(self, submission: _Submission, touched: dict[ChannelProducer, None]) -> None:
+        """Send the submission, or let it wait for producers, after earlier ones that wait for one of its channels."""
         if any(not submission.channels.keys().isdisjoint(earlier.channels) for earlier in self._waiting):
             self._waiting.append(submission)
             return
         try:
-            ready = [self._ready(channel) for channel in submission.channels]  # the making of all begins now
+            ready = [self._ready(channel) for channel in submission.channels]  # begins to open all of them
             if not all(ready):
                 self._waiting.append(submission)
                 return
@@ -213,15 +216,15 @@ class Appender:
             touched[producer] = None
             try:
                 producer.send(entry, index, submission.answered)
-            except Exception as error:  # it is not a message: nothing was sent
+            except Exception as error:  # the message cannot be built: nothing was sent
                 submission.answered(index, call_failure(error, f"an append to {entry.channel}", channel=entry.channel))
 
     def _ready(self, channel: str) -> bool:
-        """Whether the channel has a producer, and is not stopped; if it has none, one is made. Raises what making it
+        """Whether the channel has a producer and is not paused; if it has none, one is opened. Raises what opening it
         raised."""
         producer = self._producers.get(channel)
         if producer is not None and not producer.broken:
-            return channel not in self._stopped
+            return channel not in self._paused
         if channel in self._failed:
             raise self._failed[channel]
         opening = self._opening.get(channel)
@@ -239,10 +242,10 @@ class Appender:
         except Exception as error:
             failure = self._failed[channel] = call_failure(error, f"no producer for {channel}", channel=channel)
             raise failure from error
-        return channel not in self._stopped
+        return channel not in self._paused
 
 
-def _check_size(entry: Append, producer: Producer) -> None:
+def _check_size(entry: Append, producer: ChannelProducer) -> None:
     size, limit = len(entry.payload), producer.max_message_bytes
     if size > limit:
         raise MessageTooLarge(

@@ -1,8 +1,8 @@
-"""The client library behind types: the little of it that is used, and the only file that reaches into it.
+"""Types for the used part of the client library: the only module that depends on it.
 
-Used is the synchronous client, whose sends call back from its own thread and whose reads may block a thread: beside
-`pulsar.asyncio` it moves several times as many messages, since no event loop is woken for each. Flushing without
-waiting is there in the library, but not in its public classes; hence the private names.
+The synchronous client is used, whose sends call back from its own thread and whose reads may block a thread: it moves
+several times as many messages as `pulsar.asyncio`, since no event loop is woken for each. The library can flush without
+waiting, but not through its public classes; hence the private names.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import pulsar
 from ...runtime.errors import ConfigError
 from ...runtime.redaction import shown_url
 from .failures import call_failure
-from .ids import BEFORE_ALL, Place
+from .ids import BEFORE_ALL, MessagePlace
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 128 * 1024
 # Never reached, as each burst is flushed; and it must not be: the library's timer would send the batch with its lock
-# held, which takes the interpreter's for the callbacks, while whoever flushes holds that and waits for the library's.
+# held and wait for the interpreter's lock for the callbacks, while a flushing thread holds that and waits for the
+# library's.
 BATCH_DELAY_MS = 600_000
-MOST_RENEWALS = 8  # connections are not given back before the end
-ONE_TRY_S = 5.0  # for making a producer or reader
+MOST_RENEWALS = 8  # connections are only closed with the log
+ONE_TRY_S = 5.0  # for opening a producer or reader
 NUMBER_PROPERTY = "tidewal.number"  # of an output of a commit, among those of its producer
 TIMESTAMP_PROPERTY = "tidewal.timestamp"  # hybrid, decimal; the event time of the message is its physical part
 LOGICAL_BITS = 18
@@ -91,8 +92,8 @@ _new_builder = cast("Callable[[], _Builder]", pulsar._pulsar.MessageBuilder)  # 
 
 
 def message(payload: bytes, timestamp: int, number: int | None = None) -> object:
-    """A message for `send_async`. With a number it is stored once for all that are sent by producers of its
-    producer's name, which must send numbers upward."""
+    """A message for `send_async` with a hybrid `timestamp`. With a `number` the broker stores it once, however many
+    producers of the same name send it; the numbers of a name must ascend."""
     builder = _new_builder()
     builder.content(payload)
     if timestamp:
@@ -106,19 +107,19 @@ def message(payload: bytes, timestamp: int, number: int | None = None) -> object
 
 
 def timestamp_of(received: NativeMessage) -> int:
-    """Its hybrid timestamp, 0 when it has none: others may write to our topics too."""
+    """The hybrid timestamp of a message, 0 when it has none: other programs may write to the topics too."""
     written = received.properties().get(TIMESTAMP_PROPERTY, "")
     return int(written) if written.isdecimal() else 0
 
 
-def place_of(id: NativeId) -> Place:
-    """The ledger is negative when Pulsar answers without telling where."""
-    return Place(id.ledger_id(), id.entry_id(), max(id.batch_index(), 0))
+def place_of(id: NativeId) -> MessagePlace:
+    """The place of an id; its ledger is negative when Pulsar answers without a place."""
+    return MessagePlace(id.ledger_id(), id.entry_id(), max(id.batch_index(), 0))
 
 
 def ends_batch(id: NativeId) -> bool:
-    """Whether no message of its batch comes behind it. The size of the batch is told by the serialized id alone, which
-    has numbers only: field 6, as Protocol Buffers writes it."""
+    """Whether the message is the last of its batch. Only the serialized id has the size of the batch: it is a Protocol
+    Buffers message of numbers, with the size in field 6."""
     serialized = id.serialize()
     fields: dict[int, int] = {}
     at = 0
@@ -139,26 +140,27 @@ def _varint(serialized: bytes, at: int) -> tuple[int, int]:
 
 
 def ignore(_: object) -> None:
-    """For what is closed: there is nobody to tell."""
+    """A callback that ignores the result, for closing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How the client shows who it is and whom it trusts."""
+    """The credentials of the client, and the certificates that it trusts."""
 
     token: str = field(default="", repr=False)
     trusted_certificates: str = ""  # a file
-    certificate: str = ""  # a file, with `key` another way of showing who it is
+    certificate: str = ""  # a file; with `key` the alternative to `token`
     key: str = ""
     validate_hostname: bool = True
 
 
-class Client:
-    """Makes producers and readers. Every method blocks, up to `ONE_TRY_S` or less; sending has `timeout_s`."""
+class PulsarClient:
+    """Opens producers and readers. Every method blocks for `ONE_TRY_S` at most; sending has `timeout_s`."""
 
     def __init__(self, url: str, timeout_s: float, security: Security, *, listener: str, log_file: str) -> None:
-        """`listener` is the broker's name for the addresses to connect to, where it has several. The library's own
-        log goes to `log_file`: it would print, and Python's logging would need the interpreter on its threads."""
+        """`listener` is the broker's name for the addresses to connect to, where it has several. The library logs to
+        `log_file`: by default it would print, and Python's logging would need the interpreter on its threads. Raises
+        `ConfigError`."""
         self.timeout_ms = max(1, round(timeout_s * 1000))
         self._url = url
         self._arguments: dict[str, Any] = {
@@ -184,21 +186,21 @@ class Client:
 
     @property
     def connection(self) -> int:
-        """Changes with `renew`."""
+        """The number of the present connection, which changes with `renew`."""
         return len(self._clients)
 
     def renew(self, connection: int) -> None:
-        """Make what comes now over another connection than this one, which is silent: the library itself would notice
-        in a minute. What was made over it stays there, for it may come back."""
+        """Open new producers and readers over another connection than the given one, which is silent: the library
+        itself would notice only after a minute. Existing ones stay on it, since it may recover."""
         with self._lock:
             if connection == len(self._clients) <= MOST_RENEWALS:
                 self._clients.append(self._connect())
 
     def producer(self, topic: str, name: str, *, batches: bool = True) -> NativeProducer:
-        """A producer whose messages the broker stores once, however often they are sent again. A name is with one
-        producer at a time."""
+        """Open a producer, whose messages the broker stores once, however often they are resent. Only one producer at a
+        time can have the name. Raises what `call_failure` returns."""
         try:
-            made = self._clients[-1].create_producer(
+            created = self._clients[-1].create_producer(
                 topic,
                 producer_name=name,
                 initial_sequence_id=1,  # 0 would be taken for none
@@ -211,18 +213,19 @@ class Client:
             )
         except Exception as error:
             raise call_failure(error, f"no producer for {topic}") from error
-        return cast(_PublicProducer, made)._producer  # pyright: ignore[reportPrivateUsage] -- see above
+        return cast(_PublicProducer, created)._producer  # pyright: ignore[reportPrivateUsage] -- see above
 
-    def reader(self, topic: str, start: Place, queue_messages: int) -> NativeReader:
-        """A reader from the entry of `start`, with it: entries are whole batches, so the first messages may lie
-        before `start`. Its subscription is not durable, so the broker forgets it when the connection ends."""
+    def reader(self, topic: str, start: MessagePlace, queue_messages: int) -> NativeReader:
+        """Open a reader from the entry of `start`, inclusive: entries are whole batches, so the first messages may lie
+        before `start`. `queue_messages` are prefetched. Its subscription is not durable, so the broker removes it when
+        the connection ends. Raises what `call_failure` returns."""
         if start == BEFORE_ALL:
             native_start = cast("object", pulsar.MessageId.earliest)
         else:
             native_start = cast("object", pulsar.MessageId(-1, start.ledger, start.entry, -1))
         client = self._clients[-1]
         try:
-            made = client.create_reader(
+            created = client.create_reader(
                 topic,
                 native_start,
                 receiver_queue_size=queue_messages,
@@ -232,15 +235,15 @@ class Client:
             )
         except Exception as error:
             raise call_failure(error, f"no reader of {topic}") from error
-        cast(_PublicClient, client)._consumers.remove(made)  # pyright: ignore[reportPrivateUsage] -- kept there for ever
-        return cast(_PublicReader, made)._reader  # pyright: ignore[reportPrivateUsage] -- see above
+        cast(_PublicClient, client)._consumers.remove(created)  # pyright: ignore[reportPrivateUsage] -- kept there for ever
+        return cast(_PublicReader, created)._reader  # pyright: ignore[reportPrivateUsage] -- see above
 
     def close(self) -> None:
-        """Let everything go; waits for the broker no longer than the timeout."""
+        """Close all connections, with what was opened over them; waits for the broker no longer than the timeout."""
         for client in self._clients:
             try:
                 client.close()
-            except Exception:  # the broker does not answer: what it has of us ends with the connection
+            except Exception:  # the broker does not answer: producers and readers end with the connection
                 client.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""What a request to Pulsar may end with, and what is certain then: the one table of this backend.
+"""The outcomes of requests to Pulsar: the tables of this backend.
 
 A result that is not in it is unknown: the request may have taken effect, now or later. Sources are pulsar-client-cpp 4
 (`lib/`), its results are those of `pulsar.Result`, and Pulsar 4's REST API.
@@ -25,7 +25,7 @@ from ...runtime.errors import (
 
 
 class Outcome(Enum):
-    """What is certain of a request that failed."""
+    """The outcome of a request that failed."""
 
     NEVER_SENT = "never sent"
     REFUSED = "certainly refused"  # it reached the broker, and changed nothing
@@ -49,7 +49,7 @@ MESSAGE_RESULTS: dict[str, tuple[Outcome, type[TidewalError]]] = {
     "MemoryBufferIsFull": (Outcome.NEVER_SENT, Overloaded),
 }
 
-# Making a client, a producer or a reader, and reading: whatever the answer, nothing is stored. What is not here is
+# Opening a client, a producer or a reader, and reading: whatever the answer, nothing is stored. Other results are
 # `Unavailable`.
 CALL_RESULTS: dict[str, type[TidewalError]] = {
     "ProducerBlockedQuotaExceededError": Overloaded,
@@ -68,7 +68,7 @@ CALL_RESULTS: dict[str, type[TidewalError]] = {
     "AlreadyClosed": Closed,
 }
 
-# A request to the web service: making, changing and deleting topics, cursors and policies. The broker decides these
+# A request to the web service: creating, changing and deleting topics, cursors and policies. The broker decides these
 # codes before it begins (pulsar-broker, `admin/AdminResource`, `admin/impl/PersistentTopicsBase`). All others, and a
 # connection that ends without an answer, are unknown.
 WEB_ANSWERS: dict[int, Outcome] = {
@@ -78,19 +78,23 @@ WEB_ANSWERS: dict[int, Outcome] = {
     404: Outcome.REFUSED,
     405: Outcome.REFUSED,
     409: Outcome.REFUSED,
-    412: Outcome.REFUSED,  # also of a broker that does not own the topic any more
+    412: Outcome.REFUSED,  # also by a broker from which the topic has moved
     429: Outcome.REFUSED,  # the rate limit is a filter before all handlers
 }
-_NOT_CONNECTED = (ConnectionRefusedError, socket.gaierror, ssl.SSLCertVerificationError)  # there was nobody to send to
+_NOT_CONNECTED = (
+    ConnectionRefusedError,
+    socket.gaierror,
+    ssl.SSLCertVerificationError,
+)  # no connection: nothing was sent
 
 
 def message_outcome(result: str) -> Outcome:
-    """What is certain of a message that the client library answered with `result`."""
+    """The outcome of a message that the client library answered with `result`."""
     return MESSAGE_RESULTS.get(result, (Outcome.UNKNOWN, Unavailable))[0]
 
 
 def send_failure(result: str, channel: str, size: int) -> TidewalError:
-    """The error of a message that the client library answered with `result`."""
+    """The error for a message of `size` bytes that the client library answered with `result`."""
     outcome, kind = MESSAGE_RESULTS.get(result, (Outcome.UNKNOWN, Unavailable))
     if outcome is Outcome.UNKNOWN:
         return unknown_outcome(f"Pulsar answered {result} to an append to {channel}", channel)
@@ -98,7 +102,7 @@ def send_failure(result: str, channel: str, size: int) -> TidewalError:
 
 
 def unknown_outcome(message: str, channel: str) -> Unavailable:
-    """For appends that may be stored or not."""
+    """The error for appends that may be stored or not."""
     return Unavailable(message, channel=channel, outcome_unknown=True)
 
 
@@ -112,7 +116,7 @@ def call_failure(error: BaseException, doing: str, **fields: FieldValue) -> Tide
 
 
 def web_outcome(answer: int | Exception) -> Outcome:
-    """What is certain of a request to the web service: by the code of its answer, or what came instead of one."""
+    """The outcome of a request to the web service, by the code of its answer or the exception instead of one."""
     if isinstance(answer, int):
         return WEB_ANSWERS.get(answer, Outcome.UNKNOWN)
     reason = getattr(answer, "reason", answer)  # of a URLError

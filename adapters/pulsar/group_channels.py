@@ -1,4 +1,4 @@
-"""Which channels a group may read, and where each begins and ends."""
+"""Finding the channels that a group may read, and where each begins and ends."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from ...runtime.groups.positions import just_before
 from ...runtime.groups.subscriptions import Subscription
 from ...runtime.wal import Delivery
 from .admin import Admin
-from .group_records import Found
-from .ids import Place, before_ledger, encode
-from .topics import QUEUE_PROPERTY, Survey, Topic, channel_of, is_name
+from .group_records import ChannelIdentity
+from .ids import MessagePlace, before_ledger, encode
+from .topics import QUEUE_PROPERTY, Topic, TopicContents, channel_of, is_name
 
 T = TypeVar("T")
 
 
-class Source(Protocol):
-    """What finding channels needs of the WAL; `survey` and `last` block."""
+class FinderSource(Protocol):
+    """What finding channels needs of the WAL; `contents` and `last` block."""
 
     @property
     def admin(self) -> Admin: ...
 
     async def blocking(self, call: Callable[[], T]) -> T: ...
 
-    def survey(self, channel: str) -> Survey: ...
+    def contents(self, channel: str) -> TopicContents: ...
 
-    def last(self, channel: str) -> Place: ...
+    def last(self, channel: str) -> MessagePlace: ...
 
 
-class Finder:
-    """Looks channels up for groups. A queue belongs to the first group that asks for it: that is a property of its
+class ChannelFinder:
+    """Looks channels up for groups. A queue is bound to the first group that asks for it, in a property of its
     topic."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FinderSource) -> None:
         self._source = source
 
     async def names(self) -> list[str]:
-        """What may be channels, by name: there may be topics that Tidewal did not make."""
+        """The names of possible channels: some may be topics that Tidewal did not create."""
         topics = await self._source.blocking(self._source.admin.topics)
         return [channel for channel in map(channel_of, topics) if is_name(channel)]
 
-    async def asked_for(self, group: str, channels: Sequence[str]) -> dict[str, Found]:
-        """The channels that the group may read of those, named or matched. Raises `ChannelNotFound` and
-        `InvalidRequest` for a name."""
+    async def asked_for(self, group: str, channels: Sequence[str]) -> dict[str, ChannelIdentity]:
+        """The channels that the group may read of `channels`, which are names and patterns. Raises `ChannelNotFound`
+        and `InvalidRequest` for a name that the group may not read."""
         subscription = Subscription(channels)
         named = sorted(subscription.names)
         found = dict(zip(named, await asyncio.gather(*(self.named(group, name) for name in named)), strict=True))
@@ -56,15 +56,16 @@ class Finder:
             found |= {name: each for name, each in matched.items() if each is not None}
         return found
 
-    async def named(self, group: str, channel: str) -> Found:
-        """The channel. Raises `ChannelNotFound`, `InvalidRequest`."""
+    async def named(self, group: str, channel: str) -> ChannelIdentity:
+        """The channel, with a free queue bound to the group. Raises `ChannelNotFound`, and `InvalidRequest` where the
+        group may not read it."""
         return await self._source.blocking(partial(self._find, group, channel))
 
-    async def look_at(self, group: str, channels: Iterable[str]) -> dict[str, Found | None]:
-        """The channels of these names; None for what is none, or none that the group may read."""
+    async def look_at(self, group: str, channels: Iterable[str]) -> dict[str, ChannelIdentity | None]:
+        """The channels of these names; None for a name without channel, or of one that the group may not read."""
         names = list(channels)
 
-        async def look(channel: str) -> Found | None:
+        async def look(channel: str) -> ChannelIdentity | None:
             try:
                 return await self.named(group, channel)
             except (ChannelNotFound, InvalidRequest):
@@ -72,36 +73,38 @@ class Finder:
 
         return dict(zip(names, await asyncio.gather(*map(look, names)), strict=True))
 
-    async def let_go(self, group: str, queues: Sequence[str]) -> None:
-        """Let other groups have the group's queues."""
+    async def unbind_queues(self, group: str, queues: Sequence[str]) -> None:
+        """Remove the bindings of these queues to the group."""
 
-        def let_go(channel: str) -> None:
-            if self._source.survey(channel).queue_of == group:
+        def unbind_queues(channel: str) -> None:
+            if self._source.contents(channel).queue_of == group:
                 self._source.admin.set_property(Topic(channel), QUEUE_PROPERTY, "")
 
         for channel in queues:
             try:
-                await self._source.blocking(partial(let_go, channel))
+                await self._source.blocking(partial(unbind_queues, channel))
             except ChannelNotFound:
                 continue
 
-    def _find(self, group: str, channel: str) -> Found:
-        survey = self._source.survey(channel)
-        assert survey.policy is not None
-        if survey.policy.ephemeral:
-            raise InvalidRequest(f"channel {channel} is ephemeral: it keeps nothing to have a position in")
-        queue = survey.policy.delivery is Delivery.QUEUE
-        if queue and survey.queue_of != group:
-            self._claim(group, channel, survey.queue_of)
-        first, last = survey.first, self._source.last(channel)
-        begin = before_ledger(survey.end.ledger) if first is None else just_before(encode(first))
+    def _find(self, group: str, channel: str) -> ChannelIdentity:
+        contents = self._source.contents(channel)
+        assert contents.policy is not None
+        if contents.policy.ephemeral:
+            raise InvalidRequest(f"channel {channel} is ephemeral: it keeps no entries for positions")
+        queue = contents.policy.delivery is Delivery.QUEUE
+        if queue and contents.queue_of != group:
+            self._bind_queue(group, channel, contents.queue_of)
+        first, last = contents.first, self._source.last(channel)
+        begin = before_ledger(contents.end.ledger) if first is None else just_before(encode(first))
         if last.entry >= 0:  # everything may be truncated
             begin = min(begin, encode(last))
-        return Found(survey.made, survey.end.ledger, begin, begin if last.entry < 0 else encode(last), queue)
+        return ChannelIdentity(
+            contents.incarnation, contents.end.ledger, begin, begin if last.entry < 0 else encode(last), queue
+        )
 
-    def _claim(self, group: str, channel: str, owner: str) -> None:
+    def _bind_queue(self, group: str, channel: str, owner: str) -> None:
         if not owner:
             self._source.admin.set_property(Topic(channel), QUEUE_PROPERTY, group)
-            owner = self._source.survey(channel).queue_of  # of several who ask at once the last has it
+            owner = self._source.contents(channel).queue_of  # of several groups that ask at once the last one has it
         if owner != group:
-            raise InvalidRequest(f"channel {channel} is a queue, and belongs to another group")
+            raise InvalidRequest(f"channel {channel} is a queue, and bound to another group")

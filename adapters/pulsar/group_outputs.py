@@ -1,9 +1,9 @@
-"""The outputs of commits: decided by a record of the group's log that holds them, then appended to their channels.
+"""The outputs of commits: decided by a record of the group's log that contains them, then appended to their channels.
 
-So both happen or none: before the record nothing is in the channels, behind it somebody appends them. That is the
-process that committed, or where its member is no more, any process of the group that notices. Nothing is doubled:
-the outputs of one publisher have its name and are numbered, a name is with one process at a time, Pulsar drops numbers
-that it has had of that name, and whoever takes over looks first what is there.
+So acknowledgements and outputs take effect together: before the record no output is in its channel, after it a process
+appends them. That is the committing process, or once its member is gone, any process of the group that notices. No
+output is duplicated: the outputs of one publisher have its name and are numbered, only one process at a time can have
+a name, Pulsar drops numbers that it has stored for that name, and a process that takes over first reads what is stored.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable, of_unknown_outcome
-from ...runtime.groups.link import Ack
+from ...runtime.groups.coordinator_client import Ack
 from ...runtime.wal import Append, ChannelPolicy
 from .client import NUMBER_PROPERTY, OK, NativeId, NativeProducer, NativeReader, NativeResult, ignore, message, place_of
 from .failures import call_failure, unknown_outcome
 from .group_log import GroupLog
-from .group_records import Command, Commit, Output, Published
+from .group_records import Command, CommitOutputs, Output, Published
 from .group_state import Decided
-from .ids import Place, decode_end, encode, encode_end, pack
-from .topics import Survey
+from .ids import MessagePlace, decode_end, encode, encode_end, pack
+from .topics import TopicContents
 
 log = logging.getLogger("tidewal.pulsar")
 
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 RECORD_BYTES = 1024 * 1024  # of outputs in one record of the group's log
 ENTRY_OVERHEAD_BYTES = 200
-PAUSE_S = 0.2  # before a taken name is asked for again
+PAUSE_S = 0.2  # before another attempt with a name that is in use
 
 
-class Channels(Protocol):
+class OutputHost(Protocol):
     """What publishing needs of the WAL; all of it blocks, except for `blocking`."""
 
     @property
@@ -49,30 +49,30 @@ class Channels(Protocol):
 
     def policy(self, channel: str) -> ChannelPolicy: ...
 
-    def behind_all(self, channel: str) -> Place: ...
+    def behind_all(self, channel: str) -> MessagePlace: ...
 
-    def last(self, channel: str) -> Place: ...
+    def last(self, channel: str) -> MessagePlace: ...
 
-    def survey(self, channel: str) -> Survey: ...
+    def contents(self, channel: str) -> TopicContents: ...
 
     def publisher(self, channel: str, name: str, *, batches: bool) -> NativeProducer: ...
 
-    def open_reader(self, channel: str, start: Place, queue_messages: int | None = None) -> NativeReader: ...
+    def open_reader(self, channel: str, start: MessagePlace, queue_messages: int | None = None) -> NativeReader: ...
 
 
-class Outbox:
-    """What this process appends for one group. Belongs to the loop of the group's log."""
+class OutputPublisher:
+    """Appends the outputs of this process's commits for one group. Belongs to the loop of the group's log."""
 
-    def __init__(self, wal: Channels, group_log: GroupLog) -> None:
+    def __init__(self, wal: OutputHost, group_log: GroupLog) -> None:
         self._wal = wal
         self._log = group_log
         self._publisher = uuid.uuid4().hex
         self._number = 0
-        self._after: dict[str, bytes] = {}  # by channel, an id behind which our next outputs will be
+        self._after: dict[str, bytes] = {}  # by channel, an id after which the next outputs will be
         self._producers: dict[str, NativeProducer] = {}
-        self._queue: deque[Decided] = deque()  # of ours, until it is published or has failed
-        self._failed: set[bytes] = set()  # of ours, left to be adopted
-        self._published: set[bytes] = set()  # of ours, of which the log does not say so yet
+        self._queue: deque[Decided] = deque()  # own commits, until they are published or have failed
+        self._failed: set[bytes] = set()  # own commits, left to `adopt`
+        self._published: set[bytes] = set()  # own commits without their `Published` record in the log
         self._waiting: dict[bytes, asyncio.Future[list[bytes]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Outbox:
     # ---- committing -------------------------------------------------------------------------------------------------
 
     async def check(self, outputs: Sequence[Append]) -> None:
-        """Raise what appending them would raise at once; then nothing is committed."""
+        """Check the outputs before a commit. Raises `MessageTooLarge`, `ChannelNotFound`; then nothing is committed."""
         for channel in {output.channel for output in outputs}:
             policy = await self._wal.blocking(partial(self._wal.policy, channel))
             for output in outputs:
@@ -94,7 +94,8 @@ class Outbox:
                 self._after.setdefault(channel, encode_end(behind))
 
     def number(self, outputs: Sequence[Append]) -> list[list[Output]]:
-        """The outputs with their numbers, in parts that fit into records. To be appended in the order of the calls."""
+        """The outputs with their numbers, in parts that fit into records. The parts must be appended in the order of
+        the calls."""
         parts: list[list[Output]] = [[]]
         size = 0
         for output in outputs:
@@ -107,14 +108,15 @@ class Outbox:
             size += more
         return parts
 
-    def deciding(self, member: str, acks: Sequence[Ack], batch: bytes, parts: Sequence[list[Output]]) -> Commit:
-        """The record that decides, with the last of the parts."""
+    def deciding(self, member: str, acks: Sequence[Ack], batch: bytes, parts: Sequence[list[Output]]) -> CommitOutputs:
+        """The record that decides the commit, with the last of the parts."""
         after = {output.append.channel: self._after[output.append.channel] for part in parts for output in part}
         staged = sum(map(len, parts[:-1]))
-        return Commit(member, list(acks), batch, self._publisher, parts[-1], after, staged)
+        return CommitOutputs(member, list(acks), batch, self._publisher, parts[-1], after, staged)
 
     async def published(self, token: bytes) -> list[bytes]:
-        """The ids of the outputs of a commit that `expect` was called for."""
+        """The ids of the outputs of a commit, once they are published; `expect` comes first. Raises `Unavailable` with
+        `outcome_unknown` when that takes too long, and what publishing raised."""
         try:
             async with asyncio.timeout(2 * self._wal.timeout_ms / 1000):
                 return await asyncio.shield(self._waiting[token])
@@ -127,7 +129,7 @@ class Outbox:
             self._waiting.pop(token, None)
 
     def expect(self, token: bytes) -> None:
-        """Keep what becomes of this commit for `published`."""
+        """Prepare to await this commit with `published`."""
         self._waiting[token] = asyncio.get_running_loop().create_future()
 
     def forget(self, token: bytes) -> None:
@@ -135,20 +137,20 @@ class Outbox:
         self._waiting.pop(token, None)
 
     def applied(self, token: bytes, command: Command) -> None:
-        """Look at each record of the log that took effect: one of ours may have decided something."""
-        if isinstance(command, Commit) and command.publisher == self._publisher:
+        """A record of the log has taken effect: publish the outputs if it is a commit of this publisher."""
+        if isinstance(command, CommitOutputs) and command.publisher == self._publisher:
             decided = self._log.state.undelivered.get(token)
             self._begin([] if decided is None else [decided])
 
     def restored(self) -> None:
-        """Look at a state that comes out of a picture. This process has not read the records before it, so commits
-        of ours may be in it that `applied` was never called for. They have to be published before the later ones of
-        ours: Pulsar would drop their numbers behind higher ones."""
+        """The state was restored from a snapshot. This process has not read the records before it, so the state may
+        have own commits for which `applied` was never called. They have to be published before later own ones: Pulsar
+        would drop their numbers after higher ones."""
         undelivered = self._log.state.undelivered
         self._published &= undelivered.keys()
         begun = {each.token for each in self._queue} | self._failed | self._published
-        ours = (each for each in undelivered.values() if each.publisher == self._publisher)
-        self._begin([each for each in ours if each.token not in begun])
+        own = (each for each in undelivered.values() if each.publisher == self._publisher)
+        self._begin([each for each in own if each.token not in begun])
 
     def _begin(self, decided: Sequence[Decided]) -> None:
         self._queue.extend(decided)
@@ -162,7 +164,7 @@ class Outbox:
             decided = await self._next()
             try:
                 places = await self._publish(decided)
-            except Exception as error:  # the record of the commit stays, and with it what is to be done
+            except Exception as error:  # the commit stays in the state, and its outputs to be published
                 if not isinstance(error, Closed):
                     log.exception("outputs of group %s are not appended", self._log.group)
                 self._drop_producers()
@@ -171,12 +173,12 @@ class Outbox:
                     self._failed.add(each.token)
                     self._answer(each.token, failure)
             else:
-                self._note(decided, places)
+                self._mark_published(decided, places)
             for _ in decided:
                 self._queue.popleft()
 
-    def _note(self, decided: Sequence[Decided], places: Mapping[int, bytes]) -> None:
-        """The outputs of these commits are in their channels."""
+    def _mark_published(self, decided: Sequence[Decided], places: Mapping[int, bytes]) -> None:
+        """Note that the outputs of these commits are in their channels, and append a `Published` record."""
         for each in decided:
             ids = [places.get(output.number, b"") for output in each.outputs]
             for output, id in zip(each.outputs, ids, strict=True):
@@ -204,13 +206,13 @@ class Outbox:
             return
         if isinstance(result, TidewalError):
             future.set_exception(result)
-            future.exception()  # nobody may be waiting for it any more
+            future.exception()  # retrieved: the caller may not wait any more
         else:
             future.set_result(result)
 
     async def _next(self) -> list[Decided]:
-        """Those of the queue that can be published: what others have decided before them, of the same inputs, is
-        published first, by its process, or by us where its member is no more."""
+        """The commits of the queue that can be published. Earlier commits of the same inputs by other processes come
+        first, published by their processes, or by this one where the member is gone."""
         while self._log.ended is None:
             with suppress(Unavailable):  # the log is being read anew
                 if ready := self._ready(self._log.state.undelivered):
@@ -225,7 +227,7 @@ class Outbox:
         left = [each for each in undelivered.values() if each.token not in begun]
         ready: list[Decided] = []
         for mine in self._queue:
-            at = order.get(mine.token, 0)  # it is not there when somebody else has published it
+            at = order.get(mine.token, 0)  # it is not in the state when another process has published it
             if any(order[each.token] < at and mine.follows(each) for each in left):
                 break
             ready.append(mine)
@@ -242,8 +244,8 @@ class Outbox:
             await asyncio.sleep(PAUSE_S)
 
     def _send(self, commits: Sequence[Decided]) -> dict[int, bytes]:
-        """Send the outputs of commits, in order; their places by number. Blocks. Raises when not all are sure to be
-        there, or not where."""
+        """Send the outputs of commits, in order, and return their places by number. Blocks. Raises when one may not be
+        stored, or its place is unknown."""
         outputs = [output for commit in commits for output in commit.outputs]
         answers = _Answers(len(outputs))
         touched: dict[str, NativeProducer] = {}
@@ -259,10 +261,10 @@ class Outbox:
             producer.flush_async(ignore)
         return answers.wait(self._wal.timeout_ms / 1000)
 
-    # ---- publishing what may be there already -----------------------------------------------------------------------
+    # ---- publishing what may be stored already ----------------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Begin to publish what was decided by who is no member any more."""
+        """Begin to publish the commits whose members are gone."""
         if self._adopting is None or self._adopting.done():
             self._adopting = asyncio.create_task(self._adopt(), name=f"outputs left in group {self._log.group}")
 
@@ -272,14 +274,14 @@ class Outbox:
             self._published &= undelivered.keys()
             if self._published:  # the record that says so may not have been stored
                 self._log.propose(Published(list(self._published)))
-            left: list[Decided] = []  # to others, or to later
+            left: list[Decided] = []  # to other processes, or to a later call
             for decided in list(undelivered.values()):
                 if not self._is_orphan(decided) or any(map(decided.follows, left)):
                     left.append(decided)
                     continue
                 try:
                     await self._wal.blocking(partial(self._publish_again, decided))
-                except Unavailable as error:  # its process may still be at it
+                except Unavailable as error:  # its process may still be publishing
                     log.info("outputs left in group %s: %s", self._log.group, error)
                     return
                 self._log.propose(Published([decided.token]))
@@ -290,8 +292,8 @@ class Outbox:
         return decided.member not in self._log.state.members
 
     def _publish_again(self, decided: Decided) -> dict[int, bytes]:
-        """Publish what is missing; the places of all, by number. Blocks. Raises `Unavailable`, also while another
-        process has the name."""
+        """Publish the missing outputs and return the places of all by number. Blocks. Raises `Unavailable`, also while
+        another process has the name."""
         places: dict[int, bytes] = {}
         for channel in {output.append.channel: None for output in decided.outputs}:
             outputs = [output for output in decided.outputs if output.append.channel == channel]
@@ -303,12 +305,14 @@ class Outbox:
 
     def _complete(self, channel: str, outputs: Sequence[Output], decided: Decided) -> dict[int, bytes]:
         name = _name(decided.publisher)
-        producer = self._wal.publisher(channel, name, batches=False)  # from now on nobody else sends under the name
+        producer = self._wal.publisher(
+            channel, name, batches=False
+        )  # from now on no other process sends under the name
         try:
             after = decode_end(decided.after[channel])
             places = self._look(channel, after, name)
             missing = [output for output in outputs if output.number not in places]
-            # One that is not there and yet a duplicate was there, where retention has removed ledgers since.
+            # A missing output whose number is a duplicate was stored, and its ledger removed by retention since.
             removed = bool(missing) and self._begins_behind(channel, after)
             for output in missing:
                 answers = _Answers(1)
@@ -320,13 +324,13 @@ class Outbox:
             closed.wait(self._wal.timeout_ms / 1000)
         return {output.number: places.get(output.number, b"") for output in outputs}
 
-    def _begins_behind(self, channel: str, after: Place) -> bool:
-        """Whether retention has removed the ledger of `after`, and maybe what was behind it."""
-        first = self._wal.survey(channel).stored_from
+    def _begins_behind(self, channel: str, after: MessagePlace) -> bool:
+        """Whether retention has removed the ledger of `after`, and possibly entries after it."""
+        first = self._wal.contents(channel).stored_from
         return first is None or first.ledger > after.ledger
 
-    def _look(self, channel: str, after: Place, name: str) -> dict[int, bytes]:
-        """What of this publisher is in the channel behind `after`, by number."""
+    def _look(self, channel: str, after: MessagePlace, name: str) -> dict[int, bytes]:
+        """The places of this publisher's outputs in the channel after `after`, by number."""
         places: dict[int, bytes] = {}
         last = self._wal.last(channel)
         if last.entry < 0 or last <= after:
@@ -348,7 +352,7 @@ class Outbox:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Publish what is decided, as long as Pulsar answers; others do the rest."""
+        """Publish what is decided, as long as Pulsar answers; other processes publish the rest."""
         tasks = [task for task in (self._task, self._adopting) if task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=self._wal.timeout_ms / 1000)
@@ -368,7 +372,7 @@ class Outbox:
 
 
 class _Answers:
-    """Collects what the client library's thread says of messages."""
+    """Collects the answers to messages from the client library's thread."""
 
     def __init__(self, count: int) -> None:
         self._missing = count
@@ -389,8 +393,8 @@ class _Answers:
             self._changed.notify()
 
     def wait(self, timeout_s: float, *, duplicates: bool = False) -> dict[int, bytes]:
-        """The places by number. With `duplicates` those are left out whose number Pulsar has had already; otherwise
-        that is `Unavailable`, like all that is not sure to be stored."""
+        """Wait for the answers and return the places by number. With `duplicates`, messages whose number Pulsar has
+        stored before are left out; otherwise they raise `Unavailable`, as all that may not be stored do."""
         deadline = time.monotonic() + 2 * timeout_s  # the library answers sooner, by its own limit
         with self._changed:
             while self._missing and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What is written into a group's log: commands of its members, and pictures of the state that they make together."""
+"""The records of a group's log: commands of its members, and snapshots of the state that they fold to."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgpack
 
-from ...runtime.groups.link import Ack
+from ...runtime.groups.coordinator_client import Ack
 from ...runtime.wal import Append, From
 
 FORMAT = 1
 
 
-class Found(NamedTuple):
-    """A channel, as whoever looked found it."""
+class ChannelIdentity(NamedTuple):
+    """A channel, as a process found it."""
 
-    made: str  # which channel of that name
-    ledger: int  # its latest; a later channel of the name has higher ones
+    incarnation: str  # the incarnation of the channel
+    ledger: int  # its latest ledger; a later channel of the name has higher ones
     begin: bytes  # the position before its first entry
-    end: bytes  # the position behind its last one
+    end: bytes  # the position after its last one
     queue: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Become a member, with what it asks for and what of that was found."""
+    """Become a member, with the channels it asks for and those that were found."""
 
     member: str
     process: str
     channels: list[str]
     start: From
     session_timeout_s: float
-    found: dict[str, Found]
+    found: dict[str, ChannelIdentity]
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A process lives. It numbers its beats."""
+class ProcessBeat:
+    """A heartbeat of a process, numbered by it."""
 
     process: str
     number: int
@@ -45,12 +45,14 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
+    """End the membership."""
+
     member: str
 
 
 @dataclass(frozen=True, slots=True)
-class Expel:
-    """Somebody has not heard of the process of this member since that beat; one that came meanwhile saves it."""
+class EvictMember:
+    """Evict a member whose process was silent since that heartbeat; without effect after a later heartbeat."""
 
     member: str
     last_beat: int
@@ -58,7 +60,8 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Take the channel from the member: it lets go of it, or has kept for too long what was wanted back."""
+    """Take the channel from the member: it releases it, or its revocation has timed out. `lease` is the assignment
+    epoch."""
 
     member: str
     channel: str
@@ -75,7 +78,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Outputs of a commit that has more than fit into one record; the commit names it by its `batch`."""
+    """Outputs of a commit that do not fit into its record; the commit refers to them by `batch`."""
 
     member: str
     batch: bytes
@@ -83,11 +86,11 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """Store what is done and decide that the outputs, with those of `batch`, are appended.
+class CommitOutputs:
+    """Store the acknowledgements and decide that the outputs, with the staged ones of `batch`, are appended.
 
-    `publisher` numbers the outputs; `after` says for each of their channels a place behind which they will be.
-    `staged` is the number of outputs of `batch`: a commit that has not all of them does not count.
+    `publisher` numbers the outputs; `after` is, for each of their channels, a place after which they will be.
+    `staged` is the number of outputs of `batch`: a commit without all of them has no effect.
     """
 
     member: str
@@ -108,7 +111,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Move the position of a channel that the member has."""
+    """Move the position in a channel that the member has. `lease` is the assignment epoch."""
 
     member: str
     channel: str
@@ -118,55 +121,67 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class SeekGroup:
-    """Move the position of a channel that no member has."""
+    """Move the position in a channel that no member has."""
 
     channel: str
-    found: Found
+    found: ChannelIdentity
     upto: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
-    """Channels that came, and which of those that are known went."""
+class ChannelsChanged:
+    """Channels that were created, and known ones that were dropped."""
 
-    found: dict[str, Found]
-    gone: dict[str, str]  # by name, which one
+    found: dict[str, ChannelIdentity]
+    gone: dict[str, str]  # incarnations by name
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget the group, which has no members: nothing behind this counts."""
+    """Drop the group, which has no members: records after this have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """The state behind the record with the id `base`; b"" and an empty state where the log begins."""
+class GroupSnapshot:
+    """The state after the record with the id `base`; b"" and an empty state where the log begins."""
 
     base: bytes
     state: dict[str, Any]
 
 
 Command: TypeAlias = (
-    Join | Beat | Leave | Expel | Release | Stage | Commit | Published | Seek | SeekGroup | Channels | Drop | Picture
+    Join
+    | ProcessBeat
+    | Leave
+    | EvictMember
+    | Release
+    | Stage
+    | CommitOutputs
+    | Published
+    | Seek
+    | SeekGroup
+    | ChannelsChanged
+    | Drop
+    | GroupSnapshot
 )
 
 _KINDS: dict[str, type[Command]] = {
     kind.__name__: kind
     for kind in (
-        *(Join, Beat, Leave, Expel, Release, Stage, Commit),
-        *(Published, Seek, SeekGroup, Channels, Drop, Picture),
+        *(Join, ProcessBeat, Leave, EvictMember, Release, Stage, CommitOutputs),
+        *(Published, Seek, SeekGroup, ChannelsChanged, Drop, GroupSnapshot),
     )
 }
 
 
 def encode_record(token: bytes, command: Command) -> bytes:
-    """`token` names the record for whoever waits for what becomes of it."""
+    """The record of a command. `token` identifies it for the caller that waits for its effect."""
     fields = {name: _plain(getattr(command, name)) for name in type(command).__slots__}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType] -- slots of a dataclass are untyped
     return cast(bytes, msgpack.packb([FORMAT, type(command).__name__, token, fields]))
 
 
 def decode_record(payload: bytes | memoryview) -> tuple[bytes, Command] | None:
-    """None for what is no record: others may write to the topic."""
+    """The token and command of a record; None for anything else: other programs may write to the topic."""
     try:
         record = cast("tuple[int, str, bytes, dict[str, Any]]", msgpack.unpackb(payload, strict_map_key=False))
         format, name, token, fields = record
@@ -195,8 +210,8 @@ def _from_plain(field: str, value: Any) -> Any:
     match field:
         case "found":
             if isinstance(value, dict):
-                return {name: Found(*each) for name, each in cast("dict[str, list[Any]]", value).items()}
-            return Found(*value)
+                return {name: ChannelIdentity(*each) for name, each in cast("dict[str, list[Any]]", value).items()}
+            return ChannelIdentity(*value)
         case "outputs":
             return [Output(Append(name, payload, timestamp), number) for name, timestamp, payload, number in value]
         case "acks":

@@ -1,8 +1,8 @@
-"""Consumer groups on Pulsar: members are `runtime.groups.member.Member`, over the log of their group.
+"""Consumer groups on Pulsar: members are `GroupConsumer`s, over the log of their group.
 
-Not over Pulsar's subscriptions, because what those keep is less than what is promised here: the client library cannot
-wait for an acknowledgement, brokers store positions once a second, nobody is told which Failover consumer is active,
-channels change hands without being asked back, and how far a group is within a batch cannot be asked.
+Pulsar's subscriptions are not used, since they guarantee less: the client library cannot wait for an acknowledgement,
+brokers store positions once a second, clients are not told which Failover consumer is active, channels are assigned
+anew without a revocation, and the position of a group within a batch cannot be read.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, ReadOnly, TidewalError, Unavailable
-from ...runtime.groups.link import Ack, Shares
-from ...runtime.groups.member import Member, start_member
+from ...runtime.groups.coordinator_client import Ack, MemberAssignment
+from ...runtime.groups.group_consumer import GroupConsumer, start_member
 from ...runtime.groups.positions import resolve
 from ...runtime.groups.subscriptions import Subscription, check_name
 from ...runtime.wal import Append, From, GroupInfo, GroupMember, Start, Wal
-from . import group_following
-from .group_channels import Finder
-from .group_following import Following
+from . import group_session
+from .group_channels import ChannelFinder
 from .group_log import HOLDER, GroupLog
-from .group_records import Drop, Found, Join, Release, Seek, SeekGroup
-from .ids import following
+from .group_records import ChannelIdentity, Drop, Join, Release, Seek, SeekGroup
+from .group_session import GroupSession
+from .ids import next_id
 from .topics import HOLD_CURSOR, Topic, group_of, group_policy, group_topic
 
 log = logging.getLogger("tidewal.pulsar")
@@ -40,20 +40,20 @@ MAKE_ATTEMPTS = 5
 CLOSE_WITHIN_S = 10.0
 
 
-class Host(Wal, group_following.Host, Protocol):
+class GroupsHost(Wal, group_session.GroupSessionHost, Protocol):
     """What groups need of the WAL."""
 
 
 class Groups:
-    """The groups of one open log, as far as this process has to do with them; `GroupLink` for its members. Belongs to
-    one event loop."""
+    """The groups of one open log that this process uses, and the `CoordinatorClient` of its members. Belongs to one
+    event loop."""
 
-    def __init__(self, wal: Host) -> None:
+    def __init__(self, wal: GroupsHost) -> None:
         self._wal = wal
-        self._finder = Finder(wal)
-        self._heart = Heart()
-        self._followed: dict[str, asyncio.Task[Following]] = {}
-        self._users: Counter[asyncio.Task[Following]] = Counter()  # beside the members
+        self._finder = ChannelFinder(wal)
+        self._heartbeat = ProcessHeartbeat()
+        self._sessions: dict[str, asyncio.Task[GroupSession]] = {}
+        self._users: Counter[asyncio.Task[GroupSession]] = Counter()  # calls in progress, besides the members
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
@@ -61,7 +61,7 @@ class Groups:
 
     async def start_member(
         self, group: str, channels: Sequence[str], start: From, reset_to: From | None, session_timeout_s: float
-    ) -> Member:
+    ) -> GroupConsumer:
         """`Wal.join`."""
         check_name("group", group)
         Subscription(channels)
@@ -85,12 +85,14 @@ class Groups:
         return infos
 
     async def _info(self, group: str) -> GroupInfo | None:
-        async def info(followed: Following) -> GroupInfo | None:
-            await followed.log.catch_up()
-            return None if followed.log.state.dropped else followed.log.state.info()
+        async def info(session: GroupSession) -> GroupInfo | None:
+            await session.log.catch_up()
+            return None if session.log.state.dropped else session.log.state.info()
 
-        with suppress(ChannelNotFound, Fenced, ReadOnly):  # dropped meanwhile, or not begun: not by who only reads
-            return await self._visit(group, info, make=False)
+        with suppress(
+            ChannelNotFound, Fenced, ReadOnly
+        ):  # dropped meanwhile, or without records, which a read-only log cannot append
+            return await self._with_session(group, info, make=False)
         return None
 
     async def seek_group(self, group: str, channel: str, start: Start) -> None:
@@ -98,35 +100,35 @@ class Groups:
         check_name("group", group)
         upto = await resolve(self._wal, channel, start)
         found = await self._finder.named(group, channel)
-        await self._visit(group, lambda followed: followed.log.ask(SeekGroup(channel, found, upto or found.begin)))
+        await self._with_session(group, lambda session: session.log.ask(SeekGroup(channel, found, upto or found.begin)))
         await self._forget(found, channel, upto)
 
     async def drop_group(self, group: str) -> None:
         """`Wal.drop_group`."""
         check_name("group", group)
 
-        async def drop(followed: Following) -> None:
-            state = followed.log.state
+        async def drop(session: GroupSession) -> None:
+            state = session.log.state
             if not state.dropped:
-                await followed.log.ask(Drop())
-            await self._finder.let_go(group, [channel for channel, found in state.known.items() if found.queue])
+                await session.log.ask(Drop())
+            await self._finder.unbind_queues(group, [channel for channel, found in state.known.items() if found.queue])
             await self._wal.blocking(partial(self._wal.admin.delete, Topic(group_topic(group))))
 
         with suppress(ChannelNotFound, Fenced):
-            await self._visit(group, drop, make=False)
+            await self._with_session(group, drop, make=False)
 
     def channels_changed(self) -> None:
-        """To be called, from anywhere, when a channel was made or dropped."""
-        with suppress(RuntimeError):  # the loop is closed, and with it the groups are
+        """To be called, from any thread, when a channel was created or dropped."""
+        with suppress(RuntimeError):  # the loop is closed, and the groups with it
             self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
-        for task in self._followed.values():
+        for task in self._sessions.values():
             if _result(task) is not None and task.result().log.local:
                 task.result().look()
 
     async def close(self) -> None:
-        """Leave all groups, as long as Pulsar answers."""
+        """Leave all groups, for `CLOSE_WITHIN_S` at most."""
         self._closed = True
         leaving = asyncio.create_task(self._leave_all(), name="leave all groups")
         await asyncio.wait({leaving}, timeout=CLOSE_WITHIN_S)
@@ -134,14 +136,14 @@ class Groups:
         await asyncio.gather(leaving, return_exceptions=True)
 
     async def _leave_all(self) -> None:
-        self._heart.stop()
-        tasks = list(self._followed.values())
+        self._heartbeat.stop()
+        tasks = list(self._sessions.values())
         await asyncio.gather(*tasks, return_exceptions=True)
-        followed = [each for each in map(_result, tasks) if each is not None]
-        await asyncio.gather(*(each.leave(member) for each in followed for member in list(each.log.local)))
-        await asyncio.gather(*(each.close() for each in followed))
+        sessions = [each for each in map(_result, tasks) if each is not None]
+        await asyncio.gather(*(each.leave(member) for each in sessions for member in list(each.log.local)))
+        await asyncio.gather(*(each.close() for each in sessions))
 
-    # ---- `GroupLink` ------------------------------------------------------------------------------------------------
+    # ---- `CoordinatorClient` -----------------------------------------------------------------------------------------
 
     async def join(
         self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
@@ -149,80 +151,85 @@ class Groups:
         found = await self._finder.asked_for(group, channels)
         join = Join(member, self._wal.process, list(channels), start, session_timeout_s, found)
 
-        async def ask(followed: Following) -> None:
-            followed.log.local.setdefault(member, asyncio.Event())
+        async def ask(session: GroupSession) -> None:
+            session.log.local.setdefault(member, asyncio.Event())
             try:
-                await followed.log.ask(join)
+                await session.log.ask(join)
             except BaseException:
-                del followed.log.local[member]
+                del session.log.local[member]
                 raise
-            self._heart.add(followed.log)
-            followed.look()
+            self._heartbeat.add(session.log)
+            session.look()
 
         for _ in range(MAKE_ATTEMPTS):
-            with suppress(Fenced):  # dropped just now: it is made again
-                return await self._visit(group, ask)
+            with suppress(Fenced):  # dropped meanwhile: it is created again
+                return await self._with_session(group, ask)
         raise Unavailable(f"group {group} is dropped again and again")
 
-    async def shares(self, group: str, member: str, seen: int | None, wait_s: float) -> Shares:
-        return await self._of(group, member).log.shares(member, seen, wait_s)
+    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
+        return await self._of(group, member).log.assignment(member, seen, wait_s)
 
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
         try:
-            followed = self._of(group, member)
-            ids = await followed.commit(member, acks, outputs)
+            session = self._of(group, member)
+            ids = await session.commit(member, acks, outputs)
         except Fenced as error:
             if "channel" in error.fields or not acks:
                 raise
-            fields = {**error.fields, "channel": acks[0].channel, "term": acks[0].lease}
+            fields = {**error.fields, "channel": acks[0].channel, "term": acks[0].assignment_epoch}
             raise Fenced(error.message, **fields) from error
         for ack in acks:
-            await self._forget(followed.log.state.known.get(ack.channel), ack.channel, ack.upto)
+            await self._forget(session.log.state.known.get(ack.channel), ack.channel, ack.upto)
         return ids
 
-    async def _forget(self, found: Found | None, channel: str, upto: bytes | None) -> None:
-        """Of a queue what lies before its group's position goes at once. Where that fails the next step makes up for
-        it."""
+    async def _forget(self, found: ChannelIdentity | None, channel: str, upto: bytes | None) -> None:
+        """Remove the entries of a queue before its group's position. A failure is logged: the next acknowledgement
+        removes them."""
         if found is not None and found.queue and upto:
             try:
-                await self._wal.truncate(channel, following(upto))
+                await self._wal.truncate(channel, next_id(upto))
             except TidewalError as error:
-                log.warning("what is acknowledged of %s cannot be removed: %s", channel, error)
+                log.warning("acknowledged entries of %s cannot be removed: %s", channel, error)
 
-    async def release(self, group: str, member: str, channel: str, lease: int) -> None:
-        await self._of(group, member).log.ask(Release(member, channel, lease))
+    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
+        await self._of(group, member).log.ask(Release(member, channel, assignment_epoch))
 
-    async def seek(self, group: str, member: str, channel: str, lease: int, upto: bytes) -> None:
+    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
         found = await self._finder.named(group, channel)
-        await self._of(group, member).log.ask(Seek(member, channel, lease, upto or found.begin))
+        await self._of(group, member).log.ask(Seek(member, channel, assignment_epoch, upto or found.begin))
         await self._forget(found, channel, upto)
 
     async def leave(self, group: str, member: str) -> None:
-        followed = _result(self._followed.get(group))
-        if followed is not None and member in followed.log.local and not self._closed:
-            await followed.leave(member)
-            followed.log.local.pop(member, None)
-            await self._close_if_idle(group, self._followed.get(group))
+        session = _result(self._sessions.get(group))
+        if session is not None and member in session.log.local and not self._closed:
+            await session.leave(member)
+            session.log.local.pop(member, None)
+            await self._close_if_idle(group, self._sessions.get(group))
 
-    # ---- which groups are followed ----------------------------------------------------------------------------------
+    # ---- sessions of groups ----------------------------------------------------------------------------------------
 
-    def _of(self, group: str, member: str) -> Following:
+    def _of(self, group: str, member: str) -> GroupSession:
         self._check_open()
-        followed = _result(self._followed.get(group))
-        if followed is None or member not in followed.log.local:
-            raise Fenced(f"{member} is no member of group {group} (any more): join again", group=group, member=member)
-        return followed
+        session = _result(self._sessions.get(group))
+        if session is None or member not in session.log.local:
+            raise Fenced(
+                f"{member} is not a member of group {group} (any more): join again", group=group, member=member
+            )
+        return session
 
-    async def _visit(self, group: str, call: Callable[[Following], Awaitable[T]], *, make: bool = True) -> T:
-        """Call with the group, followed and caught up with. It is followed as long as somebody visits it or is its
-        member here. Raises `ChannelNotFound` where it is not to be made."""
+    async def _with_session(self, group: str, call: Callable[[GroupSession], Awaitable[T]], *, make: bool = True) -> T:
+        """Call with the session of the group, whose log is followed and caught up with. The session lasts as long as
+        there are calls or members of this process. The log is created where there is none; without `make` that raises
+        `ChannelNotFound`."""
         self._check_open()
-        task = self._followed.get(group)
+        task = self._sessions.get(group)
         if task is None or (task.done() and (_result(task) is None or task.result().log.ended is not None)):
             ended = _result(task)
-            task = self._followed[group] = asyncio.create_task(self._follow(group, make), name=f"open group {group}")
+            task = self._sessions[group] = asyncio.create_task(
+                self._open_session(group, make), name=f"open group {group}"
+            )
             if ended is not None:
-                self._heart.remove(ended.log)
+                self._heartbeat.remove(ended.log)
                 await ended.close()
         self._users[task] += 1
         try:
@@ -231,35 +238,37 @@ class Groups:
             self._users[task] -= 1
             await self._close_if_idle(group, task)
 
-    async def _close_if_idle(self, group: str, task: asyncio.Task[Following] | None) -> None:
-        followed = _result(task)
-        if task is None or self._users[task] or (followed is not None and followed.log.local):
+    async def _close_if_idle(self, group: str, task: asyncio.Task[GroupSession] | None) -> None:
+        session = _result(task)
+        if task is None or self._users[task] or (session is not None and session.log.local):
             return
         del self._users[task]
-        if self._followed.get(group) is task:
-            del self._followed[group]
-        if followed is not None:
-            self._heart.remove(followed.log)
-            await followed.close()
+        if self._sessions.get(group) is task:
+            del self._sessions[group]
+        if session is not None:
+            self._heartbeat.remove(session.log)
+            await session.close()
 
-    async def _follow(self, group: str, make: bool) -> Following:
+    async def _open_session(self, group: str, make: bool) -> GroupSession:
         for _ in range(MAKE_ATTEMPTS):
             topic = Topic(group_topic(group), group_policy())
             if make:
-                await self._wal.blocking(partial(self._make, topic))
-            followed = Following(self._wal, group, self._finder)
+                await self._wal.blocking(partial(self._create_topic, topic))
+            session = GroupSession(self._wal, group, self._finder)
             try:
-                await followed.log.open()
+                await session.log.open()
             except BaseException:
-                await followed.close()
+                await session.close()
                 raise
-            if not (make and followed.log.state.dropped):
-                return followed
-            await followed.close()
-            await self._wal.blocking(partial(self._wal.admin.delete, topic))  # whoever dropped it may have died
+            if not (make and session.log.state.dropped):
+                return session
+            await session.close()
+            await self._wal.blocking(
+                partial(self._wal.admin.delete, topic)
+            )  # the process that dropped it may have died
         raise Unavailable(f"group {group} is dropped again and again")
 
-    def _make(self, topic: Topic) -> None:
+    def _create_topic(self, topic: Topic) -> None:
         admin = self._wal.admin
         admin.create(topic)
         admin.make_cursor(topic, HOLD_CURSOR + HOLDER)
@@ -270,32 +279,32 @@ class Groups:
             raise Closed("the Pulsar log is closed")
 
 
-class Heart:
-    """A thread that lets this process beat in the groups where it has members, however busy the event loop is. It is
-    there while there are such. Thread-safe."""
+class ProcessHeartbeat:
+    """A thread that sends this process's heartbeats in the groups where it has members, however busy the event loop is.
+    It runs while there are such groups. Thread-safe."""
 
     def __init__(self) -> None:
         self._next: dict[GroupLog, float] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def add(self, followed: GroupLog) -> None:
-        """Beat there from now on."""
+    def add(self, group_log: GroupLog) -> None:
+        """Send heartbeats to this log from now on."""
         with self._changed:
-            self._next[followed] = time.monotonic()
+            self._next[group_log] = time.monotonic()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tidewal-heart", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="tidewal-heartbeat", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def remove(self, followed: GroupLog) -> None:
-        """Beat there no more; unknown is fine."""
+    def remove(self, group_log: GroupLog) -> None:
+        """Stop the heartbeats to this log; an unknown one is ignored."""
         with self._changed:
-            self._next.pop(followed, None)
+            self._next.pop(group_log, None)
             self._changed.notify()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop all heartbeats."""
         with self._changed:
             self._next.clear()
             self._changed.notify()
@@ -307,17 +316,17 @@ class Heart:
                     self._thread = None
                     return
                 now = time.monotonic()
-                due = [followed for followed, at in self._next.items() if at <= now]
-                for followed in due:
-                    self._next[followed] = now + followed.beat_every_s
+                due = [group_log for group_log, at in self._next.items() if at <= now]
+                for group_log in due:
+                    self._next[group_log] = now + group_log.beat_every_s
                 if not due:
                     self._changed.wait(min(self._next.values()) - now)
-            for followed in due:
-                followed.beat()
+            for group_log in due:
+                group_log.beat()
 
 
-def _result(task: asyncio.Task[Following] | None) -> Following | None:
-    """What is followed, once it is."""
+def _result(task: asyncio.Task[GroupSession] | None) -> GroupSession | None:
+    """The session, once it is open; None before, and when opening it failed."""
     done = task is not None and task.done() and not task.cancelled() and task.exception() is None
     return task.result() if task is not None and done else None
 
@@ -325,7 +334,7 @@ def _result(task: asyncio.Task[Following] | None) -> Following | None:
 class WithGroups(ABC):
     """The part of the `Wal` that concerns groups."""
 
-    __groups: Groups | None = None  # made when they are needed, on the loop that does
+    __groups: Groups | None = None  # created with the first call that needs them, on its loop
 
     async def join(
         self,
@@ -350,11 +359,11 @@ class WithGroups(ABC):
     def _groups(self) -> Groups:
         self._check_open()
         if self.__groups is None:
-            self.__groups = Groups(cast(Host, self))
+            self.__groups = Groups(cast(GroupsHost, self))
         return self.__groups
 
     def _channels_changed(self) -> None:
-        """To be called when a channel was made or dropped."""
+        """To be called when a channel was created or dropped."""
         if self.__groups is not None:
             self.__groups.channels_changed()
 

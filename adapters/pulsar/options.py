@@ -1,4 +1,4 @@
-"""What is told by a `pulsar://` URL and the options beside it."""
+"""The options of a `pulsar://` URL, with settings and keyword options, validated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ...runtime.errors import ConfigError
 from ...runtime.redaction import shown_url
-from ...runtime.settings import Pulsar
+from ...runtime.settings import PulsarSettings
 from .appending import PENDING_BYTES
 from .client import Security
 
@@ -24,22 +24,22 @@ _NAMESPACE = re.compile(r"[^/]+/[^/]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PulsarOptions:
     """How to reach Pulsar, and the named limits of one open log."""
 
     service_url: str
-    web_url: str = field(repr=False)  # settings may say how to log in
+    web_url: str = field(repr=False)  # may contain credentials
     namespace: str = NAMESPACE
-    request_timeout_s: float = REQUEST_TIMEOUT_S  # an append or call that has no answer then has failed
+    request_timeout_s: float = REQUEST_TIMEOUT_S  # an append or call without an answer then has failed
     pending_bytes: int = PENDING_BYTES  # appended and not answered; more is refused (`Overloaded`)
     prefetch_bytes: int = PREFETCH_BYTES  # that the client library holds for one reader
-    max_message_bytes: int = 0  # of one message, where it shall be less than the brokers take; 0: as they say
+    max_message_bytes: int = 0  # of one message, to be less than the brokers allow; 0: the brokers' limit
     listener: str = ""  # the broker's name for the addresses to connect to, where it advertises several
     client_log: str = ""  # file for what the client library logs
     security: Security = field(default_factory=Security)
 
 
-def parse(url: str, settings: Pulsar | None = None, **given: object) -> Options:
+def parse(url: str, settings: PulsarSettings | None = None, **given: object) -> PulsarOptions:
     """Read `pulsar://HOST[:PORT][,HOST…][/TENANT/NAMESPACE][?option=value]`. `given` options win over the URL's, which
     win over the settings. Raises `ConfigError`."""
     parts = urlsplit(url)
@@ -62,12 +62,14 @@ def parse(url: str, settings: Pulsar | None = None, **given: object) -> Options:
         where = shown_url(values["web_url"])
         raise ConfigError(f"{where!r}: the admin API takes no user; option token logs in", key="pulsar.webaddress")
     security = Security(**{each.name: values.pop(each.name) for each in fields(Security) if each.name in values})
-    return Options(service_url=f"{parts.scheme}://{parts.netloc}", namespace=namespace, security=security, **values)
+    return PulsarOptions(
+        service_url=f"{parts.scheme}://{parts.netloc}", namespace=namespace, security=security, **values
+    )
 
 
-def _from_settings(settings: Pulsar, web_scheme: str, host: str) -> dict[str, object]:
+def _from_settings(settings: PulsarSettings, web_scheme: str, host: str) -> dict[str, object]:
     found: dict[str, object] = {"request_timeout_s": settings.request_timeout}
-    if "max_message_size" in settings.model_fields_set:  # Milvus' default is below ours
+    if "max_message_size" in settings.model_fields_set:  # Milvus' default is below Tidewal's
         found["max_message_bytes"] = settings.max_message_size
     if settings.webaddress:
         address = settings.webaddress
@@ -84,7 +86,7 @@ def _from_settings(settings: Pulsar, web_scheme: str, host: str) -> dict[str, ob
 
 
 def _checked(given: Mapping[str, object]) -> dict[str, Any]:
-    kinds: dict[str, type] = {each.name: type(each.default) for each in (*fields(Options), *fields(Security))}
+    kinds: dict[str, type] = {each.name: type(each.default) for each in (*fields(PulsarOptions), *fields(Security))}
     kinds["web_url"] = str
     del kinds["service_url"], kinds["namespace"], kinds["security"]
     found: dict[str, Any] = {}
@@ -94,7 +96,7 @@ def _checked(given: Mapping[str, object]) -> dict[str, Any]:
         try:
             found[name] = str(value).lower() == "true" if kinds[name] is bool else kinds[name](str(value))
         except ValueError:
-            raise ConfigError(f"pulsar:// option {name}={value!r} is no number", key="wal") from None
+            raise ConfigError(f"pulsar:// option {name}={value!r} is not a number", key="wal") from None
         if kinds[name] in (int, float) and found[name] <= 0 and name != "max_message_bytes":
             raise ConfigError(f"pulsar:// option {name}={value!r} must be above 0", key="wal")
     return found

@@ -1,4 +1,5 @@
-"""A channel as a Pulsar topic: its name, the properties that hold its policy, and what the broker tells of it."""
+"""A channel as a Pulsar topic: its name, the properties with its policy, and its contents as the broker reports
+them."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from typing import cast
 
 from ...runtime.errors import CorruptLog, InvalidRequest
 from ...runtime.wal import ChannelPolicy, Delivery, Durability
-from .ids import Place, decode, encode
+from .ids import MessagePlace, decode, encode
 
 POLICY_PROPERTY = "tidewal.policy"
 TRUNCATED_PROPERTY = "tidewal.truncated"
-MADE_PROPERTY = "tidewal.made"  # when, in ms since 1970, and which channel of the name
-LEDGER_PROPERTY = "tidewal.ledger"  # its first: what is below belongs to an earlier channel of the name
-QUEUE_PROPERTY = "tidewal.queue"  # the group that has this queue
-GROUP_LOG = "tidewal-group~"  # and the name of the group: its log, which is no channel
-HOLD_CURSOR = "tidewal-hold."  # and the name of the holder
+INCARNATION_PROPERTY = "tidewal.made"  # the incarnation: creation time in ms since 1970, and a unique part
+LEDGER_PROPERTY = "tidewal.ledger"  # its first ledger: lower ones belong to an earlier channel of the name
+QUEUE_PROPERTY = "tidewal.queue"  # the group to which this queue is bound
+GROUP_LOG = "tidewal-group~"  # followed by the name of the group: its log, which is not a channel
+HOLD_CURSOR = "tidewal-hold."  # followed by the name of the holder
 
 MIB = 1024 * 1024
 EPHEMERAL_MINUTES = 1
@@ -31,7 +32,7 @@ _MEANS_SOMETHING_TO_PULSAR = re.compile(r"__|-partition-\d+\Z")  # system topics
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A channel and its policy; the topic is named like the channel, unless Pulsar would take that name for more."""
+    """A channel and its policy; the topic is named like the channel, unless the name has a meaning for Pulsar."""
 
     channel: str
     policy: ChannelPolicy = field(default_factory=ChannelPolicy)
@@ -42,12 +43,12 @@ class Topic:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What is stored with the topic as it is made."""
+        """The properties with which the topic is created."""
         return {POLICY_PROPERTY: encode_policy(self.policy)}
 
     @property
     def retention(self) -> dict[str, object]:
-        """The retention as Pulsar knows it: whole minutes and MiB, rounded up; -1 keeps all."""
+        """The retention in Pulsar's units: whole minutes and MiB, rounded up; -1 keeps all."""
         policy = self.policy
         if policy.ephemeral:
             return _retention(EPHEMERAL_MINUTES, math.ceil(policy.ephemeral_bytes / MIB))
@@ -57,7 +58,7 @@ class Topic:
 
 
 def _retention(minutes: int, mebibytes: int) -> dict[str, object]:
-    # Zero would mean: remove what no cursor keeps, at once, whatever the other number says.
+    # With zero, Pulsar removes at once what no cursor keeps, whatever the other number is.
     return {"retentionTimeInMinutes": minutes or 1, "retentionSizeInMB": mebibytes or 1}
 
 
@@ -71,12 +72,12 @@ def is_name(channel: str) -> bool:
 
 
 def is_topic_of_ours(channel: str) -> bool:
-    """Whether it names a channel, or the log of a group."""
+    """Whether this is the name of a channel, or of the log of a group."""
     return is_name(channel.removeprefix(GROUP_LOG))
 
 
 def group_topic(group: str) -> str:
-    """Under which name, as if it were a channel, the log of a group is kept."""
+    """The channel name under which the log of a group is kept."""
     return f"{GROUP_LOG}{group}"
 
 
@@ -86,11 +87,12 @@ def group_of(topic: str) -> str | None:
 
 
 def group_policy() -> ChannelPolicy:
-    """Keeps what the hold of the group's latest picture keeps, and little more."""
+    """The policy of a group's log: keeps what the hold of the latest snapshot keeps, and little more."""
     return ChannelPolicy(retention_s=60, max_message_bytes=GROUP_LOG_MESSAGE_BYTES)
 
 
 def check_name(channel: str) -> None:
+    """Raise `InvalidRequest` unless `channel` is a valid channel name."""
     if not is_name(channel):
         raise InvalidRequest(f"channel name {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
 
@@ -109,46 +111,46 @@ def decode_policy(text: str, channel: str) -> ChannelPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """What a topic holds. `ledgers` are (number, entries) in order; the last is the one in use."""
+class TopicContents:
+    """The contents of a topic. `ledgers` are (number, entries) in order; the last is the one in use."""
 
-    policy: ChannelPolicy | None  # None: a topic that Tidewal did not make
+    policy: ChannelPolicy | None  # None: a topic that Tidewal did not create
     ledgers: tuple[tuple[int, int], ...]
-    last: Place  # index unknown; entry -1 where there is none
-    truncated: Place | None
-    holds: Mapping[str, Place]
-    made: str = ""  # "" when that was not noted
-    queue_of: str = ""  # the group that has this queue
-    first_ledger: int | None = None  # that the channel had; None when that was not noted
+    last: MessagePlace  # batch index unknown; entry -1 where there is none
+    truncated: MessagePlace | None
+    holds: Mapping[str, MessagePlace]
+    incarnation: str = ""  # "" when it was not recorded
+    queue_of: str = ""  # the group to which this queue is bound
+    first_ledger: int | None = None  # of the channel; None when it was not recorded
 
     @property
-    def stored_from(self) -> Place | None:
+    def stored_from(self) -> MessagePlace | None:
         """The first entry that is stored; None where there is none."""
-        return next((Place(ledger, 0) for ledger, entries in self.ledgers if entries), None)
+        return next((MessagePlace(ledger, 0) for ledger, entries in self.ledgers if entries), None)
 
     @property
-    def first(self) -> Place | None:
-        """Where the channel begins: what is truncated and held by nobody does not count."""
+    def first(self) -> MessagePlace | None:
+        """The first entry of the channel: entries that are truncated and before all holds do not count."""
         stored = self.stored_from
         if stored is None or self.truncated is None:
             return stored
         return max(stored, min([self.truncated, *self.holds.values()]))
 
     def is_whole(self, now_ms: int) -> bool:
-        """Whether it is certain that retention has removed nothing."""
-        milliseconds = self.made.partition("-")[0]
+        """Whether retention has certainly removed nothing."""
+        milliseconds = self.incarnation.partition("-")[0]
         if self.policy is None or self.truncated or self.policy.retention_bytes is not None or not milliseconds:
             return False
         kept_s = self.policy.retention_s
         return kept_s is None or now_ms < int(milliseconds) + 1000 * kept_s
 
     @property
-    def end(self) -> Place:
+    def end(self) -> MessagePlace:
         """The last entry, or the place before the first entry to come."""
-        return max(self.last, Place(self.ledgers[-1][0], -1)) if self.ledgers else self.last
+        return max(self.last, MessagePlace(self.ledgers[-1][0], -1)) if self.ledgers else self.last
 
-    def has_between(self, after: Place, before: Place, now_ms: int) -> bool:
-        """Whether there is, or was, any entry between the two; also when nobody knows."""
+    def has_between(self, after: MessagePlace, before: MessagePlace, now_ms: int) -> bool:
+        """Whether there is, or was, any entry between the two; True also when that is not known."""
         entries = dict(self.ledgers)
         if after.ledger not in entries and not (after.entry < 0 and self.is_whole(now_ms)):  # it may have stayed empty
             return True
@@ -157,18 +159,20 @@ class Survey:
         return any(count for ledger, count in self.ledgers if after.ledger < ledger < before.ledger)
 
 
-def survey_of(topic: Topic, stats: Mapping[str, object]) -> Survey:
-    """Read the broker's internal statistics."""
+def contents_of(topic: Topic, stats: Mapping[str, object]) -> TopicContents:
+    """The contents of a topic, from the broker's internal statistics."""
     properties = cast("dict[str, str]", stats.get("properties") or {})
     policy = properties.get(POLICY_PROPERTY)
     listed = cast("list[dict[str, int]]", stats["ledgers"])
     ledgers = [(ledger["ledgerId"], ledger["entries"]) for ledger in listed]
     last = _place(str(stats["lastConfirmedEntry"]))
-    if ledgers and ledgers[-1][0] == last.ledger:  # the broker counts those of the ledger in use when it ends
+    if (
+        ledgers and ledgers[-1][0] == last.ledger
+    ):  # the broker counts the entries of the ledger in use only when it ends
         ledgers[-1] = (last.ledger, last.entry + 1)
     cursors = cast("dict[str, dict[str, str]]", stats["cursors"])
     truncated = properties.get(TRUNCATED_PROPERTY)
-    return Survey(
+    return TopicContents(
         policy=None if policy is None else decode_policy(policy, topic.channel),
         ledgers=tuple(ledgers),
         last=last,
@@ -178,16 +182,16 @@ def survey_of(topic: Topic, stats: Mapping[str, object]) -> Survey:
             for name, cursor in cursors.items()
             if name.startswith(HOLD_CURSOR)
         },
-        made=properties.get(MADE_PROPERTY, ""),
+        incarnation=properties.get(INCARNATION_PROPERTY, ""),
         queue_of=properties.get(QUEUE_PROPERTY, ""),
         first_ledger=int(properties[LEDGER_PROPERTY]) if LEDGER_PROPERTY in properties else None,
     )
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> MessagePlace:
     ledger, _, entry = text.partition(":")
-    return Place(int(ledger), int(entry))
+    return MessagePlace(int(ledger), int(entry))
 
 
-def truncated_property(place: Place) -> str:
+def truncated_property(place: MessagePlace) -> str:
     return encode(place).hex()

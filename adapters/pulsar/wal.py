@@ -1,12 +1,12 @@
-"""Tidewal's log on Apache Pulsar: one persistent topic per channel, everything that is kept about it in the broker.
+"""The WAL on Apache Pulsar: one persistent topic per channel, with all metadata of the channel in the broker.
 
-Differs from the embedded log, and says so in `capabilities`: a batch over several channels is not atomic. Consumer
-groups have a topic of their own each (`groups.py`). Ids are Pulsar's own positions. A channel's policy is a property of
-its topic; retention is Pulsar's, in whole minutes and MiB, and frees whole ledgers; what is truncated stops counting at
-once and is freed by retention; a hold is a durable cursor, which the broker never passes. An ephemeral channel is a
-topic with one minute and `ephemeral_bytes` of retention: it forgets later than it might. A position in a ledger that
-was removed is lost, also where it was its last. Times are found by bisection, so they must ascend in a channel, as
-owners write them.
+Unlike in the embedded log, as `capabilities` says, a batch over several channels is not atomic. Each consumer group has
+a topic of its own (`groups.py`). Ids are Pulsar's own positions. A channel's policy is a property of its topic;
+retention is Pulsar's, in whole minutes and MiB, and frees whole ledgers; truncated entries are gone for readers at once
+and freed by retention; a hold is a durable cursor, which the broker never passes. An ephemeral channel is a topic with
+one minute and `ephemeral_bytes` of retention: it forgets later than it might. A position in a ledger that was removed
+is lost, also where it was its last. Times are found by bisection, so they must ascend in a channel, as owners write
+them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ...runtime.errors import (
     InvalidRequest,
     Unavailable,
 )
+from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
 from ...runtime.metrics import Metrics
 from ...runtime.read_only import refused
 from ...runtime.stalls import Operation, StallWatch
-from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
     Capabilities,
@@ -45,22 +45,22 @@ from ...runtime.wal import (
     Payload,
     Start,
 )
-from . import seeking
+from . import seek
 from .admin import DEFAULT_MESSAGE_BYTES, Admin
 from .appending import Appender
-from .client import Client, NativeProducer, NativeReader
+from .client import NativeProducer, NativeReader, PulsarClient
 from .failures import call_failure
 from .groups import WithGroups
-from .ids import Place, decode, encode
-from .options import Options
-from .reading import Feed, Reader
-from .sending import Producer
+from .ids import MessagePlace, decode, encode
+from .options import PulsarOptions
+from .producer import ChannelProducer
+from .reader import ChannelFetcher, Reader
 from .topics import (
     HOLD_CURSOR,
     LEDGER_PROPERTY,
     TRUNCATED_PROPERTY,
-    Survey,
     Topic,
+    TopicContents,
     channel_of,
     check_name,
     is_name,
@@ -73,11 +73,11 @@ log = logging.getLogger("tidewal.pulsar")
 T = TypeVar("T")
 
 BLOCKING_CALLS = 16  # at a time, on threads
-METADATA_BYTES = 1024  # that belong to a message beside its payload, at most
+METADATA_BYTES = 1024  # of a message besides its payload, at most
 
 
 class Pulsar(WithGroups):
-    """An open log in one namespace; see `Wal`."""
+    """A `Wal` in one namespace; open it with `open`."""
 
     name = "pulsar"
     capabilities = Capabilities(
@@ -92,12 +92,12 @@ class Pulsar(WithGroups):
         ephemeral_bounds=False,
     )
 
-    def __init__(self, options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
+    def __init__(self, options: PulsarOptions, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
         self._options, self._read_only = options, read_only
         self.stalls = StallWatch(metrics)
         self._namespace = options.namespace
         self.admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
-        self._client = Client(
+        self._client = PulsarClient(
             options.service_url,
             options.request_timeout_s,
             options.security,
@@ -105,27 +105,27 @@ class Pulsar(WithGroups):
             log_file=options.client_log,
         )
         self._executor = ThreadPoolExecutor(BLOCKING_CALLS, "tidewal-pulsar")
-        self._hubs = Hubs()
+        self._notifiers = LoopNotifiers()
         self._closed = False
         self._close_done: asyncio.Task[None] | None = None
         self.process = uuid.uuid4().hex
         self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(self.process), itertools.count(1))
         self._policies: dict[str, ChannelPolicy] = {}
-        self._made: dict[str, str] = {}  # which channel of the name was seen last
+        self._incarnations: dict[str, str] = {}  # by channel, as seen last
         self._largest = (
             DEFAULT_MESSAGE_BYTES - METADATA_BYTES
-        )  # that the brokers take, whatever a channel's policy says
-        self._message_bytes = self._largest  # that is told, where it shall be less
-        self._feeds_lock = threading.Lock()
-        self._feeds: dict[Feed, str] = {}
-        self._openings: dict[Future[Feed], str] = {}  # whose readers still wait for them
+        )  # that the brokers accept, whatever a channel's policy allows
+        self._message_bytes = self._largest  # the limit that `describe` returns, which an option may lower
+        self._fetchers_lock = threading.Lock()
+        self._fetchers: dict[ChannelFetcher, str] = {}
+        self._openings: dict[Future[ChannelFetcher], str] = {}  # for which readers still wait
         self._appender = Appender(self._open_producer, self._executor, options.pending_bytes)
         self.stalls.start()
 
     @staticmethod
-    async def open(options: Options, metrics: Metrics | None = None, *, read_only: bool = False) -> Pulsar:
-        """Connect, and make the namespace where there is none, but not to read only. Raises `Unavailable`,
-        `ConfigError`."""
+    async def open(options: PulsarOptions, metrics: Metrics | None = None, *, read_only: bool = False) -> Pulsar:
+        """Connect, and create the namespace where there is none, unless `read_only`. Stalls are counted in `metrics`.
+        Raises `Unavailable`, `ConfigError`."""
         wal = Pulsar(options, metrics, read_only=read_only)
         try:
             await wal.blocking(wal.admin.check_namespace if read_only else wal.admin.prepare_namespace)
@@ -146,16 +146,16 @@ class Pulsar(WithGroups):
 
     def _create(self, topic: Topic) -> None:
         if self.admin.create(topic):
-            self.admin.set_property(topic, LEDGER_PROPERTY, str(self.survey(topic.channel).end.ledger))
+            self.admin.set_property(topic, LEDGER_PROPERTY, str(self.contents(topic.channel).end.ledger))
         else:
-            existing = self.admin.survey(topic).policy
+            existing = self.admin.contents(topic).policy
             if existing is None:
                 raise ChannelExists(
-                    f"there is a topic {topic.name} in {self._namespace} that is no channel", channel=topic.channel
+                    f"there is a topic {topic.name} in {self._namespace} that is not a channel", channel=topic.channel
                 )
             if existing != topic.policy:
                 raise ChannelExists(f"channel {topic.channel} exists with another policy", channel=topic.channel)
-        self.admin.set_policies(topic)  # again where it exists: whoever made it may have died before this
+        self.admin.set_policies(topic)  # also where it exists: its creator may have died before this
         self._policies[topic.channel] = topic.policy
 
     async def channels(self) -> list[str]:
@@ -168,7 +168,7 @@ class Pulsar(WithGroups):
         if channel in self._policies:
             return True
         try:
-            return self.survey(channel).policy is not None
+            return self.contents(channel).policy is not None
         except ChannelNotFound:  # dropped meanwhile
             return False
 
@@ -177,12 +177,12 @@ class Pulsar(WithGroups):
         return await self.blocking(partial(self._describe, channel))
 
     def _describe(self, channel: str) -> ChannelInfo:
-        survey = self.survey(channel)
-        first, last = seeking.first_message(self, channel, survey), self.last(channel)
-        assert survey.policy is not None
+        contents = self.contents(channel)
+        first, last = seek.first_message(self, channel, contents), self.last(channel)
+        assert contents.policy is not None
         return ChannelInfo(
             channel,
-            survey.policy,
+            contents.policy,
             None if first is None else encode(first),
             None if last.entry < 0 else encode(last),
             self._message_bytes,
@@ -195,23 +195,23 @@ class Pulsar(WithGroups):
 
     def _drop(self, channel: str) -> None:
         with contextlib.suppress(ChannelNotFound):
-            self.survey(channel)
+            self.contents(channel)
             self.admin.delete(Topic(channel))
         self._forget(channel)
 
     def _forget(self, channel: str) -> None:
         self._policies.pop(channel, None)
         self._appender.forget(channel)
-        with self._feeds_lock:
-            feeds = [feed for feed, name in self._feeds.items() if name == channel]
+        with self._fetchers_lock:
+            fetchers = [fetcher for fetcher, name in self._fetchers.items() if name == channel]
             openings = [opening for opening, name in self._openings.items() if name == channel]
             for opening in openings:
                 del self._openings[opening]
         dropped = ChannelNotFound(f"channel {channel} was dropped", channel=channel)
         for opening in openings:
             opening.set_exception(dropped)
-        for feed in feeds:
-            feed.end(dropped)
+        for fetcher in fetchers:
+            fetcher.end(dropped)
 
     # ---- appending ----------------------------------------------------------------------------------------------
 
@@ -229,32 +229,32 @@ class Pulsar(WithGroups):
         self._check_open()
         if not entries:
             return []
-        hub = self._hubs.current()
-        future, done = self._hubs.promise()
+        notifier = self._notifiers.current()
+        future, done = self._notifiers.promise()
         self._appender.queue(entries, done)
-        if not hub.deferring:  # what other tasks append in this turn of the loop goes out together
-            hub.defer(self._appender.wake)
+        if not notifier.deferring:  # appends of other tasks in this iteration of the loop are sent together
+            notifier.defer(self._appender.wake)
         return await future
 
-    def _open_producer(self, channel: str) -> Producer:
-        if self._read_only:  # nobody but a group whose log has no beginning yet asks for one
+    def _open_producer(self, channel: str) -> ChannelProducer:
+        if self._read_only:  # only a group whose log has no records yet asks for a producer
             raise refused("append")
-        survey = self.survey(channel)
-        assert survey.policy is not None
-        topic = Topic(channel, survey.policy)
+        contents = self.contents(channel)
+        assert contents.policy is not None
+        topic = Topic(channel, contents.policy)
         self.admin.ensure_deduplication(topic)
-        end = seeking.after_last(self, channel, survey)
+        end = seek.after_last(self, channel, contents)
         address = self._address(topic)
-        largest = min(survey.policy.max_message_bytes, self._largest)
+        largest = min(contents.policy.max_message_bytes, self._largest)
 
-        def make() -> Producer:
-            return Producer(
+        def make() -> ChannelProducer:
+            return ChannelProducer(
                 self._client,
                 topic,
                 address,
                 next(self._producer_names),
-                self.survey,
-                survey.end.ledger,
+                self.contents,
+                contents.end.ledger,
                 end,
                 largest,
                 self._executor,
@@ -269,43 +269,46 @@ class Pulsar(WithGroups):
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         return Reader(partial(self._begin_opening, channel, start), self._executor, self._channels_changed)
 
-    def _begin_opening(self, channel: str, start: Start) -> Future[Feed]:
+    def _begin_opening(self, channel: str, start: Start) -> Future[ChannelFetcher]:
         self._check_open()
         if start is From.LATEST:
-            self._appender.stop(channel)  # what is appended from now on lies behind the end that is looked up
-        opening: Future[Feed] = Future()
-        with self._feeds_lock:
+            self._appender.pause(channel)  # entries appended from now on come after the end that is looked up
+        opening: Future[ChannelFetcher] = Future()
+        with self._fetchers_lock:
             self._openings[opening] = channel
-        self._executor.submit(self._open_feed, channel, start, self._hubs.current(), opening)
+        self._executor.submit(self._open_fetcher, channel, start, self._notifiers.current(), opening)
         return opening
 
-    def _open_feed(self, channel: str, start: Start, hub: Hub, opening: Future[Feed]) -> None:
+    def _open_fetcher(
+        self, channel: str, start: Start, notifier: LoopNotifier, opening: Future[ChannelFetcher]
+    ) -> None:
         try:
             try:
-                after = seeking.begin(self, channel, start)
+                after = seek.begin(self, channel, start)
             finally:
                 if start is From.LATEST:
-                    self._appender.go_on(channel)
-            feed = Feed(self, channel, self._made[channel], after, hub)
-        except Exception as error:  # whatever it is: somebody waits for the opening
+                    self._appender.resume(channel)
+            fetcher = ChannelFetcher(self, channel, self._incarnations[channel], after, notifier)
+        except Exception as error:  # any error: a reader waits for the opening
             failure = call_failure(error, f"reading {channel}", channel=channel)
             if failure is not error:
                 log.exception("no reader of %s", channel)
-            with self._feeds_lock:
+            with self._fetchers_lock:
                 if self._openings.pop(opening, None):
                     opening.set_exception(failure)
             return
-        with self._feeds_lock:
-            self._feeds = {known: name for known, name in self._feeds.items() if known.running}
-            self._feeds[feed] = channel
+        with self._fetchers_lock:
+            self._fetchers = {known: name for known, name in self._fetchers.items() if known.running}
+            self._fetchers[fetcher] = channel
             wanted = self._openings.pop(opening, None) is not None
             if wanted:
-                opening.set_result(feed)
+                opening.set_result(fetcher)
         if not wanted:
-            feed.end(Closed("nobody wants this reader any more"))
+            fetcher.end(Closed("the reader is closed"))
 
-    def open_reader(self, channel: str, start: Place, queue_messages: int | None = None) -> NativeReader:
-        """A reader of the client library; what it prefetches is bounded by `prefetch_bytes`. Blocks."""
+    def open_reader(self, channel: str, start: MessagePlace, queue_messages: int | None = None) -> NativeReader:
+        """Open a reader of the client library from the entry of `start`. It prefetches `queue_messages`, by default as
+        many as fit into `prefetch_bytes`. Blocks. Raises `Unavailable`, `ChannelNotFound`."""
         policy = self.policy(channel)
         if queue_messages is None:
             message_bytes = min(policy.max_message_bytes, self._message_bytes)
@@ -321,8 +324,8 @@ class Pulsar(WithGroups):
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
         self._check_open()
 
-        def find() -> Place | None:
-            return seeking.find_time(self, channel, self.survey(channel), timestamp)
+        def find() -> MessagePlace | None:
+            return seek.find_time(self, channel, self.contents(channel), timestamp)
 
         found = await self.blocking(find)
         return None if found is None else encode(found)
@@ -334,9 +337,9 @@ class Pulsar(WithGroups):
         await self.blocking(partial(self._truncate, channel, id))
 
     def _truncate(self, channel: str, id: bytes) -> None:
-        survey = self.survey(channel)
+        contents = self.contents(channel)
         place = _place(id)
-        if survey.truncated is None or place > survey.truncated:
+        if contents.truncated is None or place > contents.truncated:
             self.admin.set_property(Topic(channel), TRUNCATED_PROPERTY, truncated_property(place))
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
@@ -344,7 +347,7 @@ class Pulsar(WithGroups):
         await self.blocking(partial(self._hold, channel, holder, id))
 
     def _hold(self, channel: str, holder: str, id: bytes | None) -> None:
-        self.survey(channel)
+        self.contents(channel)
         topic, cursor = Topic(channel), HOLD_CURSOR + holder
         if id is None:
             self.admin.drop_cursor(topic, cursor)
@@ -360,27 +363,29 @@ class Pulsar(WithGroups):
 
     async def _close(self) -> None:
         await self._close_groups()
-        with self._feeds_lock:
+        with self._fetchers_lock:
             self._closed = True
-            feeds = list(self._feeds)
+            fetchers = list(self._fetchers)
             openings, self._openings = self._openings, {}
         for opening in openings:
             opening.set_exception(Closed("the Pulsar log is closed"))
-        for feed in feeds:
-            feed.end(Closed("the Pulsar log is closed"))
+        for fetcher in fetchers:
+            fetcher.end(Closed("the Pulsar log is closed"))
         await asyncio.to_thread(self._end)
-        self._hubs.close()
+        self._notifiers.close()
 
     def _end(self) -> None:
         self._appender.close()
         self.admin.close()
-        for feed in list(self._feeds):
-            feed.join()
-        self._executor.shutdown(wait=True)  # before the client is closed: what it makes then would never be made
+        for fetcher in list(self._fetchers):
+            fetcher.join()
+        self._executor.shutdown(
+            wait=True
+        )  # before the client is closed: opening a producer or reader would never return then
         self._client.close()
         self.stalls.close()
 
-    # ---- what all use -------------------------------------------------------------------------------------------
+    # ---- shared -------------------------------------------------------------------------------------------------
 
     @property
     def timeout_ms(self) -> int:
@@ -390,46 +395,49 @@ class Pulsar(WithGroups):
     def timeout_s(self) -> float:
         return self._options.request_timeout_s
 
-    def behind_all(self, channel: str) -> Place:
-        """The last message of the channel, or where the first one will be. Blocks. Raises `ChannelNotFound`."""
-        return seeking.after_last(self, channel, self.survey(channel))
+    def behind_all(self, channel: str) -> MessagePlace:
+        """The last message of the channel, or the place before the first one to come. Blocks. Raises
+        `ChannelNotFound`."""
+        return seek.after_last(self, channel, self.contents(channel))
 
     def publisher(self, channel: str, name: str, *, batches: bool) -> NativeProducer:
-        """A producer of that name, which nobody else has meanwhile. Blocks. Raises `Unavailable`, `ChannelNotFound`."""
+        """Open a producer with a name that no other producer has until it is closed. Blocks. Raises `Unavailable`,
+        `ChannelNotFound`."""
         topic = Topic(channel, self.policy(channel))
         self.admin.ensure_deduplication(topic)
         return self._client.producer(self._address(topic), name, batches=batches)
 
-    def survey(self, channel: str) -> Survey:
-        """What the channel's topic holds. Blocks. Raises `ChannelNotFound`, also for a topic that is no channel."""
+    def contents(self, channel: str) -> TopicContents:
+        """The contents of the channel's topic. Blocks. Raises `ChannelNotFound`, also for a topic that is not a
+        channel."""
         if not is_topic_of_ours(channel):
             raise ChannelNotFound(f"there can be no channel {channel!r}", channel=channel)
         try:
-            survey = self.admin.survey(Topic(channel))
+            contents = self.admin.contents(Topic(channel))
         except ChannelNotFound:
             self._policies.pop(channel, None)
             raise
-        if survey.policy is None:
+        if contents.policy is None:
             raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel)
-        self._policies[channel] = survey.policy
-        self._made[channel] = survey.made
-        return survey
+        self._policies[channel] = contents.policy
+        self._incarnations[channel] = contents.incarnation
+        return contents
 
-    def last(self, channel: str) -> Place:
+    def last(self, channel: str) -> MessagePlace:
         """The last message of the channel. Blocks. Raises `ChannelNotFound`."""
         self.policy(channel)
         return self.admin.last(Topic(channel))
 
     def policy(self, channel: str) -> ChannelPolicy:
-        """Blocks only where the channel is not known. Raises `ChannelNotFound`."""
+        """The policy of the channel. Blocks only where it is not known yet. Raises `ChannelNotFound`."""
         policy = self._policies.get(channel)
         if policy is None:
-            policy = self.survey(channel).policy
+            policy = self.contents(channel).policy
             assert policy is not None
         return policy
 
     def _retried(self, operation: Operation, channel: str, make: Callable[[], T]) -> T:
-        """Try again while the broker does not answer and the channel is there, until the request timeout."""
+        """Call `make`, again while the broker does not answer and the channel exists, until the request timeout."""
         deadline = time.monotonic() + self._options.request_timeout_s
         waiting = self.stalls.begin(operation, channel)
         try:
@@ -439,7 +447,7 @@ class Pulsar(WithGroups):
                     return make()
                 except Unavailable as error:
                     self.stalls.retry(waiting, error)
-                    self.survey(channel)  # answered: so it may be the connection that is dead
+                    self.contents(channel)  # this was answered: so the connection may be dead
                     self._client.renew(connection)
                     if self._closed or time.monotonic() > deadline:
                         raise
@@ -450,7 +458,7 @@ class Pulsar(WithGroups):
         return f"persistent://{self._namespace}/{topic.name}"
 
     async def blocking(self, call: Callable[[], T]) -> T:
-        """Call on a thread."""
+        """Run `call` on a thread of the executor. Raises `Closed` once that is shut down."""
         try:
             future = asyncio.get_running_loop().run_in_executor(self._executor, call)
         except RuntimeError as error:  # the threads are gone
@@ -462,8 +470,8 @@ class Pulsar(WithGroups):
             raise Closed("the Pulsar log is closed")
 
 
-def _place(id: bytes) -> Place:
+def _place(id: bytes) -> MessagePlace:
     place = decode(id)
     if place is None:
-        raise InvalidRequest(f"{id.hex()} is no position of pulsar://")
+        raise InvalidRequest(f"{id.hex()} is not a position of pulsar://")
     return place

@@ -8,7 +8,7 @@ from ...runtime.errors import ConfigError
 from ...runtime.redaction import shown_url
 from ...runtime.remote import Address
 from ...runtime.wal import Wal
-from .handover import insist
+from .handover import force_own
 from .recovery import RecoveryReport
 from .shared import FAILOVER_S, SharedRocksMQ
 from .store import RocksMQ
@@ -24,23 +24,26 @@ async def open_wal(
 ) -> Wal:
     """Open `rocksmq:///absolute/path`, `rocksmq://./relative/path`, or `rocksmq://127.0.0.1:PORT?token_file=/path`.
 
-    The first process to open a directory owns it, with `options` of `RocksMQ.open`. Others do all that the owner does,
-    through it, and one of them takes the directory over when the owner goes. `own` True: insist on owning it, until the
-    log is closed. Who owns it without insisting hands it over, and goes on as the others do; where that takes longer
-    than `failover_s`, or another process insists already, `DirectoryInUse` is raised. `own` False, or a port: never own
-    the directory. `failover_s` is also how long calls wait for an owner before they raise `Unavailable`; with 0 this
-    opening tries once. `read_only` is `own` False; with `own` True it raises `ConfigError`.
+    The first process to open a directory owns it, with `options` of `RocksMQ.open`. Other processes do all that the
+    owner does, through it, and one of them takes the directory over when the owner ends. `own` True: this process
+    requires ownership until it closes the log. An owner that does not require it yields the directory and goes on as
+    the other processes do; where that takes longer than `failover_s`, or another process requires ownership already,
+    `DirectoryInUse` is raised. `own` False, or a port: never own the directory. `failover_s` (seconds) is also how long
+    calls wait for an owner before they raise `Unavailable`; with 0 this opening tries once. `read_only` is `own` False;
+    with `own` True it raises `ConfigError`.
 
     Returns a `RocksMQ` with `own` True, else a `SharedRocksMQ`.
     """
     address = Address.parse(url)
     if own and read_only:
-        raise ConfigError("own=True and read_only=True contradict each other: who only reads owns nothing", key="wal")
+        raise ConfigError("own=True and read_only=True contradict each other: a reader owns nothing", key="wal")
     if own:
         if not address.directory:
             raise ConfigError(f"{shown_url(url)!r}: a directory is owned by its path, not through a port", key="wal")
-        return await insist(address, failover_s, options)
-    return await SharedRocksMQ.connect(address, may_own=own is None and not read_only, failover_s=failover_s, **options)
+        return await force_own(address, failover_s, options)
+    return await SharedRocksMQ.connect(
+        address, takeover=own is None and not read_only, failover_s=failover_s, **options
+    )
 
 
 def directory_of(url: str) -> str:

@@ -1,7 +1,7 @@
-"""What the journal says about channels: a table that the writer and recovery change by the same records.
+"""What the journal says about channels: a table that commits and recovery change by the same records.
 
 Control records (msgpack lists in channel number 0 of a frame) create and drop channels, truncate, hold, move the
-positions of consumer groups, tell what other processes appended, count lives ("boots") of the directory, and snapshot
+positions of consumer groups, note what other processes appended, count the owner's incarnations ("boots"), and snapshot
 the whole table. Each segment begins with a snapshot, so no older segment is needed to know the channels.
 """
 
@@ -16,14 +16,15 @@ from typing import Any, cast
 import msgpack
 
 from ...runtime.errors import FormatTooNew, InvalidRequest
-from ...runtime.groups.progress import Change, Progress
+from ...runtime.groups.progress import Change, GroupProgress
 from ...runtime.remote import decode_policy, encode_policy
 from ...runtime.wal import ChannelPolicy, Delivery, Payload
-from .clients import ClientTable
+from .dedup_table import DedupTable
 from .losses import Loss, Losses, noted
 
 ID_BYTES = 8
-LIFE_SHIFT = 40  # ids of a life that may have forgotten some begin at `boot << LIFE_SHIFT`
+# Where an owner may have lost ids with its end, those of the next incarnation begin at `boot << INCARNATION_SHIFT`.
+INCARNATION_SHIFT = 40
 CHANNEL_BYTES = 64  # what a channel takes in a snapshot beside its name, at most ...
 POSITION_BYTES = 16  # ... a group's position in a channel, beside the group's name
 SINGLE_ACK_BYTES = 10  # ... and each single acknowledgement
@@ -33,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 
 
 def check_name(channel: str) -> None:
-    """Raise `InvalidRequest` unless it can name a channel."""
+    """Raise `InvalidRequest` unless `channel` can name a channel."""
     if not _NAME.fullmatch(channel):
         raise InvalidRequest(f"channel name {channel!r}: 1-250 characters of A-Z a-z 0-9 . _ - are allowed")
 
@@ -42,15 +43,15 @@ encode_id = Struct(">Q").pack  # the id of a number
 
 
 def decode_id(id: bytes) -> int:
-    """Raise `InvalidRequest` for what no RocksMQ gave out."""
+    """The number of an id. Raises `InvalidRequest` for bytes that are no id of a RocksMQ."""
     if len(id) != ID_BYTES:
         raise InvalidRequest(f"{id!r} is no message id of rocksmq: {ID_BYTES} bytes are expected")
     return int.from_bytes(id, "big")
 
 
 @dataclass(slots=True)
-class ChannelState:
-    """The journalled facts of one channel. Ids are numbers; `floor` lies below the first id it ever gave out."""
+class JournalledChannel:
+    """The journalled facts of one channel. Ids are numbers; `floor` lies below the first id that it ever assigned."""
 
     number: int
     name: str
@@ -60,48 +61,53 @@ class ChannelState:
     max_timestamp: int = 0
     truncated_to: int = 0  # ids below may go
     holds: dict[str, int] = field(default_factory=dict[str, int])
-    groups: dict[str, Progress] = field(default_factory=dict[str, Progress])
+    groups: dict[str, GroupProgress] = field(default_factory=dict[str, GroupProgress])
     losses: Losses = ()
 
     @property
     def size(self) -> int:
-        """What it takes in a snapshot, about."""
+        """The bytes that it takes in a snapshot, about."""
         positions = sum([_position_bytes(group, progress) for group, progress in self.groups.items()])
         holds = sum([HOLD_BYTES + len(holder) for holder in self.holds])
         return CHANNEL_BYTES + len(self.name) + positions + holds + LOSS_BYTES * len(self.losses)
 
 
-def _position_bytes(group: str, progress: Progress | None) -> int:
+def _position_bytes(group: str, progress: GroupProgress | None) -> int:
     return 0 if progress is None else POSITION_BYTES + len(group) + SINGLE_ACK_BYTES * len(progress.acked)
 
 
-def create(state: ChannelState) -> bytes:
+def create(state: JournalledChannel) -> bytes:
+    """The control record that creates a channel."""
     return _pack("create", state.number, state.name, encode_policy(state.policy), state.floor)
 
 
 def drop(number: int) -> bytes:
+    """The control record that drops the channel with that number."""
     return _pack("drop", number)
 
 
 def truncate(number: int, id: int) -> bytes:
+    """The control record after which the channel's entries below `id` may be removed."""
     return _pack("truncate", number, id)
 
 
 def hold(number: int, holder: str, id: int | None) -> bytes:
+    """The control record of a hold on the entries from `id` on; None ends the holder's hold."""
     return _pack("hold", number, holder, id)
 
 
 def acked(number: int, change: Change) -> bytes:
-    """One step of a group in the channel with that number."""
+    """The control record of one change of a group's position in the channel with that number."""
     return _pack("acked", number, change.group, change.upto, change.ids, change.reset)
 
 
 def forget(group: str) -> bytes:
-    """Remove a group's positions in all channels."""
+    """The control record that removes a group's positions in all channels."""
     return _pack("forget", group)
 
 
 def boot(number: int) -> bytes:
+    """The control record that begins the owner's incarnation with that number."""
     return _pack("boot", number)
 
 
@@ -113,14 +119,14 @@ class ChannelTable:
     """All channels as of one point in the journal."""
 
     def __init__(self) -> None:
-        self.by_number: dict[int, ChannelState] = {}
-        self.clients = ClientTable()
+        self.by_number: dict[int, JournalledChannel] = {}
+        self.clients = DedupTable()
         self.next_number = 1
         self.boot = 0
-        self.floor = 0  # no dropped channel ever gave out a higher id
+        self.floor = 0  # no dropped channel ever assigned a higher id
         self.wall_ms = 0  # when the last snapshot was taken
         self.size = 0  # what all channels take in a snapshot, about; clients have limits of their own
-        self.log_ms = 0  # the log's own time then, and in the life of an owner now: see `Ages`
+        self.log_ms = 0  # the log's own time (`Ages` in `retention.py`): as of the snapshot; now, while the log is open
 
     def apply(self, body: Payload) -> None:
         """Let one control record take effect. Raises `FormatTooNew` for one that this version does not know."""
@@ -147,7 +153,7 @@ class ChannelTable:
     def _create(self, number: int, name: str, policy: dict[str, Any], floor: int) -> None:
         known = self.by_number.get(number)  # a record that is read twice
         self.size -= 0 if known is None else known.size
-        state = self.by_number[number] = ChannelState(number, name, decode_policy(policy), floor, last_id=floor)
+        state = self.by_number[number] = JournalledChannel(number, name, decode_policy(policy), floor, last_id=floor)
         self.size += state.size
         self.next_number = max(self.next_number, number + 1)
 
@@ -176,8 +182,8 @@ class ChannelTable:
         if (state := self.by_number.get(number)) is None:
             return
         known = state.groups.get(group)
-        before = known or Progress()
-        after = Progress(before.acked_to, before.acked.copy())  # another one: other threads read it
+        before = known or GroupProgress()
+        after = GroupProgress(before.acked_to, before.acked.copy())  # a copy: other threads read the object
         after.apply(Change(group, state.name, upto, tuple(ids), reset))
         state.groups[group] = after
         self.size += _position_bytes(group, after) - _position_bytes(group, known)
@@ -195,7 +201,7 @@ class ChannelTable:
                 self.size -= LOSS_BYTES * len(state.losses)
                 for first, last in ranges:
                     state.losses = noted(state.losses, first, last, wall_ms)
-                    state.last_id = max(state.last_id, last)  # an id that was acknowledged is never given out again
+                    state.last_id = max(state.last_id, last)  # an id that was acknowledged is never assigned again
                 self.size += LOSS_BYTES * len(state.losses)
 
     def _accept(self) -> None:
@@ -204,22 +210,22 @@ class ChannelTable:
 
     def _boot(self, number: int) -> None:
         self.boot = max(self.boot, number)
-        self.end_life()
+        self.drop_temporary()
 
-    def end_life(self) -> None:
-        """Forget the temporary channels: none outlives the log's owner."""
+    def drop_temporary(self) -> None:
+        """Drop the temporary channels: none outlives the owner's incarnation."""
         for number in [number for number, state in self.by_number.items() if state.policy.temporary]:
             self._drop(number)
 
     def advance(self, number: int, last_id: int, max_timestamp: int) -> None:
-        """Note that the channel's entries up to `last_id` are in the journal."""
+        """Note that the journal has entries of the channel up to `last_id`, with timestamps up to `max_timestamp`."""
         state = self.by_number.get(number)
         if state is not None:
             state.last_id = max(state.last_id, last_id)
             state.max_timestamp = max(state.max_timestamp, max_timestamp)
 
     def snapshot(self, wall_ms: int) -> bytes:
-        """The record that begins a segment; `wall_ms` bounds the age of all that lies before it."""
+        """The record that begins a segment; `wall_ms` (wall clock, milliseconds) bounds the age of all before it."""
         policies: dict[ChannelPolicy, int] = {}
         channels = [
             [
@@ -235,7 +241,7 @@ class ChannelTable:
             ]
             for s in self.by_number.values()
         ]
-        picture = {
+        fields = {
             "next_number": self.next_number,
             "boot": self.boot,
             "floor": self.floor,
@@ -243,26 +249,26 @@ class ChannelTable:
             "log_ms": self.log_ms,
             "policies": [encode_policy(policy) for policy in policies],
             "channels": channels,
-            "clients": self.clients.picture(),
+            "clients": self.clients.snapshot(),
             "losses": [[s.number, s.losses] for s in self.by_number.values() if s.losses],
         }
-        return _pack("snapshot", picture)
+        return _pack("snapshot", fields)
 
-    def _restore(self, picture: dict[str, Any]) -> None:
-        """Also from pictures without groups and clients, in which each channel carries its own policy."""
-        self.next_number, self.boot = picture["next_number"], picture["boot"]
-        self.floor, self.wall_ms = picture["floor"], picture["wall_ms"]
-        self.log_ms = picture.get("log_ms", self.wall_ms)
-        policies = [decode_policy(policy) for policy in picture.get("policies", ())]
+    def _restore(self, fields: dict[str, Any]) -> None:
+        """Also from snapshots without groups and clients, in which each channel carries its own policy."""
+        self.next_number, self.boot = fields["next_number"], fields["boot"]
+        self.floor, self.wall_ms = fields["floor"], fields["wall_ms"]
+        self.log_ms = fields.get("log_ms", self.wall_ms)
+        policies = [decode_policy(policy) for policy in fields.get("policies", ())]
         self.by_number = {}
-        for number, name, policy, floor, last_id, max_timestamp, truncated_to, holds, *groups in picture["channels"]:
+        for number, name, policy, floor, last_id, max_timestamp, truncated_to, holds, *groups in fields["channels"]:
             known = policies[policy] if isinstance(policy, int) else decode_policy(policy)
-            state = ChannelState(number, name, known, floor, last_id, max_timestamp, truncated_to, holds)
+            state = JournalledChannel(number, name, known, floor, last_id, max_timestamp, truncated_to, holds)
             for group, (acked_to, runs) in groups[0].items() if groups else ():
-                state.groups[group] = Progress(acked_to, set(ids_of_runs(runs)))
+                state.groups[group] = GroupProgress(acked_to, set(ids_of_runs(runs)))
             self.by_number[number] = state
-        self.clients.restore(picture.get("clients", ()))
-        for number, losses in picture.get("losses", ()):
+        self.clients.restore(fields.get("clients", ()))
+        for number, losses in fields.get("losses", ()):
             self.by_number[number].losses = tuple(Loss(*each) for each in losses)
         self.size = sum([state.size for state in self.by_number.values()])
 
@@ -280,7 +286,7 @@ def runs_of_ids(ids: Iterable[bytes]) -> list[int]:
 
 
 def ids_of_runs(runs: Sequence[int]) -> Iterable[bytes]:
-    """The ids that `runs_of_ids` pictured."""
+    """The ids of such runs."""
     for first, count in zip(runs[::2], runs[1::2], strict=True):
         for number in range(first, first + count):
             yield encode_id(number)

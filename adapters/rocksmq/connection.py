@@ -1,4 +1,4 @@
-"""One client of the server: what it may cost the owner, and how it is cut off."""
+"""One client of the server: what it may cost the owner, and when its connection is cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from ...runtime.errors import BadRecord, Closed, Overloaded, TidewalError, Unavailable, to_wire
-from ...runtime.remote import HEAD_BYTES, ROW, Frame, encode
+from ...runtime.remote import HEAD_BYTES, ROW, ProtocolFrame, encode
 from ...runtime.wal import OnAppended, Payload
 from .reader import Reader
 from .wire import Inbox, Outbox, SecondLook
@@ -23,13 +23,13 @@ from .wire import Inbox, Outbox, SecondLook
 HELLO_BYTES = 4 * 1024
 APPEND_OVERHEAD_BYTES = 1024  # what an append costs in memory beside its frame
 READERS = 16
-RECEIVES = 16  # at once from one connection, before others get their turn; more than a socket holds
+RECEIVES = 16  # at once from one connection, before other connections get their turn; more than a socket holds
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """What clients may cost. Where a limit makes the owner wait, only the connection waits that reached it.
 
     `connections`: more are answered with `Overloaded` and closed; each has a buffer of 128 KiB. `receiving_bytes`: of
@@ -38,7 +38,8 @@ class Limits:
     `outbox_bytes`: of answers that a client has not taken; above it, its requests are not read and its readers make
     no further answer. `waiting_requests`: of a connection, that are not answered at once; more get `Overloaded`.
     `stalled_s`: for a frame from its first byte to its last, and for an answer until the client takes some of it; then
-    the connection is cut. `hello_s`: until a new connection has said who it is. `idle_s`: with nothing asked at all.
+    the connection is cut. `hello_s`: for the hello of a new connection. `idle_s`: without any request. All `*_s` are
+    seconds.
     """
 
     connections: int = 64
@@ -51,7 +52,7 @@ class Limits:
     idle_s: float = 600.0
 
 
-class Memory:
+class ReceiveMemory:
     """The bytes of large requests that are being received, over all connections. First come, first served."""
 
     def __init__(self, limit: int) -> None:
@@ -60,8 +61,8 @@ class Memory:
         self._waiting: deque[Connection] = deque()
 
     def reserve(self, connection: Connection, size: int) -> bool:
-        """Whether there is room; if not, `resume` of the connection is called when it may ask again. A request larger
-        than the limit gets room when no other has any."""
+        """Whether there is room for `size` bytes; if not, `resume_soon` of the connection is called when it may ask
+        again. A request larger than the limit gets room when no other has any."""
         first = not self._waiting or self._waiting[0] is connection
         if first and (not self.reserved or self.reserved + size <= self._limit):
             self.reserved += size
@@ -77,7 +78,7 @@ class Memory:
             self._waiting[0].resume_soon()
 
     def leave(self, connection: Connection) -> None:
-        """Wait no longer; the next in turn may ask."""
+        """Let the connection wait no longer; the next in turn may ask."""
         if connection in self._waiting:
             self._waiting.remove(connection)
             if self._waiting:
@@ -85,19 +86,23 @@ class Memory:
 
 
 class Handler(Protocol):
-    """Who answers the requests."""
+    """What answers the requests of connections."""
 
-    def handle(self, connection: Connection, frame: Frame) -> None: ...
-
-    def handled(self) -> None:
-        """Nothing more of what came at once is left to `handle`."""
+    def handle(self, connection: Connection, frame: ProtocolFrame) -> None:
+        """Answer one request, now or later."""
         ...
 
-    def gone(self, connection: Connection) -> None: ...
+    def handled(self) -> None:
+        """Every request that was received together with the last one was given to `handle`."""
+        ...
+
+    def gone(self, connection: Connection) -> None:
+        """The connection has ended."""
+        ...
 
 
 class Connection:
-    """Belongs to the server's loop, but for `appended`."""
+    """One connection. It belongs to the server's loop; answers may be sent, and appends counted, from any thread."""
 
     def __init__(
         self,
@@ -105,19 +110,19 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         connection: socket.socket,
         handler: Handler,
-        limits: Limits,
-        memory: Memory,
+        limits: ConnectionLimits,
+        memory: ReceiveMemory,
         frame_bytes: int,
         secret: bytes | None,
     ) -> None:
         self.number, self.secret = number, secret
         self.client: bytes | None = None
         self.greeted = self.closed = False
-        self.in_flight = 0  # bytes of appends; changed under a lock of its own, which nobody holds for long
+        self.in_flight = 0  # bytes of appends; changed under a lock of its own, which is only held for moments
         self._counting = threading.Lock()
         self.tasks: dict[asyncio.Task[None], int] = {}  # requests that wait, by their seq
         self.turn = asyncio.Lock()  # one answer with entries is made at a time
-        self.readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()  # by where they go on
+        self.readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()  # by channel and the next id
         self._loop, self._socket, self._handler, self._limits = loop, connection, handler, limits
         self._memory, self._frame_bytes = memory, frame_bytes
         self._inbox = Inbox(connection, self._check)
@@ -125,7 +130,7 @@ class Connection:
         self._reserved = 0
         self._reading = self._ending = self._resuming = False
         self._room: asyncio.Event = asyncio.Event()
-        self._watch = SecondLook(loop, self._look)
+        self._watch = SecondLook(loop, self._read_again)
         self._heard_at = self._frame_at = time.monotonic()
         self._opened_at = self._heard_at
 
@@ -135,17 +140,19 @@ class Connection:
     # ---- answering ---------------------------------------------------------------------------------------------------
 
     def answer(self, seq: int, result: object) -> None:
+        """Send the result of the request with that number; 0: the client wants no answer. From any thread."""
         if seq:
             self.outbox.send(encode([seq, "ok", result]))
 
     def fail(self, seq: int, error: BaseException) -> None:
+        """Send the error of a request, as `answer` sends results."""
         if isinstance(error, Closed):
             error = Unavailable("the owner of the log is closing")
         if seq:
             self.outbox.send(encode([seq, "error", to_wire(error)]))
 
     def refuse(self, seq: int, error: TidewalError) -> None:
-        """Send the error and end the connection behind it."""
+        """Send the error and end the connection after it."""
         self.outbox.send(encode([seq, "error", to_wire(error)]))
         self._ending = True
         self._read(False)
@@ -153,15 +160,15 @@ class Connection:
             self.close()
 
     def append(self, seq: int, size: int) -> OnAppended:
-        """Count an append of `size` bytes as under way; returns what is called with its outcome, once and from any
-        thread."""
+        """Count an append of `size` bytes as in flight; returns the callback for its outcome, to be called once, from
+        any thread."""
         size += APPEND_OVERHEAD_BYTES
         with self._counting:
             self.in_flight += size
         return partial(self._appended, seq, size)
 
     def append_each(self, seq: int, size: int, count: int) -> OnAppended:
-        """The same for several that have `size` bytes together and following seqs."""
+        """`append` for `count` appends of one entry with `size` bytes together; their numbers follow `seq`."""
         size += count * APPEND_OVERHEAD_BYTES
         with self._counting:
             self.in_flight += size
@@ -177,7 +184,7 @@ class Connection:
             self.fail(seq, result)
         else:
             self.answer(seq, result)
-        self._landed(size)
+        self._release_append(size)
 
     def _appended_each(self, seq: int, size: int, count: int, result: list[bytes] | TidewalError) -> None:
         if isinstance(result, TidewalError):
@@ -185,9 +192,9 @@ class Connection:
                 self.fail(each, result)
         else:
             self.answer(seq, b"".join(result))
-        self._landed(size)
+        self._release_append(size)
 
-    def _landed(self, size: int) -> None:
+    def _release_append(self, size: int) -> None:
         limit = self._limits.in_flight_bytes
         with self._counting:
             full = self.in_flight > limit
@@ -198,7 +205,7 @@ class Connection:
                 self._loop.call_soon_threadsafe(self._work)
 
     def later(self, seq: int, work: Callable[[], Coroutine[object, object, list[Payload] | None]]) -> None:
-        """Answer with the buffers that `work` makes, when it is done; it may wait."""
+        """Answer with the buffers that `work` returns, when it is done; it may wait."""
         if len(self.tasks) >= self._limits.waiting_requests:
             limit = self._limits.waiting_requests
             self.fail(seq, Overloaded(f"{limit} requests of this connection wait already", limit="waiting_requests"))
@@ -208,7 +215,7 @@ class Connection:
         task.add_done_callback(self.tasks.pop)
 
     def cancel(self, seq: int) -> None:
-        """Forget a request that waits; one that was answered is no matter."""
+        """Cancel a request that waits; does nothing for one that is answered already."""
         for task, waiting in self.tasks.items():
             if waiting == seq:
                 task.cancel()
@@ -232,7 +239,8 @@ class Connection:
             await self._room.wait()
 
     def keep_reader(self, channel: str, reader: Reader) -> None:
-        """Let the request that goes on where this one ended use its reader, which knows the place in the files."""
+        """Keep the reader of a request for the request that goes on where it ended: it knows the position in the
+        files."""
         self.readers[channel, reader.position] = reader
         if len(self.readers) > READERS:
             self.readers.popitem(last=False)
@@ -266,7 +274,7 @@ class Connection:
             self._work()
             if not self._reading:
                 return
-            if self._inbox.short:  # that was all, and to see it again costs as much as to receive it
+            if self._inbox.short:  # that was all: another receive that returns nothing would cost as much
                 self._watch.start()
                 return
 
@@ -305,11 +313,11 @@ class Connection:
             self._frame_at = time.monotonic()
         self._read(True)
 
-    def _look(self) -> None:
+    def _read_again(self) -> None:
         if self._reading:
             self._readable()
 
-    def _handle(self, frame: Frame) -> None:
+    def _handle(self, frame: ProtocolFrame) -> None:
         try:
             self._handler.handle(self, frame)
         finally:
@@ -318,7 +326,7 @@ class Connection:
                 self._memory.release(reserved)
 
     def resume_soon(self) -> None:
-        """Look again at what has been received, after whoever calls is done."""
+        """Look again at what has been received, in the next turn of the loop."""
         if not self._resuming:
             self._resuming = True
             self._loop.call_soon(self._resume)
@@ -345,7 +353,7 @@ class Connection:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def overdue(self, now: float) -> str:
-        """Why the connection is to be cut; empty while it is not."""
+        """Why the connection is to be cut at `now` (`time.monotonic`); empty while it is not."""
         limits = self._limits
         if not self.greeted and now - self._opened_at > limits.hello_s:
             return "said no hello"
@@ -360,7 +368,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Cut the connection and give back what it holds, but for appends that are under way."""
+        """Cut the connection and release what it holds, but for appends in flight."""
         if self.closed:
             return
         self.closed = True

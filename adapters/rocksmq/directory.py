@@ -1,8 +1,8 @@
-"""The directory of one RocksMQ: who owns it, which format it has, where its parts lie.
+"""The directory of one RocksMQ: its owner, its format, and where its parts lie.
 
-FORMAT   the version, as text       journal/   segments
-LOCK     locked by the owner        index/     RocksDB, may be deleted
-CLAIM    locked by who insists      socket     for other processes
+FORMAT   the version, as text                           journal/   segments
+LOCK     locked by the owner                            index/     RocksDB, may be deleted
+CLAIM    locked by processes that request ownership     socket     for other processes
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Directory:
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
-            self._claim()
+            self._lock_file()
             self._check_format()
             os.makedirs(self.journal, mode=0o700, exist_ok=True)
         except OSError as error:
@@ -50,7 +50,7 @@ class Directory:
     def close(self) -> None:
         os.close(self._lock)
 
-    def _claim(self) -> None:
+    def _lock_file(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -94,28 +94,29 @@ class Directory:
             os.close(directory)
 
 
-class Claim:
-    """Says that this process insists on owning a directory: while it does, nobody takes the directory over who could
-    do without. Several may claim. It ends with `release`, or with the process."""
+class OwnershipRequest:
+    """A process's request to own a directory. While one stands, no process that does not require ownership takes the
+    directory over. Several processes may request at once. It ends with `release`, or with the process."""
 
     def __init__(self, path: str) -> None:
-        """Raises `DirectoryUnwritable`."""
+        """`path` is the directory. Raises `DirectoryUnwritable`."""
         try:
             self._file = os.open(os.path.join(path, "CLAIM"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unwritable(path, error) from error
 
     def make(self) -> None:
-        """Claim, unless somebody is just looking for claims: so call it again from time to time."""
+        """Request, unless another process is just looking for requests: so call it again from time to time."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def release(self) -> None:
+        """End the request."""
         os.close(self._file)
 
 
-def claimed(path: str) -> bool:
-    """Whether a process insists on owning the directory and does not yet. Raises `DirectoryUnwritable`."""
+def ownership_requested(path: str) -> bool:
+    """Whether a process requests to own the directory and does not own it yet. Raises `DirectoryUnwritable`."""
     try:
         file = os.open(os.path.join(path, "CLAIM"), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

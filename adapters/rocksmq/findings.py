@@ -1,4 +1,4 @@
-"""What a scrub says of the segments it has read."""
+"""What a scrub found in the segments that it read."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class SegmentReport:
     more_findings: int = 0
 
     def found(self, offset: int, what: str, *, end: int | None = None, lost_frames: int | None = None) -> None:
+        """Add a finding, up to `MAX_FINDINGS`; the segment counts as damaged."""
         self.state = "damaged"
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(Finding(self.path, offset, what, end, lost_frames))

@@ -4,9 +4,9 @@
     table    one row per entry: channel number, body length, id, timestamp
     bodies   one after another; then zeros up to the next multiple of 8
 
-The checksum (xxh3-64) covers header, table and bodies and is seeded with the segment's salt, so what a former life of
-a recycled file left behind never passes. Frame sequences have no gaps over the whole journal. Channel number 0 carries
-the journal's own records (`channels.py`).
+The checksum (xxh3-64) covers header, table and bodies and is seeded with the segment's salt, so what a former use of a
+recycled file left there never passes. Frame sequences have no gaps over the whole journal. Channel number 0 carries the
+journal's own records (`channels.py`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class Row(NamedTuple):
 
 
 def frame_bytes(count: int, body_bytes: int) -> int:
-    """The size of a frame on disk."""
+    """The size on disk of a frame with `count` rows and `body_bytes` bytes of bodies."""
     return HEADER_BYTES + ROW_BYTES * count + body_bytes + -body_bytes % ALIGNMENT
 
 
 def encode(
     epoch: int, salt: int, sequence: int, rows: Sequence[bytes], bodies: Sequence[Payload], body_bytes: int
 ) -> list[Payload]:
-    """The buffers of one frame, in order. `rows` come from `pack_row`."""
+    """The buffers of one frame, in order: of the segment with that epoch and salt, with the frame's sequence in the
+    journal. `rows` come from `pack_row`; `body_bytes` is the size of all bodies."""
     prefix = _PREFIX.pack(MAGIC, epoch & 0xFFFFFFFF, sequence, len(rows), body_bytes)
     content: Sequence[Payload]
     content = (b"".join((*rows, *bodies)),) if body_bytes <= JOIN_BYTES else (b"".join(rows), *bodies)
@@ -64,8 +65,8 @@ def encode(
     return [prefix + _CHECKSUM.pack(checksum.intdigest()), *content, padding]
 
 
-class Frame(NamedTuple):
-    """A frame whose checksum was right. `bodies` is a view of memory of its own: nobody will write into it."""
+class JournalFrame(NamedTuple):
+    """A frame whose checksum was right. `bodies` is a view of memory of its own, which is never written again."""
 
     offset: int
     size: int
@@ -85,24 +86,24 @@ class Frame(NamedTuple):
         return cast("Iterator[tuple[int, int, int, int]]", _ROW.iter_unpack(self.table))
 
 
-class Found(Enum):
-    """What lies where no good frame does."""
+class FrameFault(Enum):
+    """What there is where no good frame is."""
 
-    NOTHING = "nothing"  # never written in this life of the file
+    NOTHING = "nothing"  # never written in this use of the file
     DAMAGE = "damage"  # a frame was here, or was being written
 
 
 class Scanner:
     """Read frames one after another from `offset`, verifying each; stops before `end`.
 
-    `next()` returns None where no good frame begins; `offset` stays there and `found` says what does.
+    `next()` returns None where no good frame begins; `offset` stays there and `found` says what is there instead.
     """
 
     def __init__(
         self, disk: Disk, file: int, epoch: int, salt: int, offset: int, end: int, piece_bytes: int = READ_BYTES
     ) -> None:
         self.offset = offset
-        self.found = Found.NOTHING
+        self.found = FrameFault.NOTHING
         self.end = end
         self._disk, self._file = disk, file
         self._epoch, self._salt = epoch & 0xFFFFFFFF, salt
@@ -119,26 +120,28 @@ class Scanner:
         _, _, _, count, body_bytes, _ = _HEADER.unpack_from(rest)
         return frame_bytes(count, body_bytes) <= len(rest)
 
-    def next(self, sequence: int | None = None) -> Frame | None:
-        """The frame at `offset`; given a sequence, only one with that."""
+    def next(self, sequence: int | None = None) -> JournalFrame | None:
+        """The frame at `offset`; with `sequence`, only a frame with that sequence."""
         frame = self.at(self.offset, sequence)
         if frame is not None:
             self.offset = frame.end
         return frame
 
-    def at(self, offset: int, sequence: int | None = None) -> Frame | None:
-        """The frame at any offset, without moving."""
+    def at(self, offset: int, sequence: int | None = None) -> JournalFrame | None:
+        """The frame at any offset; as `next`, but `self.offset` stays."""
         start = self._reach(offset, HEADER_BYTES)
         if start is None:
-            self.found = Found.DAMAGE if offset + HEADER_BYTES <= self.end else Found.NOTHING  # cut short or full
+            self.found = (
+                FrameFault.DAMAGE if offset + HEADER_BYTES <= self.end else FrameFault.NOTHING
+            )  # cut short or full
             return None
         magic, epoch, number, count, body_bytes, expected = _HEADER.unpack_from(self._buffer, start)
         if magic != MAGIC or epoch != self._epoch or (sequence is not None and number != sequence):
-            # One flipped bit spoils one of the three; a stale frame of a former life spoils two.
+            # One flipped bit spoils one of the three; a stale frame of a former use of the file spoils two.
             matches = (magic == MAGIC) + (epoch == self._epoch) + (sequence is None or number == sequence)
-            self.found = Found.DAMAGE if matches == 2 else Found.NOTHING
+            self.found = FrameFault.DAMAGE if matches == 2 else FrameFault.NOTHING
             return None
-        self.found = Found.DAMAGE
+        self.found = FrameFault.DAMAGE
         size = frame_bytes(count, body_bytes)
         if offset + size > self.end or (start := self._reach(offset, size)) is None:
             return None
@@ -150,7 +153,7 @@ class Scanner:
         checksum.update(buffer[table_at:end])
         if checksum.intdigest() != expected:
             return None
-        return Frame(offset, size, number, buffer[table_at:bodies_at], buffer[bodies_at:end])
+        return JournalFrame(offset, size, number, buffer[table_at:bodies_at], buffer[bodies_at:end])
 
     def later_frame(self, offset: int, sequence: int) -> int | None:
         """The offset of a good frame beyond `offset` whose sequence is above `sequence`: proof that a bad one before
@@ -171,10 +174,10 @@ class Scanner:
         return None
 
     def _reach(self, offset: int, size: int) -> int | None:
-        """Where in the buffer that many bytes lie, read if they were not there; None where the file is shorter."""
+        """Where in the buffer the `size` bytes from `offset` begin, read if need be; None where the file is shorter."""
         start = offset - self._buffer_at
         if start < 0 or start + size > len(self._buffer):
-            # A header alone tells how much to read for it: whole frames, if those behind it are of its size.
+            # With the size of one frame known, read whole frames of that size: those that follow are likely like it.
             wanted = size if size <= HEADER_BYTES else max(self.piece_bytes // size, 1) * size
             self._buffer = memoryview(self._disk.read(self._file, max(min(wanted, self.end - offset), 0), offset))
             self._buffer_at, start = offset, 0

@@ -1,7 +1,8 @@
-"""Hand a directory over to a process that insists on owning it, from one that can do without.
+"""Hand a directory over to a process that requires ownership, from an owner that does not.
 
-Who insists holds a claim (`directory.py`) until it owns the directory or gives up. Meanwhile nobody else takes the
-directory over, and its owner, asked through the socket to stand down, closes it, unless that one insists as well.
+The process holds an ownership request (`directory.py`) until it owns the directory or gives up. Meanwhile no process
+that does not require ownership takes the directory over, and its owner, asked through the socket to yield, closes it,
+unless the owner requires ownership as well.
 """
 
 from __future__ import annotations
@@ -14,33 +15,33 @@ from typing import Any
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import DirectoryInUse, Overloaded, TidewalError, Unavailable
 from ...runtime.remote import Address
-from .directory import Claim
-from .link import Link
-from .repeats import CLIENT_ID_BYTES
+from .dedup import CLIENT_ID_BYTES
+from .directory import OwnershipRequest
+from .owner_connection import OwnerConnection
 from .store import RocksMQ
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.1  # between two attempts to own
-ANSWER_S = 2.0  # what the owner is given for its answer, before it is asked again
+ANSWER_S = 2.0  # for the owner's answer, before it is asked again
 
 _log = logging.getLogger(__name__)
 
 
-async def insist(address: Address, wait_s: float, options: dict[str, Any]) -> RocksMQ:
-    """Own the directory at `address`, with `options` of `RocksMQ.open`, as soon as its owner lets go.
+async def force_own(address: Address, wait_s: float, options: dict[str, Any]) -> RocksMQ:
+    """Own the directory at `address`, with `options` of `RocksMQ.open`, as soon as its owner yields it.
 
-    Raises `DirectoryInUse` when that one insists as well, or has not let go after `wait_s` (0: it is asked once), and
-    what `RocksMQ.open` raises.
+    Raises `DirectoryInUse` when the owner requires ownership as well, or has not yielded after `wait_s` seconds (0: it
+    is asked once), and what `RocksMQ.open` raises.
     """
     try:
         return await open_store(address.directory, options)
     except DirectoryInUse as in_use:
-        _log.info("%s: asked to let go", in_use.message)
+        _log.info("%s: asked to yield", in_use.message)
     clock: Clock = options.get("clock") or SystemClock()
     deadline, pause_s = clock.monotonic() + wait_s, FIRST_PAUSE_S
-    claim = Claim(address.directory)
+    request = OwnershipRequest(address.directory)
     try:
         while True:
-            claim.make()
+            request.make()
             may_let_go = await _ask(address)
             try:
                 return await open_store(address.directory, options)
@@ -50,32 +51,32 @@ async def insist(address: Address, wait_s: float, options: dict[str, Any]) -> Ro
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
     finally:
-        claim.release()
+        request.release()
 
 
 async def _ask(address: Address) -> bool:
-    """Ask the owner to stand down; whether it makes sense to wait for that."""
+    """Ask the owner to yield; whether it makes sense to wait for that."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            link = await Link.open(address, os.urandom(CLIENT_ID_BYTES), on_lost=lambda _: None)
+            connection = await OwnerConnection.open(address, os.urandom(CLIENT_ID_BYTES), on_lost=lambda _: None)
             try:
-                await link.ask("stand_down")
+                await connection.ask("stand_down")
             finally:
-                await link.close()
-    except (Unavailable, Overloaded, TimeoutError):  # it is just coming or going
+                await connection.close()
+    except (Unavailable, Overloaded, TimeoutError):  # it is just opening or closing the directory
         return True
     except TidewalError as error:
-        _log.info("the owner of %s does not let go: %s", address, error.message)
+        _log.info("the owner of %s does not yield: %s", address, error.message)
         return False
     return True
 
 
 async def open_store(directory: str, options: dict[str, Any]) -> RocksMQ:
-    """`RocksMQ.open`, which leaves nothing behind when it is cancelled."""
+    """`RocksMQ.open` with these options, but a cancelled call leaves nothing open."""
     opening = asyncio.ensure_future(RocksMQ.open(directory, **options))
     try:
         return await asyncio.shield(opening)
-    except asyncio.CancelledError:  # the thread that opens cannot be stopped: wait, and give back
+    except asyncio.CancelledError:  # the thread that opens cannot be stopped: wait, and close the log
         await asyncio.wait([opening])
         if opening.exception() is None:
             await opening.result().close()

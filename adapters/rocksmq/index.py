@@ -1,16 +1,16 @@
-"""The index: RocksDB knows where in the journal to look, and nothing that the journal does not know.
+"""The index: a RocksDB that says where in the journal to look, and has nothing that the journal does not have.
 
 It is written without syncs after each commit and rebuilt from the journal where it lacks something, so losing it costs
-time only. Three kinds of keys, all numbers big-endian:
+time only. Four kinds of keys, all numbers big-endian:
 
     I channel id           → epoch, offset: the frame with that entry, the first of its channel for `SPAN_BYTES`
-    T channel timestamp id → the same place; the timestamp is the highest of all *earlier* entries of the channel
+    T channel timestamp id → the same value; the timestamp is the highest of all *earlier* entries of the channel
     S epoch                → summary of a full segment (`SegmentSummary`)
     E                      → epoch, offset: frames were durable up to here, so recovery must find at least these
 
-rocksdict's traps are kept out: no iterator bounds (its lower bound is the upper one, and dropped ReadOptions dangle),
-no `write(sync=True)` (it holds the GIL), an iterator that ends is asked whether it failed, and nothing is here that its
-lenient recovery could lose for good.
+rocksdict's traps are avoided: no iterator bounds (its lower bound is the upper one, and dropped ReadOptions dangle), no
+`write(sync=True)` (it holds the GIL), an iterator that ends is asked whether it failed, and the index has nothing that
+its lenient recovery could lose for good.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import msgpack
 import rocksdict
 
 SPAN_BYTES = 1024 * 1024  # one index entry per channel and this much journal
-WRITE_BYTES = 4 * 1024 * 1024  # of journal, after which its places are written together
-WRITE_PLACES = 256  # or so many: a thousand channels must not stop the journal for all of theirs at once
+WRITE_BYTES = 4 * 1024 * 1024  # of journal, after which its index entries are written together
+WRITE_ENTRIES = 256  # or so many: a thousand channels must not stop the journal to write all of theirs at once
 FORMAT = b"1"
 
-_PLACE_KEY = Struct(">cIQ")
+_ENTRY_KEY = Struct(">cIQ")
 _TIME_KEY = Struct(">cIQQ")
 _SEGMENT_KEY = Struct(">cQ")
-_PLACE = Struct(">QQQ")
+_ENTRY = Struct(">QQQ")
 _END = Struct(">QQ")
 _FORMAT_KEY = b"F"
 _END_KEY = b"E"
@@ -46,8 +46,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Place(NamedTuple):
-    """An indexed entry: its id and where the frame that holds it begins."""
+class IndexEntry(NamedTuple):
+    """An indexed entry: its id, where the frame that holds it begins, and the highest timestamp of all entries of its
+    channel before it."""
 
     id: int
     epoch: int
@@ -57,8 +58,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """What a full segment holds. `sealed_ms` is not before its last append; `channels` maps a channel's number to its
-    last id and bytes here. `sealed_at`, which is not stored: the same by the monotonic clock, if in this life."""
+    """What a full segment holds. `sealed_ms` (wall clock, milliseconds) is not before its last append; `channels` maps
+    a channel's number to its last id and bytes here. `sealed_at`, which is not stored: the same moment by the monotonic
+    clock, in seconds, if this incarnation of the owner sealed it."""
 
     sealed_ms: int
     last_sequence: int
@@ -68,25 +70,26 @@ class SegmentSummary:
 
 
 class IndexFailed(Exception):
-    """The index cannot say: search the journal."""
+    """The index cannot answer: search the journal."""
 
 
 class Index:
     """The RocksDB beside the journal. Thread-safe; every call blocks for microseconds.
 
-    It is a cache, and trusted as far as RocksDB's checksums go. What cannot be read when it is opened makes it begin
-    anew, from the journal. Where no new one can be made (a full disk), and after an error later, it is not used in this
-    life: that is logged, counted (`failed`), and it is removed, so that the next opening builds it again; what is added
-    then is dropped, and lookups raise `IndexFailed`.
+    It is a cache, and trusted as far as RocksDB's checksums go. Where it cannot be read when it is opened, it is built
+    anew from the journal. Where no new one can be made (a full disk), and after an error later, it is not used until
+    the log is closed: that is logged, counted (`failed`), and it is removed, so that the next opening builds it again;
+    what is added then is dropped, and lookups raise `IndexFailed`.
     """
 
     def __init__(self, path: str, failed: Callable[[], None] = lambda: None) -> None:
-        """Open, or begin anew where that fails. Raises `OSError` for a directory that cannot be removed."""
+        """Open the index at `path`, or begin anew where that fails. `failed` is called when it cannot be used. Raises
+        `OSError` for a directory that cannot be removed."""
         self.rebuilt = False
         self._path, self._failed = path, failed
         self._lock = threading.Lock()
-        self._unwritten: list[tuple[int, Place]] = []
-        self._db: rocksdict.Rdict | None = None  # None: not to be used any more
+        self._unwritten: list[tuple[int, IndexEntry]] = []
+        self._db: rocksdict.Rdict | None = None  # None: the index is not used any more
         self._summaries: dict[int, SegmentSummary] = {}
         self._durable_to = self._written_to = (0, 0)
         damage = self._load()
@@ -97,11 +100,11 @@ class Index:
 
     @property
     def usable(self) -> bool:
-        """Whether it may be asked; False for good after an error."""
+        """Whether the index may be asked; False for good after an error."""
         return self._db is not None
 
     def _load(self) -> str | None:
-        """Open, and read what recovery will ask for, so that it cannot fail half-way. Returns what is wrong."""
+        """Open, and read what recovery will ask for, so that recovery cannot fail half-way. Returns what is wrong."""
         try:
             db = self._db = self._open()
             if db.get(_FORMAT_KEY) != FORMAT:
@@ -120,7 +123,7 @@ class Index:
             raise
         except (
             Exception
-        ) as error:  # rocksdict raises bare Exceptions; whatever is wrong with a cache, a new one mends it
+        ) as error:  # rocksdict raises bare Exceptions; whatever is wrong with a cache, a new one repairs it
             return str(error)
         return None
 
@@ -144,24 +147,24 @@ class Index:
         try:
             self._db = self._open()
             self._db.put(_FORMAT_KEY, FORMAT)
-        except Exception as error:  # a bare one again
+        except Exception as error:  # rocksdict raises bare Exceptions
             self._give_up(f"it cannot be made: {error}")
 
     def _release(self) -> None:
-        """Let RocksDB go, and its lock with it, in whatever state it is."""
+        """Close RocksDB, and release its lock, in whatever state it is."""
         db, self._db = self._db, None
         if db is not None:
-            with contextlib.suppress(Exception):  # it could not write its last; that is in the journal
+            with contextlib.suppress(Exception):  # what it could not write is in the journal
                 db.close()
 
     def distrust(self, what: str) -> None:
-        """The journal says otherwise: use it no more."""
+        """Use the index no more, because the journal contradicts it; `what` says how."""
         with self._lock:
             if self._db is not None:
                 self._give_up(what)
 
     def _give_up(self, what: str) -> None:
-        """Under the lock, or before anybody else knows of this."""
+        """Under the lock, or before another thread has this index."""
         self._release()
         self._unwritten = []
         shutil.rmtree(self._path, ignore_errors=True)
@@ -198,65 +201,65 @@ class Index:
             self._give_up(what)
             raise IndexFailed
 
-    def add(self, places: list[tuple[int, Place]], durable_to: tuple[int, int]) -> None:
-        """Take (channel number, place) pairs, and the epoch and offset up to which the journal is durable.
+    def add(self, entries: list[tuple[int, IndexEntry]], durable_to: tuple[int, int]) -> None:
+        """Take (channel number, index entry) pairs, and the epoch and offset up to which the journal is durable.
 
-        They count at once for lookups here. They are written some at a time, with each seal, and when closing;
-        what is lost by then lies in the last segment, which recovery reads.
+        They count at once for lookups here. They are written some at a time, with each seal, and when closing; what a
+        crash loses before that lies in the last segment, which recovery reads.
         """
         with self._lock:
             if self._db is None:
                 return
-            self._unwritten += places
+            self._unwritten += entries
             self._durable_to = max(self._durable_to, durable_to)
             (epoch, offset), (written_epoch, written_offset) = self._durable_to, self._written_to
             far = epoch != written_epoch or offset - written_offset >= WRITE_BYTES
-            if far or len(self._unwritten) >= WRITE_PLACES:
+            if far or len(self._unwritten) >= WRITE_ENTRIES:
                 self._change(self._write)
 
     def _write(self, db: rocksdict.Rdict) -> None:
-        """Write what was added."""
+        """Write the index entries that were added."""
         if not self._unwritten and self._written_to == self._durable_to:
             return
         batch = rocksdict.WriteBatch(raw_mode=True)
         for channel, (id, epoch, offset, earlier_timestamp) in self._unwritten:
-            value = _PLACE.pack(epoch, offset, earlier_timestamp)
-            batch.put(_PLACE_KEY.pack(b"I", channel, id), value)
+            value = _ENTRY.pack(epoch, offset, earlier_timestamp)
+            batch.put(_ENTRY_KEY.pack(b"I", channel, id), value)
             batch.put(_TIME_KEY.pack(b"T", channel, earlier_timestamp, id), value)
         batch.put(_END_KEY, _END.pack(*self._durable_to))
         db.write(batch)
         self._unwritten, self._written_to = [], self._durable_to
 
     def durable_to(self) -> tuple[int, int]:
-        """The farthest epoch and offset that `add` was told, in this life or an earlier one."""
+        """The farthest epoch and offset that `add` got, from this incarnation of the owner or an earlier one."""
         with self._lock:
             return self._durable_to
 
-    def at_or_before(self, channel: int, id: int) -> Place | None:
-        """The last place of the channel whose id is ≤ `id`. Raises `IndexFailed`."""
+    def at_or_before(self, channel: int, id: int) -> IndexEntry | None:
+        """The last index entry of the channel, by its number, whose id is ≤ `id`. Raises `IndexFailed`."""
 
-        def look(db: rocksdict.Rdict) -> Place | None:
+        def look(db: rocksdict.Rdict) -> IndexEntry | None:
             found = db.iter()
-            found.seek_for_prev(_PLACE_KEY.pack(b"I", channel, id))
-            return _place(found, channel)
+            found.seek_for_prev(_ENTRY_KEY.pack(b"I", channel, id))
+            return _entry_at(found, channel)
 
         return self._look_up(look)
 
-    def after(self, channel: int, id: int) -> Place | None:
-        """The first place of the channel whose id is > `id`. Raises `IndexFailed`."""
+    def after(self, channel: int, id: int) -> IndexEntry | None:
+        """The first index entry of the channel, by its number, whose id is > `id`. Raises `IndexFailed`."""
 
-        def look(db: rocksdict.Rdict) -> Place | None:
+        def look(db: rocksdict.Rdict) -> IndexEntry | None:
             found = db.iter()
-            found.seek(_PLACE_KEY.pack(b"I", channel, id + 1))
-            return _place(found, channel)
+            found.seek(_ENTRY_KEY.pack(b"I", channel, id + 1))
+            return _entry_at(found, channel)
 
         return self._look_up(look)
 
-    def before_timestamp(self, channel: int, timestamp: int) -> Place | None:
-        """The last place before which no entry has a timestamp ≥ `timestamp`; None: start at the first. Raises
-        `IndexFailed`."""
+    def before_timestamp(self, channel: int, timestamp: int) -> IndexEntry | None:
+        """The last index entry of the channel before which no entry has a timestamp ≥ `timestamp`; None: start at the
+        channel's first entry. Raises `IndexFailed`."""
 
-        def look(db: rocksdict.Rdict) -> Place | None:
+        def look(db: rocksdict.Rdict) -> IndexEntry | None:
             found = db.iter()
             found.seek_for_prev(_TIME_KEY.pack(b"T", channel, timestamp, 0))
             if not _valid(found):
@@ -267,8 +270,8 @@ class Index:
             kind, number, earlier_timestamp, id = _TIME_KEY.unpack(key)
             if (kind, number) != (b"T", channel):
                 return None
-            epoch, offset, _ = _PLACE.unpack(value)
-            return Place(id, epoch, offset, earlier_timestamp)
+            epoch, offset, _ = _ENTRY.unpack(value)
+            return IndexEntry(id, epoch, offset, earlier_timestamp)
 
         return self._look_up(look)
 
@@ -276,65 +279,67 @@ class Index:
         """Store the summary of a segment that takes no more frames."""
         channels = [[number, *values] for number, values in summary.channels.items()]
         fields = [summary.sealed_ms, summary.last_sequence, summary.end, channels]
-        picture = cast(bytes, msgpack.packb(fields))
+        packed = cast(bytes, msgpack.packb(fields))
 
         def change(db: rocksdict.Rdict) -> None:
             self._write(db)
-            db.put(_SEGMENT_KEY.pack(b"S", epoch), picture)
+            db.put(_SEGMENT_KEY.pack(b"S", epoch), packed)
 
         with self._lock:
             self._change(change)
 
     def summary(self, epoch: int) -> SegmentSummary | None:
-        """What was stored of a segment when this was opened."""
+        """The summary of a segment that was stored when the index was opened."""
         return self._summaries.get(epoch)
 
     def forget(self, epoch: int, channels: list[int]) -> None:
-        """Remove what points into a segment that is going and the ones before it."""
+        """Remove what points into the segment of that epoch, which is removed, and into those before it; `channels` are
+        the numbers of the channels that it holds."""
         self._summaries.pop(epoch, None)
         batch = rocksdict.WriteBatch(raw_mode=True)
         batch.delete(_SEGMENT_KEY.pack(b"S", epoch))
         try:
             for channel in channels:
-                place = self.after(channel, 0)
-                while place is not None and place.epoch <= epoch:
-                    batch.delete(_PLACE_KEY.pack(b"I", channel, place.id))
-                    batch.delete(_TIME_KEY.pack(b"T", channel, place.earlier_timestamp, place.id))
-                    place = self.after(channel, place.id)
+                entry = self.after(channel, 0)
+                while entry is not None and entry.epoch <= epoch:
+                    batch.delete(_ENTRY_KEY.pack(b"I", channel, entry.id))
+                    batch.delete(_TIME_KEY.pack(b"T", channel, entry.earlier_timestamp, entry.id))
+                    entry = self.after(channel, entry.id)
         except IndexFailed:
             return
         with self._lock:
             self._change(lambda db: db.write(batch))
 
     def close(self) -> None:
-        """Never raises: what it could not write, the journal has."""
+        """Write what was added, and close. Never raises: what could not be written, the journal has."""
         with self._lock:
             self._change(self._write)
             self._release()
 
 
 def _valid(found: rocksdict.RdictIter) -> bool:
-    """Whether there is an entry. RocksDB ends an iteration at what it cannot read, too, and tells only who asks."""
+    """Whether the iterator is at an entry. RocksDB ends an iteration at what it cannot read, too, and says so only when
+    it is asked."""
     if found.valid():
         return True
     found.status()  # raises
     return False
 
 
-def _place(found: rocksdict.RdictIter, channel: int) -> Place | None:
+def _entry_at(found: rocksdict.RdictIter, channel: int) -> IndexEntry | None:
     if not _valid(found):
         return None
     key, value = found.key(), found.value()
-    if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != _PLACE_KEY.size:
+    if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != _ENTRY_KEY.size:
         return None
-    kind, number, id = _PLACE_KEY.unpack(key)
+    kind, number, id = _ENTRY_KEY.unpack(key)
     if (kind, number) != (b"I", channel):
         return None
-    return Place(id, *_PLACE.unpack(value))
+    return IndexEntry(id, *_ENTRY.unpack(value))
 
 
-def _summary(picture: object) -> SegmentSummary:
+def _summary(packed: object) -> SegmentSummary:
     sealed_ms, last_sequence, end, channels = cast(
-        "tuple[int, int, int, list[list[int]]]", msgpack.unpackb(cast(bytes, picture))
+        "tuple[int, int, int, list[list[int]]]", msgpack.unpackb(cast(bytes, packed))
     )
     return SegmentSummary(sealed_ms, last_sequence, end, {number: (last, size) for number, last, size in channels})

@@ -1,6 +1,6 @@
 """Compare the index with the journal while the journal is read, from an index opened for reading only.
 
-Whatever RocksDB cannot read becomes a `CorruptLog` with the index's path.
+What RocksDB cannot read becomes a `CorruptLog` with the index's path.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...runtime.errors import CorruptLog
 from .findings import SegmentReport
 from .index import SPAN_BYTES
 
-_PLACE_KEY = Struct(">cIQ")
+_ENTRY_KEY = Struct(">cIQ")
 _TIME_KEY = Struct(">cIQQ")
 _SEGMENT_KEY = Struct(">cQ")
-_PLACE = Struct(">QQQ")
+_ENTRY = Struct(">QQQ")
 _END = Struct(">QQ")
 
 
@@ -40,18 +40,18 @@ class IndexCheck:
     def __init__(self, path: str, db: rocksdict.Rdict) -> None:
         self._path, self._db = path, db
         self._first_epoch: int | None = None
-        self._matched = 0  # places that point at a frame with their id
-        self._reachable: dict[int, tuple[int, int]] = {}  # channel → epoch and end of what its last place covers
+        self._matched = 0  # index entries that point at a frame with their id
+        self._reachable: dict[int, tuple[int, int]] = {}  # channel → epoch and end of what its last index entry covers
 
     def frame(self, epoch: int, offset: int, firsts: dict[int, int]) -> Iterator[str]:
         """What is wrong about a frame's entries; `firsts` maps each channel in it to its first id there."""
         self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
         for channel, id in firsts.items():
-            value = self._get(_PLACE_KEY.pack(b"I", channel, id))
+            value = self._get(_ENTRY_KEY.pack(b"I", channel, id))
             if value is not None:
-                claimed_epoch, claimed_offset, earlier = _PLACE.unpack(value)
-                if (claimed_epoch, claimed_offset) != (epoch, offset):
-                    yield f"the index has id {id:016x} of channel {channel} at {claimed_epoch}, {claimed_offset}"
+                indexed_epoch, indexed_offset, earlier = _ENTRY.unpack(value)
+                if (indexed_epoch, indexed_offset) != (epoch, offset):
+                    yield f"the index has id {id:016x} of channel {channel} at {indexed_epoch}, {indexed_offset}"
                     continue
                 self._matched += 1
                 if self._get(_TIME_KEY.pack(b"T", channel, earlier, id)) != value:
@@ -67,16 +67,16 @@ class IndexCheck:
         """What is wrong about a segment that was read; `final`: the journal ends in it; `intact`: nothing was wrong in
         it or before."""
         if final:
-            if intact and (astray := self._places() - self._matched) > 0:
+            if intact and (astray := self._count_entries() - self._matched) > 0:
                 yield report.end, f"the index points {astray} times to where no frame with that id begins"
             epoch, offset = self.durable_to()
             if (epoch, offset) > (report.epoch, report.end):
                 yield report.end, f"segment {epoch} was durable up to offset {offset}, but the journal ends here"
-        picture = self._get(_SEGMENT_KEY.pack(b"S", report.epoch))
-        if picture is None or report.frames == 0:
+        packed = self._get(_SEGMENT_KEY.pack(b"S", report.epoch))
+        if packed is None or report.frames == 0:
             return
         with _reading(self._path):
-            _, last_sequence, end, channels = cast("tuple[int, int, int, list[list[int]]]", msgpack.unpackb(picture))
+            _, last_sequence, end, channels = cast("tuple[int, int, int, list[list[int]]]", msgpack.unpackb(packed))
         if end != report.end:
             yield report.end, f"the index says that the segment ends at {end}"
         elif {number: (last, size) for number, last, size in channels} != report.channels:
@@ -89,19 +89,19 @@ class IndexCheck:
         epoch, offset = _END.unpack(self._get(b"E") or bytes(_END.size))
         return epoch, offset
 
-    def _places(self) -> int:
-        """How many places there are in the segments that were read."""
+    def _count_entries(self) -> int:
+        """The number of index entries for the segments that were read."""
         count = 0
         with _reading(self._path):
             found = self._db.iter()
             found.seek(b"I")
             while found.valid() and isinstance(key := found.key(), bytes) and key[:1] == b"I":
                 value = found.value()
-                epoch = _PLACE.unpack(value)[0] if isinstance(value, bytes) else 0
-                count += len(key) == _PLACE_KEY.size and self._first_epoch is not None and epoch >= self._first_epoch
+                epoch = _ENTRY.unpack(value)[0] if isinstance(value, bytes) else 0
+                count += len(key) == _ENTRY_KEY.size and self._first_epoch is not None and epoch >= self._first_epoch
                 found.next()
             if not found.valid():
-                found.status()  # raises where it ended at what it cannot read
+                found.status()  # raises where the iteration ended at what RocksDB cannot read
         return count
 
     def _get(self, key: bytes) -> bytes | None:

@@ -1,11 +1,11 @@
-"""Who commits, and when: what is pending becomes a frame as soon as the one before it is durable.
+"""Which thread commits, and when: what is pending becomes a frame as soon as the frame before it is durable.
 
-There is no timer: while a sync runs, the next commit gathers. One party at a time has the turn to commit. A commit of a
-size that does not hold up a loop is written by the event loop that has something to append, and the kernel syncs it
-meanwhile (`runtime/kernel_sync.py`). Everything else is the writer thread's: large commits, new segments,
-appends from threads, disks that can only sync while one waits. When a loop's sync runs and others want to go on, the
-thread waits for its end as well as that loop, and whoever is first goes on: a loop that is blocked, or gone, holds
-nobody up.
+There is no timer: while a sync runs, the next commit gathers. One loop or thread at a time has the turn to commit. A
+commit of a size that does not hold up a loop is written by the event loop that has something to append, and the kernel
+syncs it meanwhile (`runtime/aio_fsync.py`). The writer thread does the rest: large commits, new segments, appends from
+threads, disks whose sync blocks. When a loop's sync runs and other loops or threads want to go on, the writer thread
+waits for its end as well as that loop, and the first of the two goes on: a loop that is blocked, or closed, does not
+hold up the others.
 
 Any error of a write or sync poisons the journal for good (`JournalFailed`, `DiskFull`); a sync is never tried again on
 the same pages. Only where nothing was written, because no segment could be made ready, does the journal stay usable
@@ -25,42 +25,42 @@ from typing import Final
 from ...runtime.clock import Clock
 from ...runtime.disk import Disk, Syncer
 from ...runtime.errors import DiskFull, DiskPressure, JournalFailed
-from ...runtime.wakeup import Bell, Hub, Hubs
+from ...runtime.loop_bridge import EventSignal, LoopNotifier, LoopNotifiers
 from .channels import ChannelTable
-from .commits import Commits, Written
+from .commits import Commits, WrittenCommit
 from .index import SegmentSummary
-from .measures import Measures
-from .pending import Pending, Write
+from .metrics import RocksMQMetrics
+from .pending import PendingWrite, PendingWrites
 
 COMMIT_BYTES = 8 * 1024 * 1024
 COMMIT_WRITES = 4096
 LOOP_COMMIT_BYTES = 2 * 1024 * 1024  # what a loop may write: some tenths of a millisecond
-LOOP_WRITE_S = 0.01  # a write that takes longer tells that the disk holds up whoever writes ...
-LOOP_PAUSE_S = 1.0  # ... so loops leave it to the thread for so long
+LOOP_WRITE_S = 0.01  # a write that takes longer shows that the disk holds up the loop that writes ...
+LOOP_PAUSE_S = 1.0  # ... so loops leave it to the writer thread for so long
 PENDING_BYTES = 256 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
 
 class _Thread:
-    """Has the turn when the writer thread has it."""
+    """Stands for the writer thread where it has the turn."""
 
 
 WRITER: Final = _Thread()
 
 
-class _Flight:
+class _SyncingCommit:
     """A commit that a loop has written, while it is synced."""
 
     __slots__ = ("shared", "syncer", "written")
 
-    def __init__(self, written: Written, syncer: Syncer | None, *, shared: bool) -> None:
-        self.shared = shared  # others wait for it than the loop: the thread goes on if that does not
-        self.written, self.syncer = written, syncer  # None: the sync was not begun, and is left to the thread
+    def __init__(self, written: WrittenCommit, syncer: Syncer | None, *, shared: bool) -> None:
+        self.shared = shared  # not only the loop waits for it: the writer thread goes on if the loop does not
+        self.written, self.syncer = written, syncer  # None: the sync was not begun, and is left to the writer thread
 
 
 class Journal:
-    """What is pending, and who commits it. Thread-safe."""
+    """What is pending, and the turn to commit it. Thread-safe."""
 
     def __init__(
         self,
@@ -70,28 +70,32 @@ class Journal:
         capacity: int,
         clock: Clock,
         lock: threading.Lock,
-        hubs: Hubs,
-        measures: Measures,
+        notifiers: LoopNotifiers,
+        metrics: RocksMQMetrics,
     ) -> None:
-        """`capacity` is what a frame may have. Whoever adds to `pending` holds `lock`, and calls `notice` or `wake`."""
+        """`capacity` is the size that a frame may have, in bytes. A caller that adds to `pending` holds `lock`, and
+        calls `schedule` or `wake` afterwards."""
         self.failure: JournalFailed | None = None
-        self.pending = Pending()
-        self._disk, self._commits, self._clock, self._lock, self._hubs = disk, commits, clock, lock, hubs
-        self._measures = measures
+        self.pending = PendingWrites()
+        self._disk, self._commits, self._clock, self._lock, self._notifiers = disk, commits, clock, lock, notifiers
+        self._metrics = metrics
         self._limit = min(COMMIT_BYTES, capacity // 2)
         self._loop_limit = min(LOOP_COMMIT_BYTES, capacity // 2)
         self._loops_from = 0.0  # when loops may write, by `time.perf_counter`
-        self._turn: Hub | _Thread | None = WRITER  # whose it is; changes under the lock
-        self._flight: _Flight | None = None
-        self._looked_after: _Flight | None = None
-        self.company = 1  # how many waited for the last commit of a loop: once so many wait, others will hardly come
-        self._awaited = False  # the thread wants to know when a loop with the turn has come to a sync, or let it go
+        self._turn: LoopNotifier | _Thread | None = WRITER  # which loop or thread has it; changes under the lock
+        self._syncing: _SyncingCommit | None = None
+        self._last_checked: _SyncingCommit | None = None
+        self.last_waiters = (
+            1  # how many waited for the last commit of a loop: once so many wait, others will hardly come
+        )
+        self._awaited = False  # the thread waits until the loop with the turn has begun a sync or released the turn
         self._stopping = False
-        self._syncers: dict[Hub, Syncer | None] = {}
-        self._bell = Bell()
+        self._syncers: dict[LoopNotifier, Syncer | None] = {}
+        self._signal = EventSignal()
         self._thread = threading.Thread(target=self._run, name="tidewal-journal", daemon=True)
 
     def start(self) -> None:
+        """Start the writer thread."""
         self._thread.start()
 
     @property
@@ -105,75 +109,77 @@ class Journal:
     @property
     def extents(self) -> dict[int, tuple[int, int]]:
         """What the segment in use holds, but for the frames not counted yet: channel number → (last id, bytes)."""
-        return self._commits.tally.extents.channels
+        return self._commits.stats.extents.channels
 
     def wall_ms(self) -> int:
+        """The wall clock, in milliseconds."""
         return self._clock.wall_ms()
 
-    def put(self, write: Write) -> None:
+    def put(self, write: PendingWrite) -> None:
         """Queue for the next commit. Under the lock."""
         self.pending.add(write)
         self.wake()
 
-    def notice(self, hub: Hub, *, at_once: bool = False) -> None:
-        """See to it that what is pending is committed, by the running loop if that is possible. Not under the lock.
-        With `at_once` perhaps before this returns: not for who holds locks that a callback of an append may want, which
-        is told of a failure then."""
+    def schedule(self, notifier: LoopNotifier, *, at_once: bool = False) -> None:
+        """Have what is pending committed, by the running loop, whose notifier it is, if that is possible. Not under the
+        lock. With `at_once` perhaps before this returns, so callbacks of appends may be called with a failure then: the
+        caller must hold no lock that they may take."""
         turn = self._turn
         if turn is None:
-            if at_once and len(self.pending.waiting) >= self.company:
-                self._begin(hub)
-            elif not hub.deferring:  # what other tasks append in this turn of the loop goes into the same commit
-                hub.defer(partial(self._begin, hub))
-        elif turn is not hub and turn is not WRITER:
-            self._bell.ring()
+            if at_once and len(self.pending.waiting) >= self.last_waiters:
+                self._begin(notifier)
+            elif not notifier.deferring:  # what other tasks append in this turn of the loop goes into the same commit
+                notifier.defer(partial(self._begin, notifier))
+        elif turn is not notifier and turn is not WRITER:
+            self._signal.set()
 
     def wake(self) -> None:
-        """See to it that what is pending is committed, by the thread or whoever has the turn."""
+        """Have what is pending committed, by the writer thread or the loop that has the turn."""
         if self._turn is not WRITER:
-            self._bell.ring()
+            self._signal.set()
 
-    def look_after(self) -> None:
-        """Let the thread go on where a loop has not come back to its sync since the last time: readers wait, too."""
-        flight = self._flight
-        if flight is not None and flight is self._looked_after:
-            flight.shared = True
-            self._bell.ring()
-        self._looked_after = flight
+    def check_stalled(self) -> None:
+        """Let the writer thread go on where a loop has not completed its sync since the last call: readers wait for it,
+        too."""
+        syncing = self._syncing
+        if syncing is not None and syncing is self._last_checked:
+            syncing.shared = True
+            self._signal.set()
+        self._last_checked = syncing
 
     def stop(self) -> None:
-        """Commit what is queued, then end the thread. Blocks."""
+        """Commit what is queued, then end the writer thread. Blocks."""
         self._stopping = True
-        self._bell.ring()
+        self._signal.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._bell.close()
+        self._signal.close()
         self._syncers.clear()
 
     def mark_end(self) -> None:
-        """Tell the index where the journal ends, so that the next opening can be sure of it. After `stop`."""
+        """Store in the index where the journal ends, so that the next opening can be sure of it. After `stop`."""
         if self.failure is None:
             self._commits.mark_end()
 
     # ---- on a loop ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, hub: Hub) -> None:
-        """Take the turn and commit what is pending; leave it to the thread where a loop should not."""
-        syncer = self._syncer_of(hub)
+    def _begin(self, notifier: LoopNotifier) -> None:
+        """Take the turn and commit what is pending; leave it to the writer thread where a loop should not."""
+        syncer = self._syncer_of(notifier)
         with self._lock:
             commit = self.pending
-            if self._turn is hub or (self._turn is None and not commit.waiting):
+            if self._turn is notifier or (self._turn is None and not commit.waiting):
                 return
-            flies = self._turn is None and syncer is not None and self._suits_loop(commit)
-            if flies:
-                self.pending, self._turn = Pending(), hub
-                self.company = len(commit.waiting)
-        if flies and syncer is not None:
-            self._fly(hub, commit, syncer)
+            suits = self._turn is None and syncer is not None and self._suits_loop(commit)
+            if suits:
+                self.pending, self._turn = PendingWrites(), notifier
+                self.last_waiters = len(commit.waiting)
+        if suits and syncer is not None:
+            self._begin_commit(notifier, commit, syncer)
         else:
             self.wake()
 
-    def _suits_loop(self, commit: Pending) -> bool:
+    def _suits_loop(self, commit: PendingWrites) -> bool:
         return (
             commit.size <= self._loop_limit
             and len(commit.waiting) <= COMMIT_WRITES
@@ -183,7 +189,7 @@ class Journal:
             and time.perf_counter() >= self._loops_from
         )
 
-    def _fly(self, hub: Hub, commit: Pending, syncer: Syncer) -> None:
+    def _begin_commit(self, notifier: LoopNotifier, commit: PendingWrites, syncer: Syncer) -> None:
         """Write the commit and begin its sync."""
         try:
             written = self._commits.write(commit)
@@ -191,88 +197,90 @@ class Journal:
             self._fail(commit, error)
             written = None
         if written is None:
-            self._pass_on(hub)
+            self._pass_on(notifier)
             return
         took_s = time.perf_counter() - written.started
         if took_s > LOOP_WRITE_S:
             self._loops_from = time.perf_counter() + LOOP_PAUSE_S
-        shared = commit.shared or commit.hub is not hub
-        flight = self._flight = _Flight(written, syncer, shared=shared)  # first: the thread may be told at once
+        shared = commit.shared or commit.notifier is not notifier
+        syncing = self._syncing = _SyncingCommit(
+            written, syncer, shared=shared
+        )  # first: the writer thread may be woken at once
         if not syncer.start(written.segment.file):
             with self._lock:
-                self._syncers[hub] = None
-                flight.syncer, self._turn = None, WRITER
-            self._bell.ring()
+                self._syncers[notifier] = None
+                syncing.syncer, self._turn = None, WRITER
+            self._signal.set()
         elif self._awaited or shared:
-            self._bell.ring()
+            self._signal.set()
 
-    def _land(self, hub: Hub, syncer: Syncer) -> None:
-        """A sync has ended. Unless the thread was quicker, tell those who wait for it."""
+    def _end_commit(self, notifier: LoopNotifier, syncer: Syncer) -> None:
+        """A sync has ended. Unless the writer thread was quicker, complete its commit."""
         if self._finish(syncer):
-            self._pass_on(hub)
+            self._pass_on(notifier)
 
-    def _pass_on(self, hub: Hub) -> None:
-        """Let go of the turn after a commit."""
+    def _pass_on(self, notifier: LoopNotifier) -> None:
+        """Release the turn after a commit."""
         with self._lock:
             self._turn = None
             more = self.pending.waiting
         if self._awaited:
-            self._bell.ring()
-        elif more and not hub.deferring:
-            hub.defer(partial(self._begin, hub))
+            self._signal.set()
+        elif more and not notifier.deferring:
+            notifier.defer(partial(self._begin, notifier))
 
-    def _syncer_of(self, hub: Hub) -> Syncer | None:
-        """Where the hub's loop has its syncs; None where it must not write."""
-        if hub in self._syncers:
-            return self._syncers[hub]
+    def _syncer_of(self, notifier: LoopNotifier) -> Syncer | None:
+        """The syncer of the notifier's loop; None where that loop must not write."""
+        if notifier in self._syncers:
+            return self._syncers[notifier]
         syncer = self._disk.syncer()
         if syncer is not None:
-            hub.watch(syncer.file, partial(self._land, hub, syncer))
+            notifier.watch(syncer.file, partial(self._end_commit, notifier, syncer))
         with self._lock:  # other loops do the same
             kept = {other: kept for other, kept in self._syncers.items() if not other.loop.is_closed()}
-            self._syncers = kept | {hub: syncer}
+            self._syncers = kept | {notifier: syncer}
         return syncer
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._hubs.gather()
+        self._notifiers.gather()
         while self._step():
-            self._hubs.flush()
+            self._notifiers.flush()
 
     def _step(self) -> bool:
-        """Do what is next, or wait for it; False at the end."""
+        """Do what comes next, or wait for it; False at the end."""
         with self._lock:
             mine = self._turn is None or self._turn is WRITER
-            flight, commit = self._flight, None
-            wanted = self._stopping or bool(self.pending.waiting) or (flight is not None and flight.shared)
+            syncing, commit = self._syncing, None
+            wanted = self._stopping or bool(self.pending.waiting) or (syncing is not None and syncing.shared)
             self._awaited = wanted and not mine
-            if mine and flight is None:
+            if mine and syncing is None:
                 commit = self._next()
                 self._turn = WRITER if commit is not None or self._stopping else None
-        if mine and flight is not None:
-            self._sync(flight.written)
+        if mine and syncing is not None:
+            self._sync(syncing.written)
         elif commit is not None:
             self._commit(commit)
         elif mine and self._stopping:
             return False
-        elif flight is not None and flight.syncer is not None and wanted:
-            self._take_over(flight.syncer)
+        elif syncing is not None and syncing.syncer is not None and wanted:
+            self._take_over(syncing.syncer)
         else:
-            self._bell.wait()
+            self._signal.wait()
         return True
 
-    def _next(self) -> Pending | None:
+    def _next(self) -> PendingWrites | None:
         """What is pending, up to the cap. Under the lock."""
         pending = self.pending
         if not pending.waiting:
             return None
         if pending.size > self._limit or len(pending.waiting) > COMMIT_WRITES:
             return pending.take(COMMIT_WRITES, self._limit)
-        self.pending = Pending()
+        self.pending = PendingWrites()
         return pending
 
-    def _commit(self, commit: Pending) -> None:
+    def _commit(self, commit: PendingWrites) -> None:
         try:
             if self.failure is not None:
                 commit.fail(_again(self.failure))
@@ -283,27 +291,27 @@ class Journal:
             if commit.written:
                 for call in commit.written:
                     call()
-                self._hubs.flush()
+                self._notifiers.flush()
         except Exception as error:
             self._fail(commit, error)
             return
         self._sync(written)
 
-    def _sync(self, written: Written) -> None:
+    def _sync(self, written: WrittenCommit) -> None:
         try:
-            self._flight = None
+            self._syncing = None
             self._commits.sync(written)
             self._complete(written)
         except Exception as error:
             self._fail(written.commit, error)
 
     def _take_over(self, syncer: Syncer) -> None:
-        """Wait for the end of a loop's sync; unless the loop is quicker, and rings, go on in its place."""
+        """Wait for the end of a loop's sync; unless the loop is quicker, and signals, complete it in its place."""
         poll = select.poll()
         poll.register(syncer.file, select.POLLIN)
-        poll.register(self._bell.file, select.POLLIN)
-        if any(file == self._bell.file for file, _ in poll.poll()):
-            self._bell.wait()
+        poll.register(self._signal.file, select.POLLIN)
+        if any(file == self._signal.file for file, _ in poll.poll()):
+            self._signal.wait()
         if self._finish(syncer):
             with self._lock:
                 self._turn = WRITER
@@ -311,32 +319,32 @@ class Journal:
     # ---- either ------------------------------------------------------------------------------------------------------
 
     def _finish(self, syncer: Syncer) -> bool:
-        """Complete the commit in flight if its sync has ended; False when another thread does, or did."""
+        """Complete the commit that is being synced if its sync has ended; False when another thread does, or did."""
         try:
             if not syncer.finish():
                 return False
             error = None
         except OSError as failed:
             error = failed
-        flight = self._flight  # only now: it is that of the sync whose end we were told
-        assert flight is not None
-        self._flight = None
+        syncing = self._syncing  # only now: it belongs to the sync that has just ended
+        assert syncing is not None
+        self._syncing = None
         try:
             if error is not None:
                 raise error
-            self._complete(flight.written)
+            self._complete(syncing.written)
         except Exception as failure:
-            self._fail(flight.written.commit, failure)
+            self._fail(syncing.written.commit, failure)
         return True
 
-    def _complete(self, written: Written) -> None:
+    def _complete(self, written: WrittenCommit) -> None:
         self._commits.complete(written)
         if threading.current_thread() is self._thread:
-            self._hubs.flush()  # before the index: nobody who waits for the commit waits for that
+            self._notifiers.flush()  # before the index: what waits for the commit does not wait for that
         self._commits.keep_up(written)
 
-    def _fail(self, commit: Pending, error: Exception) -> None:
-        """Give everybody who waits for the commit the error; the journal has failed, unless nothing was written."""
+    def _fail(self, commit: PendingWrites, error: Exception) -> None:
+        """Fail all appends of the commit; the journal has failed, unless nothing was written."""
         if isinstance(error, DiskPressure):
             commit.fail(error)
             return
@@ -348,10 +356,10 @@ class Journal:
         what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         self.failure = kind(f"the journal failed: {what}", outcome_unknown=True)
         _log.error("%s", self.failure.message)
-        self._measures.failed()
+        self._metrics.failed()
         commit.fail(self.failure)
 
 
 def _again(failure: JournalFailed) -> JournalFailed:
-    """The error for a write that came after the failure: it was not written, and that is known."""
+    """The error for a write that came after the failure: its outcome is known, it was not written."""
     return type(failure)(failure.message)

@@ -1,7 +1,7 @@
-"""What a repair could not save: ranges of ids that were there and are gone, kept in the journal for good.
+"""What a repair could not save: ranges of ids that are lost, kept in the journal for good.
 
-No reader passes one in silence: it ends with `PositionLost`, whose `first_available` lies behind the range, until
-somebody accepts the loss (`tidewal repair --accept`).
+No reader passes such a range in silence: it ends with `PositionLost`, whose `first_available` lies behind the range,
+until the operator accepts the loss (`tidewal repair --accept`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...runtime.errors import PositionLost
 
 
 class Loss(NamedTuple):
-    """Entries with these ids, both included, were or may have been there."""
+    """Entries with ids from `first` to `last`, both included, existed or may have existed."""
 
     first: int
     last: int
@@ -29,7 +29,7 @@ Losses = tuple[Loss, ...]  # by id, none overlaps another
 
 
 def lost(channels: Mapping[int, Iterable[tuple[int, int]]], wall_ms: int) -> bytes:
-    """The control record of a repair: channel number → ranges."""
+    """The control record of a repair: channel number → ranges of ids, noted at `wall_ms` (milliseconds)."""
     pairs = [[number, [list(each) for each in ranges]] for number, ranges in channels.items()]
     return cast(bytes, msgpack.packb(["lost", wall_ms, pairs]))
 
@@ -40,7 +40,7 @@ def accept() -> bytes:
 
 
 def noted(losses: Losses, first: int, last: int, wall_ms: int) -> Losses:
-    """`losses` and one more, unless it is known; what overlaps becomes one."""
+    """`losses` and one more range, unless it is known; ranges that overlap become one."""
     apart: list[Loss] = []
     for each in losses:
         if each.last < first or each.first > last:

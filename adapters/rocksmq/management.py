@@ -1,4 +1,4 @@
-"""Managing channels: each change is a control record in the journal, and done when that is durable."""
+"""Management of channels: each change is a control record in the journal, and done when that is durable."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from ...runtime.clock import Clock
 from ...runtime.errors import ChannelExists, ChannelNotFound, TidewalError
-from ...runtime.wakeup import Hubs
+from ...runtime.loop_bridge import LoopNotifiers
 from ...runtime.wal import ChannelPolicy, OnAppended
 from . import channels as records
+from .admission import Admission
+from .channel_cache import LiveChannel
 from .channels import check_name, decode_id
-from .gate import Gate
 from .journal import Journal
-from .live import Channel
-from .pending import Write, control
+from .pending import PendingWrite, control
 from .registry import Registry
 
 
@@ -25,38 +25,39 @@ class Management:
         self,
         registry: Registry,
         journal: Journal,
-        gate: Gate,
-        hubs: Hubs,
+        admission: Admission,
+        notifiers: LoopNotifiers,
         clock: Clock,
         *,
         channels_changed: Callable[[], None],
     ) -> None:
         """`channels_changed` is called after durable channels were created or dropped, once for many of them, but
         always between a drop and the next creation of the same name."""
-        self._registry, self._journal, self._gate = registry, journal, gate
-        self._hubs, self._clock, self._changed = hubs, clock, channels_changed
-        self._noticing = threading.RLock()
-        self._unnoticed = False
-        self._dropped: set[str] = set()  # that nobody was told of
+        self._registry, self._journal, self._admission = registry, journal, admission
+        self._notifiers, self._clock, self._changed = notifiers, clock, channels_changed
+        self._publishing = threading.RLock()
+        self._unpublished = False
+        self._dropped: set[str] = set()  # since `channels_changed` was last called
 
     async def create(self, name: str, policy: ChannelPolicy) -> None:
+        """`Wal.create_channel`."""
         check_name(name)
-        future, done = self._hubs.promise()
+        future, done = self._notifiers.promise()
         with self._registry.lock:
-            self._gate.check_writable()
+            self._admission.check_writable()
             existing = self._registry.names.get(name)
             if existing is not None and existing.policy != policy:
                 raise ChannelExists(f"channel {name} exists with another policy", channel=name)
             if existing is not None and existing.created:
                 return
-            if existing is not None:  # somebody else is creating it; wait behind that
-                self._journal.put(Write(done, control=True))
+            if existing is not None:  # another call is creating it; wait for that
+                self._journal.put(PendingWrite(done, control=True))
             else:
                 if not policy.ephemeral:
-                    self._gate.check_space()
+                    self._admission.check_space()
                 self._create(name, policy, done)
         await future
-        self.notice()
+        self.publish()
         if name not in self._registry.names:
             raise ChannelNotFound(f"channel {name} was dropped while it was created", channel=name)
 
@@ -70,20 +71,21 @@ class Management:
             elif (created := self._journal.table.by_number.get(state.number)) is not None:
                 channel.groups = created.groups
             try:
-                with self._noticing:
+                with self._publishing:
                     if name in self._dropped:
-                        self.notice()
+                        self.publish()
                     channel.created = True
-                    self._unnoticed = self._unnoticed or not policy.ephemeral
+                    self._unpublished = self._unpublished or not policy.ephemeral
             finally:
                 done(result)
 
         self._put(records.create(state), settled, creates=state.number)
 
     async def drop(self, name: str) -> None:
-        future, done = self._hubs.promise()
+        """`Wal.drop_channel`."""
+        future, done = self._notifiers.promise()
         with self._registry.lock:
-            self._gate.check_writable()
+            self._admission.check_writable()
             found = self._registry.names.get(name)
             if found is None:
                 return
@@ -92,32 +94,34 @@ class Management:
             def dropped(result: list[bytes] | TidewalError) -> None:
                 found.tail.clear()
                 if not found.policy.ephemeral:
-                    with self._noticing:
+                    with self._publishing:
                         self._dropped.add(name)
-                        self._unnoticed = True
+                        self._unpublished = True
                 done(result)
 
             self._put(records.drop(found.number), dropped)
         await future
-        self.notice()
+        self.publish()
 
-    def notice(self) -> None:
-        """Tell whoever wants to know of what was created and dropped, if that was not done yet. The keeper calls it,
-        too: somebody who creates a channel may be cancelled."""
-        with self._noticing:
-            if self._unnoticed:
-                self._unnoticed = False
+    def publish(self) -> None:
+        """Call `channels_changed` for what was created and dropped, if that was not done yet. The maintenance thread
+        calls this, too: a task that creates a channel may be cancelled."""
+        with self._publishing:
+            if self._unpublished:
+                self._unpublished = False
                 self._dropped.clear()
                 self._changed()
 
-    async def truncate(self, channel: Channel, id: bytes) -> None:
+    async def truncate(self, channel: LiveChannel, id: bytes) -> None:
+        """`Wal.truncate`."""
         number = min(decode_id(id), channel.visible_to + 1)
         if channel.policy.ephemeral or number <= channel.truncated_to:
             return
         channel.truncated_to = number
         await self._record(records.truncate(channel.number, number))
 
-    async def hold(self, channel: Channel, holder: str, id: bytes | None) -> None:
+    async def hold(self, channel: LiveChannel, holder: str, id: bytes | None) -> None:
+        """`Wal.hold`."""
         if channel.policy.ephemeral:
             return
         number = None if id is None else decode_id(id)
@@ -130,9 +134,9 @@ class Management:
             channel.holds.pop(holder, None)  # only now: until it is durable, a crash would bring it back
 
     async def _record(self, record: bytes) -> None:
-        future, done = self._hubs.promise()
+        future, done = self._notifiers.promise()
         with self._registry.lock:
-            self._gate.check_writable()
+            self._admission.check_writable()
             self._put(record, done)
         await future
 

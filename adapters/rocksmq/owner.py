@@ -1,27 +1,29 @@
-"""The owner of a directory as another process sees it: either that is this process by now, or it is behind a link."""
+"""The owner of a directory as a process that shares it sees it: this process itself, or another over a connection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ...runtime.errors import TidewalError
-from ...runtime.groups.link import GroupLink
+from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.remote import Address, encode_policy, info_of
 from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, GroupInfo, OnAppended
-from .group_link import RemoteLink
-from .link import Link
+from .owner_connection import OwnerConnection
+from .socket_coordinator_client import SocketCoordinatorClient
 
-READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner lets a process have
+T = TypeVar("T")
+
+READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner allows a process
 
 
 class Owner(Protocol):
-    """What `RocksMQ` and `Distant` have in common: each call as `Wal` has it, appends with a number."""
+    """What `RocksMQ` and `RemoteOwner` have in common: the calls of `Wal`, appends with a number."""
 
     @property
     def boot(self) -> int:
-        """The number of the owner's life, another for each opening of the directory."""
+        """The number of the owner's incarnation, another for each opening of the directory."""
         ...
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None: ...
@@ -44,7 +46,7 @@ class Owner(Protocol):
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
     ) -> None: ...
 
-    def group_link(self) -> GroupLink: ...
+    def coordinator_client(self) -> CoordinatorClient: ...
 
     async def groups(self) -> list[GroupInfo]: ...
 
@@ -55,33 +57,49 @@ class Owner(Protocol):
     async def close(self) -> None: ...
 
 
-class Distant:
-    """An `Owner` in another process. Everything raises `Unavailable` once the link is lost."""
+class Owners(Protocol):
+    """What a process that shares a log knows of the log's owners, one after the other."""
+
+    async def owner(self) -> Owner:
+        """The present owner, waited for while it changes."""
+        ...
+
+    def superseded(self, owner: Owner) -> bool:
+        """Whether another process owns the log in place of `owner` by now, or will."""
+        ...
+
+    async def ask(self, call: Callable[[Owner], Awaitable[T]]) -> T:
+        """The result of `call` with the present owner, repeated with the next owner where it ends meanwhile."""
+        ...
+
+
+class RemoteOwner:
+    """An `Owner` in another process. Everything raises `Unavailable` once the connection is lost."""
 
     def __init__(self) -> None:
         """Use `open`."""
         self.lost = False
-        self.link: Link
+        self.connection: OwnerConnection
         self._reads, self._asks = asyncio.Semaphore(READS), asyncio.Semaphore(ASKS)
-        self._groups: RemoteLink
+        self._groups: SocketCoordinatorClient
 
     @classmethod
-    async def open(cls, address: Address, client: bytes, on_lost: Callable[[Distant], None]) -> Distant:
-        """Connect to the owner at `address`. `on_lost` is called on the loop, once, when the link is lost. Raises
-        `Unavailable`, `Overloaded`."""
-        distant = cls()
+    async def open(cls, address: Address, client: bytes, on_lost: Callable[[RemoteOwner], None]) -> RemoteOwner:
+        """Connect to the owner at `address`. `client` is this process's random id. `on_lost` is called on the loop,
+        once, when the connection is lost. Raises `Unavailable`, `Overloaded`."""
+        remote = cls()
 
         def lost(_: TidewalError) -> None:
-            distant.lost = True
-            on_lost(distant)
+            remote.lost = True
+            on_lost(remote)
 
-        distant.link = await Link.open(address, client, on_lost=lost)
-        distant._groups = RemoteLink(distant.link.ask, distant.link.notify)
-        return distant
+        remote.connection = await OwnerConnection.open(address, client, on_lost=lost)
+        remote._groups = SocketCoordinatorClient(remote.connection.ask, remote.connection.notify)
+        return remote
 
     @property
     def boot(self) -> int:
-        return self.link.boot
+        return self.connection.boot
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         await self._ask("create", channel, encode_policy(policy))
@@ -108,18 +126,19 @@ class Distant:
         await self._ask("hold", channel, holder, id)
 
     async def read(self, channel: str, start: Sequence[object], wait_s: float) -> tuple[Sequence[Entry], bytes]:
-        """What there is from `start` (as the protocol pictures it), and the id that comes next."""
+        """The entries from `start` (in the protocol's wire form), and the id that comes next. Without entries the owner
+        waits up to `wait_s` seconds for some."""
         async with self._reads:
-            entries, next_id, _ = await self.link.ask("read", channel, start, None, wait_s, wait_s=wait_s)
+            entries, next_id, _ = await self.connection.ask("read", channel, start, None, wait_s, wait_s=wait_s)
         return entries, next_id
 
     def submit_from(
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
     ) -> None:
-        """Never fails here: `done` gets what the owner answers, and hears nothing once the link is lost."""
-        self.link.append(number, settled, entries, done)
+        """Never raises: `done` gets the owner's answer, and is not called any more once the connection is lost."""
+        self.connection.append(number, settled, entries, done)
 
-    def group_link(self) -> GroupLink:
+    def coordinator_client(self) -> CoordinatorClient:
         return self._groups
 
     async def groups(self) -> list[GroupInfo]:
@@ -133,8 +152,8 @@ class Distant:
 
     async def close(self) -> None:
         self._groups.close()
-        await self.link.close()
+        await self.connection.close()
 
     async def _ask(self, method: str, *arguments: object) -> Any:
         async with self._asks:
-            return await self.link.ask(method, *arguments)
+            return await self.connection.ask(method, *arguments)

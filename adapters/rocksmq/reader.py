@@ -1,4 +1,4 @@
-"""A reader of one channel: from the shared tail while it keeps up, from the journal's files while it does not."""
+"""The reader of one channel: from the shared tail while it keeps up, from the journal's files while it does not."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost
-from ...runtime.wakeup import Hub
+from ...runtime.loop_bridge import LoopNotifier
 from ...runtime.wal import Entry, From, FromId, FromTime, Start
+from .channel_cache import LiveChannel
 from .channels import decode_id, encode_id
-from .history import Cursor, Gone, History
-from .live import Channel
+from .history import Cursor, History, SegmentGone
 from .lookup import first_at
 from .losses import before_loss
 
@@ -22,7 +22,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 PIECE_ENTRIES = 512  # pieces with so many entries do not grow: handing them over costs little beside making them
 
 
-class Source(Protocol):
+class ReaderSource(Protocol):
     """What a reader needs of the store."""
 
     @property
@@ -31,24 +31,28 @@ class Source(Protocol):
     @property
     def history(self) -> History: ...
 
-    def find(self, channel: str) -> Channel: ...
-
-    async def blocking(self, call: Callable[[], T]) -> T:
-        """Run a blocking read on a thread for it."""
+    def find(self, channel: str) -> LiveChannel:
+        """Raises `ChannelNotFound` and `Closed`."""
         ...
 
-    def hub(self) -> Hub: ...
+    async def blocking(self, call: Callable[[], T]) -> T:
+        """Run a blocking read on a read thread."""
+        ...
+
+    def notifier(self) -> LoopNotifier:
+        """The notifier of the running loop."""
+        ...
 
 
 class Reader:
     """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, source: Source, channel: str, start: Start | int) -> None:
-        """`start` as a number is the id to go on with, as `position` told it."""
+    def __init__(self, source: ReaderSource, channel: str, start: Start | int) -> None:
+        """`start` as a number is the id to go on with, from the `position` of an earlier reader."""
         self._source = source
         self._name = channel
         self._start = start
-        self._channel: Channel | None = None
+        self._channel: LiveChannel | None = None
         self._next_id = 0
         self._cursor: Cursor | None = None
         self._piece_bytes = FIRST_PIECE_BYTES
@@ -78,11 +82,12 @@ class Reader:
 
     @property
     def position(self) -> int:
-        """The id that comes next, once something was read or waited for."""
+        """The id that comes next; 0 until something was read or waited for."""
         return self._next_id
 
     async def poll(self) -> Sequence[Entry]:
-        """What there is, empty at the end of the channel; never waits for appends."""
+        """The next entries, none at the end of the channel; never waits for appends. Raises `ChannelNotFound`,
+        `PositionLost`, `CorruptLog` and `Closed`."""
         channel = self._channel or await self._open()
         while not channel.dropped:
             wanted = self._next_id
@@ -99,22 +104,22 @@ class Reader:
         raise ChannelNotFound(f"channel {self._name} was dropped", channel=self._name)
 
     async def wait(self) -> None:
-        """Return when there may be more to poll, or the channel or the log has ended."""
-        channel, hub = self._channel, self._source.hub()
+        """Return when there may be more to poll, the channel was dropped, or the log or this reader was closed."""
+        channel, notifier = self._channel, self._source.notifier()
         if channel is None:
             return
-        waiter = self._waiter = hub.loop.create_future()
-        place = (hub, waiter)
-        channel.waiters.add(place)
+        waiter = self._waiter = notifier.loop.create_future()
+        entry = (notifier, waiter)
+        channel.waiters.add(entry)
         try:
-            # Look again now that writers know of this reader: what became visible before would wake nobody.
+            # Look again now that appends wake this reader: what became visible before did not.
             if not (channel.visible_to >= self._next_id or channel.dropped or self._source.closed or self._closed):
                 await waiter
         finally:
             self._waiter = None
-            channel.waiters.discard(place)
+            channel.waiters.discard(entry)
 
-    async def _open(self) -> Channel:
+    async def _open(self) -> LiveChannel:
         channel = self._source.find(self._name)
         match self._start:
             case From.EARLIEST:
@@ -132,7 +137,7 @@ class Reader:
         self._channel = channel
         return channel
 
-    async def _from_history(self, channel: Channel) -> Sequence[Entry]:
+    async def _from_history(self, channel: LiveChannel) -> Sequence[Entry]:
         if channel.policy.ephemeral:
             self._next_id = channel.tail.forgotten_to + 1
             return ()
@@ -144,7 +149,7 @@ class Reader:
             entries, self._cursor = await self._source.blocking(
                 lambda: self._source.history.read(channel.number, next_id, upto_id, cursor, piece_bytes)
             )
-        except Gone:
+        except SegmentGone:
             self._cursor = None
             return ()
         if next_id <= channel.removed_to and not (entries and decode_id(entries[0].id) == next_id):
@@ -152,11 +157,11 @@ class Reader:
         if len(entries) < PIECE_ENTRIES:
             self._piece_bytes = min(2 * piece_bytes, PIECE_BYTES)
         if not entries:
-            self._next_id = upto_id + 1  # the journal has none of these ids: there are holes where a life ended
+            self._next_id = upto_id + 1  # the journal has none of these ids: there are gaps where an incarnation ended
         return entries
 
 
-def first_wanted(channel: Channel, id: bytes, *, inclusive: bool) -> int:
+def first_wanted(channel: LiveChannel, id: bytes, *, inclusive: bool) -> int:
     """The first id to deliver for a start at `id`. Raises `PositionLost`."""
     try:
         number = decode_id(id)
@@ -170,7 +175,8 @@ def first_wanted(channel: Channel, id: bytes, *, inclusive: bool) -> int:
     return wanted
 
 
-def lost(channel: Channel, requested: bytes) -> PositionLost:
+def lost(channel: LiveChannel, requested: bytes) -> PositionLost:
+    """The error for a position that the channel does not have any more, or never had."""
     first = encode_id(max(channel.first_id, channel.removed_to + 1))
     return PositionLost(
         f"position {requested.hex()} is not in channel {channel.name}, whose first is {first.hex()}",

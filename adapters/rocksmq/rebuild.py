@@ -1,9 +1,9 @@
-"""Carry out the plan of a repair, so that a crash at any moment leaves the old journal or the new one, or one that is
+"""Carry out the plan of a repair, so that a crash at any moment leaves the old journal, the new one, or one that is
 still damaged and can be repaired again.
 
-All new files are written and synced first. Then the old ones get a second name in `journal/damaged-…`, where they stay,
-and the new ones take their names: the last segment first, because it says what is lost; then the index leaves, which
-alone may know that the end was damaged, then come all others.
+All new files are written and synced first. Then the old files get a second name in `journal/damaged-…`, where they
+stay, and the new files take their names: the last segment first, because it says what is lost; then the index is moved
+aside, which alone may know that the end was damaged, then all other segments are renamed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from ...runtime.disk import Disk, write_all
 from ...runtime.errors import DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ...runtime.wal import Payload
 from .frame import CONTROL, READ_BYTES, encode, pack_row
-from .repair_plan import Filler, Kept, NewSegment, Plan
+from .journal_survey import BLOCK_BYTES, JournalSurvey
+from .repair_plan import Filler, Kept, NewSegment, RepairPlan
 from .segments import HEADER_BYTES, PREPARING, VERSION, Header, encode_header
-from .survey import BLOCK_BYTES, Survey
 
 ASIDE = "damaged-"
 
 
-def apply(directory: str, plan: Plan, survey: Survey, disk: Disk, wall_ms: int) -> str:
-    """Do what the plan says and return the folder where the old files are. The directory must be locked. Raises
-    `DiskFull`, `DirectoryUnwritable`, `JournalFailed`; repair again then."""
+def apply(directory: str, plan: RepairPlan, survey: JournalSurvey, disk: Disk, wall_ms: int) -> str:
+    """Do what the plan of that survey says and return the folder where the old files are. The directory must be locked;
+    `wall_ms` (milliseconds) is the time in the folder's name. Raises `DiskFull`, `DirectoryUnwritable`,
+    `JournalFailed`; repair again then."""
     try:
         return Rebuild(directory, plan, survey, disk, wall_ms).run()
     except OSError as error:
@@ -34,7 +35,7 @@ def apply(directory: str, plan: Plan, survey: Survey, disk: Disk, wall_ms: int) 
 
 
 class Rebuild:
-    def __init__(self, directory: str, plan: Plan, survey: Survey, disk: Disk, wall_ms: int) -> None:
+    def __init__(self, directory: str, plan: RepairPlan, survey: JournalSurvey, disk: Disk, wall_ms: int) -> None:
         self._plan, self._survey, self._disk, self._wall_ms = plan, survey, disk, wall_ms
         self._directory, self._journal = directory, os.path.join(directory, "journal")
 
@@ -74,7 +75,7 @@ class Rebuild:
         self._disk.sync_directory(self._journal)
 
     def _write(self, segment: NewSegment) -> str:
-        """Write a segment anew under a passing name, synced."""
+        """Write a segment anew under a temporary name, synced; returns its path."""
         source = segment.source.header if segment.source is not None else None
         salt = source.salt if source is not None else int.from_bytes(os.urandom(8), "little")
         path = os.path.join(self._journal, f"{PREPARING}-{segment.epoch:016d}")
@@ -97,7 +98,7 @@ class Rebuild:
         return path
 
     def _content(self, segment: NewSegment, salt: int) -> Iterator[tuple[list[Payload], int]]:
-        """What lies behind the header, and its size."""
+        """The buffers behind the header, and their sizes."""
         for piece in segment.pieces:
             if isinstance(piece, Filler):
                 for number in range(piece.count):
@@ -112,7 +113,7 @@ class Rebuild:
             yield [self._survey.reader.read(segment.source.file, size, start)], size
 
     def _records(self, filler: Filler, number: int) -> list[bytes]:
-        """What the filler's frame with that number carries."""
+        """The control records in the filler's frame with that number, counted from 0."""
         first = [filler.table.snapshot(filler.table.wall_ms)] if filler.table is not None and number == 0 else []
         return [*first, *(filler.records if number == filler.count - 1 else ())]
 

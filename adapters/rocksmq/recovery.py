@@ -1,4 +1,4 @@
-"""Recovery: read what the journal holds, end it where it ends, and bring the index up to date.
+"""Recovery: read what the journal holds, cut it off behind its last good frame, and bring the index up to date.
 
 A commit is synced before the next one is written, so at most the last frame may be torn. Hence: a bad frame with a
 good one behind it, or before something that the index knows to have been durable, is corruption and stops the opening
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from ...runtime.disk import Disk, write_all
 from ...runtime.errors import CorruptLog
 from .channels import ChannelTable
-from .frame import CONTROL, Found, Frame, Scanner
-from .index import SPAN_BYTES, Index, Place, SegmentSummary
+from .frame import CONTROL, FrameFault, JournalFrame, Scanner
+from .index import SPAN_BYTES, Index, IndexEntry, SegmentSummary
 from .segments import HEADER_BYTES, Segment, Segments
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What opening found. `cut_path` and `cut_offset` tell where a last, incomplete frame was cut off."""
+    """What opening found. `cut_path` and `cut_offset` say where a last, incomplete frame was cut off."""
 
     segments: int
     frames_scanned: int
@@ -30,7 +30,7 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class Extents:
-    """What the entries of one segment span, while it fills: channel number → (last id, bytes)."""
+    """The extent of each channel in one segment, while it fills: channel number → (last id, bytes)."""
 
     channels: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
@@ -39,17 +39,17 @@ class Extents:
 
 
 class Indexer:
-    """Decide which entries are worth an index entry: a channel's first after `SPAN_BYTES` of journal."""
+    """Decide which entries get an index entry: a channel's first after `SPAN_BYTES` of journal."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, int]] = {}
 
-    def place(self, channel: int, id: int, epoch: int, offset: int, earlier_timestamp: int) -> Place | None:
+    def entry_for(self, channel: int, id: int, epoch: int, offset: int, earlier_timestamp: int) -> IndexEntry | None:
         last_epoch, last_offset = self._last.get(channel, (-1, 0))
         if last_epoch == epoch and offset - last_offset < SPAN_BYTES:
             return None
         self._last[channel] = epoch, offset
-        return Place(id, epoch, offset, earlier_timestamp)
+        return IndexEntry(id, epoch, offset, earlier_timestamp)
 
 
 @dataclass(slots=True)
@@ -73,10 +73,10 @@ class Recovery:
         self._disk, self._segments, self._index = disk, segments, index
         self._state = Recovered()
         self._frames = 0
-        self._last_frame: Frame | None = None
+        self._last_frame: JournalFrame | None = None
 
     def run(self) -> Recovered:
-        """Raises `CorruptLog`, `FormatTooNew` and `OSError`."""
+        """Read the journal. Raises `CorruptLog`, `FormatTooNew` and `OSError`."""
         state = self._state
         loaded = self._segments.load()
         cut: tuple[str, int] | None = None
@@ -118,10 +118,10 @@ class Recovery:
         return True
 
     def _check_empty(self, segment: Segment, following: list[Segment]) -> tuple[str, int] | None:
-        """The spare holds no frame; make sure that none is lost there."""
+        """The segment holds no frame, as a spare; make sure that none is lost there."""
         scanner = self._scanner(segment, HEADER_BYTES)
         first = scanner.at(HEADER_BYTES, self._state.next_sequence)
-        damaged = scanner.found is Found.DAMAGE and first is None
+        damaged = scanner.found is FrameFault.DAMAGE and first is None
         before = self._state.current
         lost = following or (before is not None and before.epoch in self._state.sealed)
         if lost or scanner.at(HEADER_BYTES) or scanner.later_frame(HEADER_BYTES, self._state.next_sequence):
@@ -131,7 +131,7 @@ class Recovery:
         return (segment.path, HEADER_BYTES) if damaged else None
 
     def _skip(self, segment: Segment) -> bool:
-        """Trust the index about a segment that was full, if it knows it."""
+        """Take the summary of a full segment from the index, if it has one."""
         summary = self._index.summary(segment.epoch)
         if summary is None:
             return False
@@ -158,10 +158,10 @@ class Recovery:
             first = self._scanner(following[0], HEADER_BYTES).at(HEADER_BYTES)
             if first is not None and first.sequence != state.next_sequence:
                 raise _corrupt(segment, segment.end)
-        return (segment.path, segment.end) if found is Found.DAMAGE else None
+        return (segment.path, segment.end) if found is FrameFault.DAMAGE else None
 
-    def _apply(self, segment: Segment, frame: Frame) -> None:
-        """Count what the frame holds, as `Tally` does."""
+    def _apply(self, segment: Segment, frame: JournalFrame) -> None:
+        """Count the frame's entries by channel and let its control records take effect, as `SegmentStats` does."""
         spans: dict[int, list[int]] = {}  # channel: first id, last id, highest timestamp, bytes
         at = 0
         for channel, length, id, timestamp in frame.raw_rows():
@@ -173,29 +173,29 @@ class Recovery:
                 span[3] += length
             elif channel != CONTROL:
                 spans[channel] = [id, id, timestamp, length]
-            else:  # it may create or end channels: what comes before it counts before it
+            else:  # the record may create or drop channels: rows before it count before it
                 self._enter(segment, frame, spans)
                 spans.clear()
                 self._state.table.apply(frame.bodies[at : at + length])
             at += length
         self._enter(segment, frame, spans)
 
-    def _enter(self, segment: Segment, frame: Frame, spans: dict[int, list[int]]) -> None:
+    def _enter(self, segment: Segment, frame: JournalFrame, spans: dict[int, list[int]]) -> None:
         state = self._state
-        places: list[tuple[int, Place]] = []
+        entries: list[tuple[int, IndexEntry]] = []
         for channel, (first_id, last_id, highest, size) in spans.items():
             known = state.table.by_number.get(channel)
             earlier_timestamp = known.max_timestamp if known is not None else 0
-            place = state.indexer.place(channel, first_id, segment.epoch, frame.offset, earlier_timestamp)
-            if place is not None:
-                places.append((channel, place))
+            entry = state.indexer.entry_for(channel, first_id, segment.epoch, frame.offset, earlier_timestamp)
+            if entry is not None:
+                entries.append((channel, entry))
             state.table.advance(channel, last_id, highest)
             state.extents.add(channel, last_id, size)
-        if places:
-            self._index.add(places, (segment.epoch, frame.offset))
+        if entries:
+            self._index.add(entries, (segment.epoch, frame.offset))
 
     def _seal(self, segment: Segment) -> None:
-        """A later segment begins: what lies in this one is final."""
+        """A later segment begins: this one takes no more frames."""
         state = self._state
         if segment.epoch not in state.sealed:
             summary = SegmentSummary(
@@ -216,7 +216,7 @@ class Recovery:
             )
 
     def _settle_last_frame(self) -> None:
-        """Write the last frame again and sync: its sync may have failed, and then only this cache has it."""
+        """Write the last frame again and sync: its sync may have failed, and then only the page cache has it."""
         frame, current = self._last_frame, self._state.current
         if frame is not None and current is not None:
             content = self._disk.read(current.file, frame.size, frame.offset)

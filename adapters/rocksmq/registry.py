@@ -1,4 +1,4 @@
-"""The registry: the live channels of an owner, and the short lock under which ids are given out."""
+"""The registry: the live channels of an owner, and the short lock under which ids are assigned."""
 
 from __future__ import annotations
 
@@ -9,50 +9,51 @@ from itertools import groupby
 
 from ...runtime.errors import ChannelNotFound, Overloaded
 from ...runtime.wal import ChannelPolicy, Durability
-from .channels import CHANNEL_BYTES, LIFE_SHIFT, ChannelState
-from .live import Channel, TailBudget, channel_of
+from .channel_cache import LiveChannel, TailBudget, channel_of
+from .channels import CHANNEL_BYTES, INCARNATION_SHIFT, JournalledChannel
 from .pending import Row
 from .recovery import Recovered
 
 
 class Registry:
-    """Channels by name and by number. Whoever changes it, or a channel's `next_id`, holds `lock` until what follows
-    from it is queued with the journal: so the order of ids is the order of the log."""
+    """Channels by name and by number. A caller that changes it, or a channel's `next_id`, holds `lock` until what
+    follows from that is queued with the journal: so the order of ids is the order of the log."""
 
     def __init__(self, recovered: Recovered, tail_bytes: int, snapshot_bytes: int) -> None:
-        """`snapshot_bytes` is what channels may take in the snapshot that begins each segment. With the positions of
-        groups, their single acknowledgements and holds it may be four times as much."""
+        """`tail_bytes` bounds the tails of all channels. `snapshot_bytes` is what channels may take in the snapshot
+        that begins each segment; with the positions of groups, their single acknowledgements and holds it may be four
+        times as much."""
         table = self._table = recovered.table
         self._snapshot_bytes = 4 * snapshot_bytes
         self._room = snapshot_bytes - sum([CHANNEL_BYTES + len(state.name) for state in table.by_number.values()])
         self.lock = threading.Lock()
-        self.names: dict[str, Channel] = {}
-        self.by_number: dict[int, Channel] = {}
+        self.names: dict[str, LiveChannel] = {}
+        self.by_number: dict[int, LiveChannel] = {}
         self.boot = table.boot + 1
         self.budget = TailBudget(tail_bytes)
         self._next_number = table.next_number
         self._floor = table.floor
-        self._ephemeral_floor = self.boot << LIFE_SHIFT
+        self._ephemeral_floor = self.boot << INCARNATION_SHIFT
         for number, state in table.by_number.items():
             forgetful = state.policy.ephemeral or state.policy.acks is not Durability.ALL
-            base = self.boot << LIFE_SHIFT if forgetful else 0
+            base = self.boot << INCARNATION_SHIFT if forgetful else 0
             channel = channel_of(state, base, recovered.removed_to.get(number, state.floor))
             self.by_number[number] = self.names[state.name] = channel
 
-    def find(self, name: str) -> Channel:
-        """Raises `ChannelNotFound`."""
+    def find(self, name: str) -> LiveChannel:
+        """The channel of that name. Raises `ChannelNotFound`."""
         try:
             return self.names[name]
         except KeyError:
             raise ChannelNotFound(f"no channel {name}; create it first", channel=name) from None
 
-    def find_all(self, names: Sequence[str]) -> list[Channel]:
-        """Raises `ChannelNotFound`."""
+    def find_all(self, names: Sequence[str]) -> list[LiveChannel]:
+        """The channels of these names, in order. Raises `ChannelNotFound`."""
         return [channel or self.find(name) for channel, name in zip(map(self.names.get, names), names, strict=True)]
 
-    def add(self, name: str, policy: ChannelPolicy) -> tuple[Channel, ChannelState]:
-        """A channel that is yet to be created in the journal, and what to journal. Under the lock. Raises `Overloaded`
-        when the snapshot that begins each segment has no room for another one."""
+    def add(self, name: str, policy: ChannelPolicy) -> tuple[LiveChannel, JournalledChannel]:
+        """A channel that is yet to be created in the journal, and its state for the control record. Under the lock.
+        Raises `Overloaded` when the snapshot that begins each segment has no room for another channel."""
         self.check_snapshot()
         if self._room < CHANNEL_BYTES + len(name):
             raise Overloaded(
@@ -60,7 +61,7 @@ class Registry:
             )
         self._room -= CHANNEL_BYTES + len(name)
         floor = 0 if policy.ephemeral else self._floor
-        state = ChannelState(self._next_number, name, policy, floor, last_id=floor)
+        state = JournalledChannel(self._next_number, name, policy, floor, last_id=floor)
         channel = channel_of(state, self._ephemeral_floor if policy.ephemeral else 0, floor)
         channel.created = False
         self._next_number += 1
@@ -68,8 +69,8 @@ class Registry:
         return channel, state
 
     def check_snapshot(self) -> None:
-        """For what adds to the snapshot: channels, holds, positions of groups and their single acknowledgements. Raises
-        `Overloaded`. What removes, moves on or replaces is never refused."""
+        """To be called for all that adds to the snapshot: channels, holds, positions of groups and their single
+        acknowledgements. Raises `Overloaded`. What removes, moves on or replaces is never refused."""
         if self._table.size > self._snapshot_bytes:
             raise Overloaded(
                 f"channels, positions of groups, single acknowledgements and holds take {self._table.size} bytes, over"
@@ -78,8 +79,8 @@ class Registry:
                 limit="snapshot_bytes",
             )
 
-    def remove(self, channel: Channel) -> None:
-        """End a channel; one that comes later gives out higher ids. Under the lock."""
+    def remove(self, channel: LiveChannel) -> None:
+        """Remove a dropped channel; a later channel of the same name assigns higher ids. Under the lock."""
         channel.dropped = True
         self._room += CHANNEL_BYTES + len(channel.name)
         if self.names.get(channel.name) is channel:
@@ -97,7 +98,8 @@ class Registry:
             channel.wake()
 
     def deliver(self, numbers: Sequence[int], rows: Sequence[Row], size: int) -> None:
-        """Make visible what a commit made durable, in order: rows of these channels, payloads of `size` bytes."""
+        """Make visible what a commit made durable, in order: `rows` of the channels in `numbers`, with payloads of
+        `size` bytes together."""
         if numbers.count(numbers[0]) == len(numbers):
             only = self.by_number.get(numbers[0])
             self.budget.added({only: len(rows)}, size)

@@ -1,9 +1,9 @@
 """Plan the repair of a damaged journal: what is unreadable, what that loses, and how the files are to be written anew.
 
-Good frames stay as they are. The frames that are gone are replaced by empty ones, so that sequences and epochs have no
-gaps; where a snapshot is gone, one is made from what the rest tells. The ids that are lost are told by the ids around
-the damage, or by the rows of the damaged frames where these fit in without a flaw; they are recorded at the journal's
-end (`losses.py`), so no reader passes them in silence. `rebuild.py` carries the plan out.
+Good frames stay as they are. The frames that are lost are replaced by empty ones, so that sequences and epochs have no
+gaps; where a snapshot is lost, one is made from the rest of the journal. The ids that are lost follow from the ids
+around the damage, or from the rows of the damaged frames where these fit in without a flaw; they are recorded at the
+journal's end (`losses.py`), so no reader passes them in silence. `rebuild.py` carries the plan out.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ import msgpack
 from ...runtime.errors import CorruptLog
 from ...runtime.wal import ChannelPolicy
 from . import channels as records
-from .channels import ChannelState, ChannelTable
-from .frame import CONTROL, ROW_BYTES, Found, Frame
+from .channels import ChannelTable, JournalledChannel
+from .frame import CONTROL, ROW_BYTES, FrameFault, JournalFrame
 from .index_check import IndexCheck
+from .journal_survey import Gap, JournalSurvey, SegmentFile
 from .losses import accept as accept_losses
 from .losses import lost
-from .repair_plan import Damage, Filler, Kept, NewSegment, Plan
+from .repair_plan import Damage, Filler, Kept, NewSegment, RepairPlan
 from .segments import HEADER_BYTES, segment_name
-from .survey import Gap, SegmentFile, Survey
 from .verify import is_snapshot, verify
 
 CHANNEL_BITS = 32  # of a channel's number in a row
-MAX_LOST_LIVES = 1024  # how far the count of lives is moved on, as any lost frame may have begun one
+# How far the owner's incarnation number is moved on at most: each lost frame may have begun one.
+MAX_LOST_INCARNATIONS = 1024
 
 
-def plan(directory: str, survey: Survey, *, wall_ms: int, accept: bool = False) -> Plan:
+def plan(directory: str, survey: JournalSurvey, *, wall_ms: int, accept: bool = False) -> RepairPlan:
     """Read everything and say what there is to do; nothing is changed. With `accept`, readers may pass what is lost,
-    now and in earlier repairs. `wall_ms` is the time that the journal will give for it. Raises `CorruptLog` where not
-    one frame is readable, `FormatTooNew`, and `OSError`."""
+    now and in earlier repairs. `wall_ms` (milliseconds) is the time that the journal will give for the repair. Raises
+    `CorruptLog` where not one frame is readable, `FormatTooNew`, and `OSError`."""
     index = os.path.join(directory, "index")
-    found = Planner(survey, _durable_to(index), wall_ms).run(accept=accept)
+    found = RepairPlanner(survey, _durable_to(index), wall_ms).run(accept=accept)
     found.index_aside = os.path.isdir(index) and (bool(found.segments or found.aside) or not _index_agrees(directory))
     return found
 
@@ -47,7 +48,7 @@ def _index_agrees(directory: str) -> bool:
 
 
 def _durable_to(index: str) -> tuple[int, int]:
-    """What the index knows of the journal's end: nothing where it cannot be read."""
+    """The epoch and offset up to which the index knows the journal to be durable; 0, 0 where it cannot be read."""
     try:
         check = IndexCheck.open(index)
         if check is None:
@@ -60,28 +61,28 @@ def _durable_to(index: str) -> tuple[int, int]:
         return 0, 0
 
 
-class Planner:
+class RepairPlanner:
     """One pass over the journal; `run` once."""
 
-    def __init__(self, survey: Survey, durable_to: tuple[int, int], wall_ms: int) -> None:
+    def __init__(self, survey: JournalSurvey, durable_to: tuple[int, int], wall_ms: int) -> None:
         self._survey, self._durable_to, self._wall_ms = survey, durable_to, wall_ms
-        self._plan = Plan()
+        self._plan = RepairPlan()
         self._table = self._plan.table
         self._sequence: int | None = None
         self._last_ids: dict[int, int] = {}
         self._open: dict[int, tuple[Damage, int]] = {}  # channel → the damage that may have hit it, entries at most
         self._missing: list[NewSegment] = []  # before the next good frame
         self._pending: Damage | None = None  # at the end of the segment before, where frames may have been
-        self._torn = False  # there is something behind the last good frame of that segment
+        self._torn = False  # there are remains of a frame behind the last good frame of that segment
         self._filler: Filler | None = None  # the last one
-        self._from_the_start = any(segment.epoch == 1 for segment in survey.segments)  # retention took nothing
-        self._head: Filler | None = None  # with a snapshot in the place of the very first, until another has come
-        self._orphans: list[tuple[Filler, ChannelState]] = []  # channels that no record creates
-        self._told: dict[int, ChannelState] = {}  # channels as a record first told of them
+        self._from_the_start = any(segment.epoch == 1 for segment in survey.segments)  # retention removed nothing
+        self._head: Filler | None = None  # with a snapshot in place of the journal's first, until the next snapshot
+        self._orphans: list[tuple[Filler, JournalledChannel]] = []  # channels that no record creates
+        self._first_states: dict[int, JournalledChannel] = {}  # channels as the first record about them has them
         self._dropped: set[int] = set()
-        self._guessed: set[int] = set()  # channels in `_open` of which nothing tells how many entries they lost
+        self._guessed: set[int] = set()  # channels in `_open` for which the number of lost entries is only a bound
 
-    def run(self, *, accept: bool) -> Plan:
+    def run(self, *, accept: bool) -> RepairPlan:
         segments, found = self._survey.segments, self._plan.segments
         for place, segment in enumerate(segments):
             if place:
@@ -116,7 +117,7 @@ class Planner:
             new.source = None
             held = not last or self._durable_to[0] >= segment.epoch or bool(self._survey.frame_offsets(segment))
             self._lose_segment(
-                new, "the header is damaged and nothing tells the salt: no frame can be checked", held_frames=held
+                new, "the header is damaged and the salt is unknown: no frame can be checked", held_frames=held
             )
             return
         new.size = max(segment.size, segment.header.size)
@@ -138,7 +139,7 @@ class Planner:
             new.source = None
             self._lose_segment(new, "no frame of it can be read")
 
-    def _begin(self, new: NewSegment, segment: SegmentFile, frame: Frame) -> None:
+    def _begin(self, new: NewSegment, segment: SegmentFile, frame: JournalFrame) -> None:
         if segment.header_damaged:
             self._plan.damages.append(
                 Damage(segment.path, 0, HEADER_BYTES, "the header; the frames prove how it was", 0)
@@ -149,16 +150,16 @@ class Planner:
 
     def _gap(self, segment: SegmentFile, gap: Gap) -> None:
         if gap.end == HEADER_BYTES or gap.lost == 0:
-            return  # frames before this segment, of which its first frame tells; or no frames
+            return  # frames before this segment, which its first frame shows to be missing; or no frames
         damage = Damage(segment.path, gap.offset, gap.end, "damaged frames", gap.lost)
         self._plan.damages.append(damage)
         self._read_damaged(segment, damage)
 
     def _look_behind(self, segment: SegmentFile, end: int) -> None:
-        """There may have been more frames at the segment's end: the next good one tells, or the index."""
+        """There may have been more frames at the segment's end: the next good frame shows it, or the index."""
         epoch, offset = self._durable_to
         scanner = self._survey.scanner(segment, end)
-        self._torn = scanner.at(end, self._sequence) is None and scanner.found is Found.DAMAGE
+        self._torn = scanner.at(end, self._sequence) is None and scanner.found is FrameFault.DAMAGE
         damage = Damage(segment.path, end, segment.size, "damaged frames at the end of the segment")
         if epoch == segment.epoch and offset > end:
             damage.end = offset
@@ -167,8 +168,8 @@ class Planner:
         else:
             self._pending = damage
 
-    def _bridge(self, new: NewSegment, frame: Frame, *, snapshot: bool = False) -> None:
-        """Fill the place between the last good frame and this one, with `snapshot` the segment's first frame, too."""
+    def _bridge(self, new: NewSegment, frame: JournalFrame, *, snapshot: bool = False) -> None:
+        """Fill the gap between the last good frame and this one, with `snapshot` the segment's first frame, too."""
         pending, self._pending = self._pending, None
         torn, self._torn = self._torn, False
         headless = False
@@ -182,7 +183,7 @@ class Planner:
         if gap < len(self._missing) + snapshot:
             raise CorruptLog(f"{new.path} does not follow the segment before it", path=new.path, offset=frame.offset)
         places = [*self._missing, *([new] if snapshot or new.pieces else [])]
-        if gap and torn:  # written anew, too: what is left of the frames would look like damage again
+        if gap and torn:  # written anew, too: the remains of the frames would look like damage again
             next(each for each in reversed(self._plan.segments) if each not in self._missing).changed = True
         if gap and pending is not None and (torn or not places):
             pending.frames = gap if not places else None
@@ -195,21 +196,21 @@ class Planner:
         for place in places if gap else ():
             count = gap if place is places[-1] else 1
             begins = place in self._missing or (snapshot and place is new)
-            self._filler = Filler(sequence, count, self._picture() if begins else None)
+            self._filler = Filler(sequence, count, self._snapshot_table() if begins else None)
             place.fill(self._filler)
             sequence, gap = sequence + count, gap - count
             self._head = self._filler if headless else self._head
         self._missing.clear()
 
     def _give_up_missing(self) -> None:
-        """Segments with nothing to read before the first good frame, or behind the last, get no successor: the journal
+        """Segments with nothing to read before the first good frame, or behind the last, are not replaced: the journal
         begins behind them, as if retention had gone on, or ends before them."""
         self._plan.aside += [segment.path for segment in self._missing if os.path.exists(segment.path)]
         self._missing.clear()
 
-    def _picture(self) -> ChannelTable:
-        """The table for a made-up snapshot. What lies before it counts as written now: as retention goes by that time,
-        an earlier one would take it too soon."""
+    def _snapshot_table(self) -> ChannelTable:
+        """The table for a made-up snapshot. What lies before it counts as written now: retention goes by that time, and
+        with an earlier one would remove it too soon."""
         table = copy.deepcopy(self._table)
         table.wall_ms = self._wall_ms
         return table
@@ -220,7 +221,7 @@ class Planner:
 
     # ---- what is in the frames ---------------------------------------------------------------------------------------
 
-    def _frame(self, frame: Frame) -> None:
+    def _frame(self, frame: JournalFrame) -> None:
         self._sequence = frame.sequence + 1
         at = 0
         for number, length, id, timestamp in frame.raw_rows():
@@ -237,7 +238,7 @@ class Planner:
         kind, *arguments = cast("list[Any]", msgpack.unpackb(body))
         if kind == "create":
             self._drop_namesakes(arguments[0])
-            self._told.setdefault(arguments[0], copy.deepcopy(self._table.by_number[arguments[0]]))
+            self._first_states.setdefault(arguments[0], copy.deepcopy(self._table.by_number[arguments[0]]))
         elif kind == "drop":
             self._dropped.add(arguments[0])
             self._open.pop(arguments[0], None)
@@ -245,7 +246,7 @@ class Planner:
             self._snapshot(before)
 
     def _drop_namesakes(self, created: int) -> None:
-        """A name belongs to one channel: where another still has it, the record that dropped that one is lost."""
+        """A name belongs to one channel: where another still has it, the record that dropped the other is lost."""
         name = self._table.by_number[created].name
         for number in [each for each, state in self._table.by_number.items() if state.name == name and each != created]:
             if self._filler is not None:
@@ -255,15 +256,15 @@ class Planner:
                 self._open.pop(number, None)
 
     def _snapshot(self, before: set[int]) -> None:
-        """The table was told as a whole, with the last id of each channel."""
+        """A snapshot has replaced the table, with the last id of each channel; `before` are the channels until then."""
         if self._head is not None and (made_up := self._head.table) is not None:
             made_up.boot, made_up.floor = self._table.boot, self._table.floor
             for number in self._table.by_number.keys() - before:
                 made_up.by_number[number] = copy.deepcopy(self._table.by_number[number])
         for number, state in self._table.by_number.items():
-            self._told.setdefault(number, copy.deepcopy(state))
-            told_before = bool(before) or self._from_the_start
-            if number not in before and told_before and self._head is None and self._plan.damages:
+            self._first_states.setdefault(number, copy.deepcopy(state))
+            known_before = bool(before) or self._from_the_start
+            if number not in before and known_before and self._head is None and self._plan.damages:
                 self._open[number] = self._plan.damages[-1], 0  # it was created where the damage is
                 self._last_ids[number] = state.floor
             self._close(number, state.last_id + 1)
@@ -275,7 +276,7 @@ class Planner:
     def _entry(self, number: int, id: int) -> None:
         if number not in self._table.by_number and number not in self._dropped and self._filler is not None:
             floor = id - 1 if self._head is not None else min(self._table.floor, id - 1)
-            state = ChannelState(number, _unnamed(number), ChannelPolicy(retention_s=None), floor, last_id=floor)
+            state = JournalledChannel(number, _unnamed(number), ChannelPolicy(retention_s=None), floor, last_id=floor)
             self._orphans.append((self._head or self._filler, copy.deepcopy(state)))
             self._table.by_number[number] = state
             self._table.next_number = max(self._table.next_number, number + 1)
@@ -285,7 +286,7 @@ class Planner:
         self._last_ids[number] = id
 
     def _close(self, number: int, next_id: int) -> None:
-        """The channel goes on with `next_id`: what lies between is lost."""
+        """The channel goes on with `next_id`: the ids between its last and that are lost."""
         opened = self._open.pop(number, None)
         self._guessed.discard(number)
         if opened is not None and next_id > (first := self._last(number) + 1):
@@ -296,8 +297,8 @@ class Planner:
         return self._last_ids.get(number, state.floor if state is not None else 0)
 
     def _open_all(self, damage: Damage, rows: int = 0) -> None:
-        """Nobody can tell which channels a damage hit: each may have lost as many entries as there was room for, or
-        as there were `rows`, where that is known."""
+        """It is unknown which channels a damage hit: each may have lost as many entries as there was room for, or as
+        there were `rows`, where that is known."""
         room = rows or max((damage.end - damage.offset) // ROW_BYTES, damage.frames or 1)
         for number, state in self._table.by_number.items():
             if not state.policy.ephemeral:
@@ -308,49 +309,49 @@ class Planner:
     # ---- what is in damaged frames -----------------------------------------------------------------------------------
 
     def _read_damaged(self, segment: SegmentFile, damage: Damage, *, to_the_end: bool = False) -> None:
-        """Believe the rows of damaged frames if all of them are there and each can only be what it says. `to_the_end`:
-        where the last one ends is not known, how many there are is."""
-        told: dict[int, int] = {}
+        """Believe the rows of damaged frames if all frames are there and each row can only be what it says.
+        `to_the_end`: where the last frame ends is not known, but how many there are is."""
+        last_ids: dict[int, int] = {}
         count, rows, reached, believed = 0, 0, damage.offset, True
-        for frame in self._as_it_seems(segment, damage):
+        for frame in self._unverified_frames(segment, damage):
             count, rows, reached = count + 1, rows + len(frame.table) // ROW_BYTES, frame.end
-            believed = believed and self._read_rows(frame, told)
+            believed = believed and self._read_rows(frame, last_ids)
         whole = count > 0 and count == (damage.frames or count)
         if not (believed and whole and (to_the_end or reached == damage.end)):
             self._open_all(damage, rows if whole and reached == damage.end else 0)
             return
         damage.frames, damage.end = count, reached
-        for number, last_id in told.items():
+        for number, last_id in last_ids.items():
             first, bound = self._open.get(number, (damage, 0))
             self._open[number] = first, max(bound, last_id - self._last(number))
 
-    def _read_rows(self, frame: Frame, told: dict[int, int]) -> bool:
-        """Note in `told` how far each channel went in a damaged frame; False if any row cannot be believed."""
+    def _read_rows(self, frame: JournalFrame, last_ids: dict[int, int]) -> bool:
+        """Note in `last_ids` how far each channel went in a damaged frame; False if any row cannot be believed."""
         at = 0
         for number, length, id, _ in frame.raw_rows():
             body, at = frame.bodies[at : at + length], at + length
             if number == CONTROL:
                 if not _is_record(body):
                     return False
-            elif not self._comes_next(number, id, told) or any(
-                self._comes_next(number ^ 1 << bit, id, told) for bit in range(CHANNEL_BITS)
+            elif not self._comes_next(number, id, last_ids) or any(
+                self._comes_next(number ^ 1 << bit, id, last_ids) for bit in range(CHANNEL_BITS)
             ):
                 return False
             else:
-                told[number] = id
+                last_ids[number] = id
         return True
 
-    def _comes_next(self, number: int, id: int, told: dict[int, int]) -> bool:
-        """Whether the channel may go on with `id`: behind all that is known, and all that was lost before it."""
+    def _comes_next(self, number: int, id: int, last_ids: dict[int, int]) -> bool:
+        """Whether the channel may go on with `id`: behind all ids that are known, and all that were lost before it."""
         if number not in self._table.by_number:
             return False
-        if number in told:
-            return id == told[number] + 1
+        if number in last_ids:
+            return id == last_ids[number] + 1
         _, bound = self._open.get(number, (None, 0))
         return 0 < id - self._last(number) <= bound + 1
 
-    def _as_it_seems(self, segment: SegmentFile, damage: Damage) -> Iterator[Frame]:
-        """Damaged frames one after another, as their headers tell."""
+    def _unverified_frames(self, segment: SegmentFile, damage: Damage) -> Iterator[JournalFrame]:
+        """Damaged frames one after another, as their headers describe them."""
         offset, left = damage.offset, damage.frames
         while offset < damage.end and left != 0:
             frame = self._survey.unverified(segment, offset)
@@ -362,7 +363,7 @@ class Planner:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def _end(self, last: NewSegment, *, accept: bool) -> None:
-        """Note at the journal's end what is lost; files behind it leave their place."""
+        """Note at the journal's end what is lost; segment files behind it are moved aside."""
         epoch, _ = self._durable_to
         if epoch > max(segment.epoch for segment in self._plan.segments):
             path = os.path.join(os.path.dirname(last.path), segment_name(epoch))
@@ -377,9 +378,9 @@ class Planner:
                 if number in self._guessed:
                     damage.at_most.add(number)
         written: list[bytes] = []
-        lost_frames = sum(MAX_LOST_LIVES if each.frames is None else each.frames for each in self._plan.damages)
+        lost_frames = sum(MAX_LOST_INCARNATIONS if each.frames is None else each.frames for each in self._plan.damages)
         if lost_frames:
-            written.append(records.boot(self._table.boot + min(lost_frames, MAX_LOST_LIVES)))
+            written.append(records.boot(self._table.boot + min(lost_frames, MAX_LOST_INCARNATIONS)))
         if losses := self._plan.losses:
             written.append(lost(losses, self._wall_ms))
         earlier = [loss for state in self._table.by_number.values() for loss in state.losses]
@@ -390,28 +391,28 @@ class Planner:
             last.fill(Filler(self._sequence, 1, None, written))
 
     def _adopt_orphans(self) -> None:
-        """Create channels whose creation was lost, with name and policy where a later record tells them."""
+        """Create channels whose creation was lost, with name and policy where a later record has them."""
         for filler, found in self._orphans:
-            state = copy.deepcopy(self._told.get(found.number, found))
+            state = copy.deepcopy(self._first_states.get(found.number, found))
             state.floor, state.last_id, state.max_timestamp, state.losses = found.floor, found.floor, 0, ()
             if filler.table is not None:
                 filler.table.by_number[found.number] = state
                 filler.table.next_number = max(filler.table.next_number, found.number + 1)
             else:
                 filler.records.append(records.create(state))
-        self._plan.names = {number: state.name for number, state in self._told.items()}
+        self._plan.names = {number: state.name for number, state in self._first_states.items()}
         self._plan.names |= {number: state.name for number, state in self._table.by_number.items()}
 
 
 def _is_record(body: memoryview) -> bool:
-    """Whether these bytes say something about channels: in a damaged frame the row may belong to anything."""
+    """Whether these bytes are a control record: in a damaged frame a row of channel 0 may be of any channel."""
     try:
         ChannelTable().apply(body)
-    except Exception:  # whatever bytes that are no such record make msgpack and the table raise
+    except Exception:  # for bytes that are no such record, msgpack and the table may raise anything
         return False
     return True
 
 
 def _unnamed(number: int) -> str:
-    """The name of a channel whose own was lost."""
+    """The name for a channel whose own name was lost."""
     return f"recovered-{number}"

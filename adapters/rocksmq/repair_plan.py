@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .channels import ChannelTable
+from .journal_survey import SegmentFile
 from .segments import HEADER_BYTES
-from .survey import SegmentFile
 
 
 @dataclass(slots=True)
 class Damage:
-    """One place: bytes `offset` to `end` of a file are unreadable, `frames` frames are gone (None: nobody can tell),
-    and with them ids of `channels`, by number. Of channels in `at_most` nothing tells whether any entry was there: so
-    many there was room for."""
+    """One damaged range: bytes `offset` to `end` of a file are unreadable, `frames` frames are lost (None: unknown how
+    many), and with them ranges of ids of `channels`, by number. For channels in `at_most` it is unknown whether any
+    entry was there: the range is as large as there was room for."""
 
     path: str
     offset: int
@@ -34,7 +34,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Filler:
-    """`count` frames in the place of lost ones. The first carries `table` as a snapshot, the last the `records`."""
+    """`count` frames in place of lost ones. The first carries `table` as a snapshot, the last the `records`."""
 
     sequence: int
     count: int
@@ -44,8 +44,8 @@ class Filler:
 
 @dataclass(slots=True, eq=False)
 class NewSegment:
-    """A segment to be written anew. `source` is the file it comes from; None: it was missing, or nothing of it counts.
-    `changed`: it differs from what is there."""
+    """A segment to be written anew. `source` is the file that it comes from; None: it was missing, or nothing of it
+    counts. `changed`: it differs from the file on the disk."""
 
     epoch: int
     path: str
@@ -68,8 +68,8 @@ class NewSegment:
 
 
 @dataclass(slots=True)
-class Plan:
-    """What `repair` will do. `aside` are the files that leave their place and get no successor."""
+class RepairPlan:
+    """What `repair` will do. `aside` are the files that are moved aside and not replaced."""
 
     damages: list[Damage] = field(default_factory=list[Damage])
     segments: list[NewSegment] = field(default_factory=list[NewSegment])
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def stops_readers(self) -> bool:
-        """Whether readers end with `PositionLost` at what is lost, now or earlier, unless that is accepted."""
+        """Whether readers end with `PositionLost` at ids that are lost, now or earlier, and not accepted."""
         earlier = (loss for state in self.table.by_number.values() for loss in state.losses)
         return bool(self.losses) or not all(loss.accepted for loss in earlier)
 

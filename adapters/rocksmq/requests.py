@@ -1,4 +1,4 @@
-"""What the owner answers to each request of the socket protocol, which `runtime/remote.py` describes."""
+"""The owner's answer to each request of the socket protocol, which `runtime/remote.py` describes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...runtime.remote import (
     ROW,
     VERSION,
     WAIT_LIMIT_S,
-    Frame,
+    ProtocolFrame,
     appends_in,
     decode_policy,
     decode_start,
@@ -28,15 +28,15 @@ from ...runtime.remote import (
 from ...runtime.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload
 from .channels import encode_id
 from .connection import Connection
-from .reader import Reader, Source
+from .reader import Reader, ReaderSource
 from .temporary import TemporaryChannels
 
-NUMBERS = 1 << 63  # of appends; those behind the last of a request still have a form in msgpack
+NUMBERS = 1 << 63  # of appends: below it, and so are the numbers behind the last of a request in what msgpack can hold
 
 _log = logging.getLogger(__name__)
 
 
-class Served(Source, Protocol):
+class Served(ReaderSource, Protocol):
     """What the server asks of the store."""
 
     async def channels(self) -> list[str]: ...
@@ -63,13 +63,13 @@ class Served(Source, Protocol):
 
     def wake(self) -> None: ...
 
-    def stand_down(self) -> None:
-        """Begin to let go of the directory. Raises `DirectoryInUse`."""
+    def request_yield(self) -> None:
+        """Begin to yield the directory. Raises `DirectoryInUse`."""
         ...
 
 
-class Groups(Protocol):
-    """Who answers what concerns consumer groups. All calls come from the server's loop."""
+class GroupRequests(Protocol):
+    """What answers the requests of consumer groups. All calls come from the server's loop."""
 
     async def answer(self, connection_id: int, method: str, arguments: Sequence[object]) -> object: ...
 
@@ -79,14 +79,14 @@ class Groups(Protocol):
 
 
 class Requests:
-    """Answers what needs no waiting at once, the rest in tasks of the connection."""
+    """Answers requests without waiting at once, the others in tasks of the connection."""
 
-    def __init__(self, store: Served, groups: Groups | None, boot: int, frame_bytes: int) -> None:
+    def __init__(self, store: Served, groups: GroupRequests | None, boot: int, frame_bytes: int) -> None:
         self._store, self._groups = store, groups
         self._temporary = TemporaryChannels(self._drop_temporary)
         self._greeting = {"boot": boot, "frame_bytes": frame_bytes}
 
-    def handle(self, connection: Connection, frame: Frame) -> None:
+    def handle(self, connection: Connection, frame: ProtocolFrame) -> None:
         """Answer one request. Appends reach the log in the order of these calls."""
         try:
             message = unpack(frame.head)
@@ -112,7 +112,9 @@ class Requests:
             if self._groups is not None:
                 self._groups.disconnected(connection.number)
 
-    def _answer(self, connection: Connection, seq: int, method: str, arguments: list[object], frame: Frame) -> None:
+    def _answer(
+        self, connection: Connection, seq: int, method: str, arguments: list[object], frame: ProtocolFrame
+    ) -> None:
         if not connection.greeted:
             self._greet(connection, seq, method, arguments)
         elif method in ("append", "appends"):
@@ -151,7 +153,9 @@ class Requests:
             case _:
                 connection.refuse(seq, InvalidRequest("hello takes a version, a client id of 16 bytes, and a token"))
 
-    def _append(self, connection: Connection, seq: int, method: str, arguments: list[object], frame: Frame) -> None:
+    def _append(
+        self, connection: Connection, seq: int, method: str, arguments: list[object], frame: ProtocolFrame
+    ) -> None:
         client = connection.client
         if not client:
             raise InvalidRequest("a client that appends needs an id")
@@ -190,7 +194,7 @@ class Requests:
             case ["latest_id", str(channel)]:
                 return self._store.find(channel).latest_id
             case ["stand_down"]:
-                return self._store.stand_down()
+                return self._store.request_yield()
             case _:
                 raise _unfit(method)
 
@@ -226,7 +230,8 @@ class Requests:
                 return None
 
     async def _drop_temporary(self, channel: str) -> None:
-        """Drop what a client that is gone has created, unless that was refused because another channel has the name."""
+        """Drop a channel of a client that is gone, unless its creation was refused: another channel may have its
+        name."""
         with contextlib.suppress(ChannelNotFound):
             if self._store.find(channel).policy.temporary:
                 await self._store.drop_channel(channel)
@@ -236,7 +241,7 @@ class Requests:
         return [encode_policy(info.policy), info.first_id, info.latest_id]
 
     def _fixed(self, channel: str, start: list[object]) -> list[object]:
-        """Where "latest" is as the request arrives: appends that come behind it on the connection are to be read."""
+        """`start` with "latest" fixed as the request arrives: appends behind it on the connection are to be read."""
         return ["next", encode_id(self._store.find(channel).visible_to + 1)] if start == ["latest"] else start
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -271,7 +276,7 @@ class Requests:
         return kept or Reader(self._store, channel, where)
 
     async def _collect(self, connection: Connection, reader: Reader) -> Sequence[Entry]:
-        """What there is, about as much as an answer takes."""
+        """The entries that there are, about as many as an answer takes."""
         async with connection.turn:
             await connection.room()
             entries = await reader.poll()
@@ -286,7 +291,7 @@ class Requests:
 
 
 def _is_request(message: Any) -> bool:
-    """By types, because patterns take longer than all else that is done for a small append."""
+    """Whether the message is a request: by types, because patterns take longer than the rest of a small append."""
     if type(message) is not list:
         return False
     items = cast("list[Any]", message)
@@ -297,7 +302,7 @@ async def _packed(seq: int, work: Coroutine[object, object, object]) -> list[Pay
     return encode([seq, "ok", await work])
 
 
-def _with_entries(arguments: list[object], frame: Frame) -> list[object]:
+def _with_entries(arguments: list[object], frame: ProtocolFrame) -> list[object]:
     """The arguments with the entries of the frame in place of their channels."""
     if not len(frame.rows):
         if len(frame.payloads):
@@ -317,10 +322,10 @@ def _seq(arguments: list[object]) -> int:
             raise _unfit("cancel")
 
 
-def _policy(picture: dict[str, Any]) -> ChannelPolicy:
-    """Raises `InvalidRequest` for a picture of none."""
+def _policy(fields: dict[str, Any]) -> ChannelPolicy:
+    """The policy of a request. Raises `InvalidRequest` for fields that are none."""
     try:
-        policy = decode_policy(picture)
+        policy = decode_policy(fields)
     except (ValueError, TypeError):
         raise InvalidRequest("the request names no policy that this owner knows") from None
     numbers = (policy.max_message_bytes, policy.ephemeral_bytes, policy.retention_bytes or 0)

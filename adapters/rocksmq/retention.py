@@ -1,8 +1,9 @@
-"""Retention: which of the oldest segments nobody needs any more.
+"""Retention: which of the oldest segments are not needed any more.
 
-A segment goes when every entry of every channel in it is expired by time or size, truncated, acknowledged (where the
-channel's policy says so), or of a dropped channel, and no holder needs any of them. Segments go oldest first, so the
-journal stays one run without gaps. Time and size rule over groups that do not acknowledge: those are cut off.
+A segment is removed when every entry of every channel in it is expired by time or size, truncated, acknowledged (where
+the channel's policy says so), or of a dropped channel, and no holder needs any of them. The oldest segments are removed
+first, so the journal stays one run without gaps. Time and size rule over groups that do not acknowledge: those are cut
+off.
 
 No step of the wall clock makes entries old: see `Ages`.
 """
@@ -14,11 +15,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from ...runtime.clock import Clock
+from .channel_cache import LiveChannel
 from .channels import ChannelTable
 from .index import Index, SegmentSummary
 from .journal import Journal
-from .live import Channel
-from .measures import Measures
+from .metrics import RocksMQMetrics
 from .registry import Registry
 from .segments import Segments
 
@@ -30,10 +31,10 @@ _log = logging.getLogger(__name__)
 class Ages:
     """How long segments have been full, at least.
 
-    Of those that were filled in this life the monotonic clock says so. For the others the wall clock has to say how
-    long the log was closed. It may be wrong, for a second or since the machine was started, so the log has a time of
-    its own: from where the journal ends it goes on with the monotonic clock. A wall clock that is ahead of it is
-    believed when that has lasted for `STEP_LASTS_S`.
+    For segments that this incarnation of the owner filled, by the monotonic clock. For the others the wall clock has to
+    say how long the log was closed. It may be wrong, for a second or since the machine was started, so the log has a
+    time of its own: from where the journal ends it goes on with the monotonic clock. A wall clock that is ahead of it
+    is believed when that has lasted for `STEP_LASTS_S`.
     """
 
     def __init__(self, clock: Clock, table: ChannelTable) -> None:
@@ -45,7 +46,7 @@ class Ages:
         self.observe()
 
     def observe(self) -> None:
-        """Look at the wall clock."""
+        """Compare the log's time with the wall clock, and move it on where the wall clock is believed."""
         now = self._clock.monotonic()
         self._table.log_ms = int(self._log_time(now))
         ahead_ms = self._clock.wall_ms() - self._log_time(now)
@@ -58,7 +59,7 @@ class Ages:
             self._ahead_ms = 0.0
 
     def of(self, summary: SegmentSummary) -> float:
-        """The age of a full segment, ms."""
+        """The age of a full segment, in milliseconds."""
         now = self._clock.monotonic()
         if summary.sealed_at is not None:
             return (now - summary.sealed_at) * 1000
@@ -79,14 +80,14 @@ class Retention:
         registry: Registry,
         *,
         clock: Clock,
-        measures: Measures,
+        metrics: RocksMQMetrics,
     ) -> None:
         self._journal, self._segments, self._index, self._registry = journal, segments, index, registry
-        self._ages, self._measures = Ages(clock, journal.table), measures
+        self._ages, self._metrics = Ages(clock, journal.table), metrics
         self._lock = threading.Lock()
 
     def apply(self) -> int:
-        """Give back the segments that may go; how many."""
+        """Remove the segments that may be removed; how many."""
         with self._lock:
             sealed = sorted(self._journal.sealed.copy().items())
             channels = self._registry.by_number.copy()
@@ -102,30 +103,31 @@ class Retention:
             channel = self._registry.by_number.get(number)
             if channel is not None and last_id > channel.removed_to:
                 before, channel.removed_to = channel.removed_to, last_id
-                self._tell_cut_off(channel, before)
+                self._report_cut_off(channel, before)
         try:
             self._segments.recycle_first()
         finally:
-            if not self._segments.holds(epoch):  # else it is tried again
+            if not self._segments.holds(epoch):  # else the removal is tried again
                 del self._journal.sealed[epoch]
                 self._index.forget(epoch, list(summary.channels))
-                self._measures.removed(summary.end)
+                self._metrics.removed(summary.end)
 
-    def _tell_cut_off(self, channel: Channel, before: int) -> None:
-        """Report the groups that lose entries now and lost none when `before` was removed."""
+    def _report_cut_off(self, channel: LiveChannel, before: int) -> None:
+        """Report the groups that lose entries now and lost none while ids up to `before` were removed."""
         for group, progress in channel.groups.copy().items():
             if before <= int.from_bytes(progress.acked_to, "big") < channel.removed_to:
                 _log.warning("retention cut group %s off in channel %s: it was too far behind", group, channel.name)
-                self._measures.cut_off()
+                self._metrics.cut_off()
 
 
 def expendable(
     sealed: Sequence[tuple[int, SegmentSummary]],
     current: Mapping[int, tuple[int, int]],
-    channels: Mapping[int, Channel],
+    channels: Mapping[int, LiveChannel],
     age_ms: Callable[[SegmentSummary], float],
 ) -> list[int]:
-    """The epochs that may go, oldest first. `current` are the extents of the segment in use."""
+    """The epochs of the segments that may be removed, oldest first. `sealed` are the full segments by epoch, `current`
+    the extents of the segment in use; `age_ms` gives the age of a full segment in milliseconds."""
     gone: list[int] = []
     for place, (epoch, summary) in enumerate(sealed):
         age = age_ms(summary)
@@ -138,9 +140,9 @@ def expendable(
     return gone
 
 
-def _may_go(channel: Channel, last_id: int, age_ms: float, later: Sequence[Mapping[int, tuple[int, int]]]) -> bool:
-    """Whether nobody needs the channel's entries up to `last_id`, the newest of which has at least that age. What
-    costs most is looked at last: this runs twice a second, however idle the log is."""
+def _may_go(channel: LiveChannel, last_id: int, age_ms: float, later: Sequence[Mapping[int, tuple[int, int]]]) -> bool:
+    """Whether the channel's entries up to `last_id`, the newest of which has at least that age, are not needed. The
+    most expensive check comes last: this runs twice a second, however idle the log is."""
     if last_id >= channel.kept_from:
         return False
     if last_id < channel.truncated_to or last_id <= channel.done_to:

@@ -2,11 +2,11 @@
 
 A segment is a 4 KiB header (version, epoch, salt, size, checksum) and room for frames, filled with zeros before its
 first use: a sync of a file that grows, or of blocks never written, costs a metadata commit each time. Epochs count up
-over the whole life of the directory and are part of the file's name; a recycled file gets a new epoch and a new salt.
-A segment takes its final name only when all this is durable.
+as long as the directory exists and are part of the file's name; a recycled file gets a new epoch and a new salt. A
+segment takes its final name only when all this is durable.
 
-One such file more is kept in reserve: where the disk has no space for the next segment, it becomes that, for control
-records alone (`short`), and data is refused until there is space for another.
+One more such file is kept in reserve: where the disk has no space for the next segment, the reserve becomes it, for
+control records alone (`short`), and data is refused until there is space for another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAGIC = b"TIDEWAL\n"
 
 
 class Header(NamedTuple):
-    """What a segment says of itself."""
+    """The header of a segment file. `size` is that of the whole file."""
 
     version: int
     epoch: int
@@ -81,7 +81,7 @@ class Segments:
         self._spare_limit = spares
         self._live: dict[int, Segment] = {}
         self._spare: Segment | None = None
-        self._wanted = 0  # bytes that the next segment must have, if that is more than usual
+        self._wanted = 0  # bytes that the next segment must have, where that is more than usual
         self._recyclable: list[str] = []
         self._reserved = False
         self.short: OSError | None = None  # why the reserve is in use, or could not be made
@@ -95,8 +95,8 @@ class Segments:
     # ---- opening -----------------------------------------------------------------------------------------------------
 
     def load(self) -> list[Segment]:
-        """Open what is there, oldest first; the last ones may hold no frames yet. Raises `CorruptLog` for a damaged
-        header or a missing segment, `FormatTooNew`."""
+        """Open the segments in the directory, oldest first; the last ones may hold no frames yet. Raises `CorruptLog`
+        for a damaged header or a missing segment, `FormatTooNew`."""
         found: list[Segment] = []
         for name in sorted(self._disk.names(self.directory)):
             path = os.path.join(self.directory, name)
@@ -146,7 +146,7 @@ class Segments:
             self._disk.remove(path)
 
     def _fits(self, path: str) -> bool:
-        """Whether it has the size of segments to come."""
+        """Whether the file has the size of new segments."""
         file = self._disk.open(path)
         size = self._disk.size(file)
         self._disk.close(file)
@@ -162,6 +162,7 @@ class Segments:
 
     @property
     def wants_spare(self) -> bool:
+        """Whether there is no next segment, or one that is too small."""
         spare = self._spare
         return spare is None or spare.size < self._wanted
 
@@ -171,8 +172,8 @@ class Segments:
         return not self.wants_spare and self._reserved
 
     def prepare_spare(self, from_reserve: bool = False) -> None:
-        """Make the next segment ready, in the place of one that is too small; where that fails and the reserve may be
-        taken, of the reserve. Slow. One thread at a time prepares. Raises `OSError`, having changed nothing that
+        """Make the next segment ready, in place of one that is too small; where that fails, and `from_reserve` allows
+        it, from the reserve. Slow. One thread at a time prepares. Raises `OSError`, having changed nothing that
         counts."""
         with self._lock:  # a spare that is about to be replaced must not come into use
             too_small, self._spare = self._spare, None
@@ -195,7 +196,7 @@ class Segments:
             self._disk.close(too_small.file)
 
     def prepare_reserve(self) -> None:
-        """Make the reserve ready, unless it is. As `prepare_spare`."""
+        """Make the reserve ready, unless it is. Slow; only on the thread that prepares. Raises `OSError`."""
         if self._reserved or self.wants_spare:
             return
         try:
@@ -206,7 +207,7 @@ class Segments:
         self._reserved, self.short = True, None
 
     def _take_reserve(self, why: OSError) -> int:
-        """The reserve as what is being prepared. `why`: no other file can be."""
+        """Make the reserve the file that is being prepared. `why`: the error for which there is no other file."""
         path = os.path.join(self.directory, RESERVE)
         file = self._disk.open(path)
         try:
@@ -218,9 +219,9 @@ class Segments:
         return file
 
     def _prepare(self, size: int) -> int:
-        """A file of that size whose blocks were written before, open, not named yet."""
+        """An open file of that size whose blocks were written before, without its final name."""
         preparing = os.path.join(self.directory, PREPARING)
-        recycled = size == self._segment_bytes and self._claim_recyclable(preparing)
+        recycled = size == self._segment_bytes and self._take_recyclable(preparing)
         if not recycled and self._disk.free_bytes(self.directory) < size:  # fill up nothing in vain
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), preparing)
         file = self._disk.open(preparing, create=not recycled)
@@ -233,7 +234,7 @@ class Segments:
         return file
 
     def _make_reserve(self, file: int) -> None:
-        """Make what is prepared the reserve."""
+        """Make the prepared file the reserve."""
         try:
             self._rename_prepared(RESERVE)
         except BaseException:
@@ -242,7 +243,7 @@ class Segments:
         self._disk.close(file)
 
     def _make_spare(self, file: int, size: int) -> Segment:
-        """Make what is prepared the next segment."""
+        """Make the prepared file the next segment."""
         epoch = max(self._live, default=0) + 1
         try:
             salt = int.from_bytes(os.urandom(8), "little")
@@ -265,7 +266,7 @@ class Segments:
         with contextlib.suppress(OSError):
             self._disk.remove(os.path.join(self.directory, PREPARING))
 
-    def _claim_recyclable(self, target: str) -> bool:
+    def _take_recyclable(self, target: str) -> bool:
         with self._lock:
             path = self._recyclable.pop() if self._recyclable else None
         if path is None:
@@ -283,8 +284,8 @@ class Segments:
         self._disk.sync(file)
 
     def take_spare(self, size: int) -> Segment | None:
-        """The next segment, in use from now on, of at least `size` bytes; None while none is ready. One that is
-        prepared from now on has so many, if they are more than usual."""
+        """The next segment, in use from now on, of at least `size` bytes; None while none is ready. A segment that is
+        prepared from now on has at least `size` bytes, too."""
         with self._lock:
             self._wanted = size + -size % HEADER_BYTES
             spare = self._spare
@@ -318,16 +319,18 @@ class Segments:
 
     @property
     def spares(self) -> int:
+        """The number of files that are not in use: the next segment, recycled files, the reserve."""
         return (self._spare is not None) + len(self._recyclable) + self._reserved
 
     def holds(self, epoch: int) -> bool:
+        """Whether the segment of that epoch is in use."""
         return epoch in self._live
 
     @contextlib.contextmanager
     def reading(
         self, epoch: int, offset: int, piece_bytes: int = READ_BYTES
     ) -> Generator[tuple[Segment, Scanner] | None]:
-        """A scanner over the known frames of a segment, or None when retention has taken it."""
+        """The segment and a scanner over its known frames from `offset` on, or None when retention has removed it."""
         with self._lock:
             segment = self._live.get(epoch)
             if segment is not None:
@@ -347,7 +350,7 @@ class Segments:
 
     def recycle_first(self) -> None:
         """Take the oldest segment out of use; keep its file for the next spare, or remove it. Readers inside it finish
-        what they are reading: what they get either passes its checksum or counts as gone."""
+        their reads: the frames that they get either pass their checksums or count as gone."""
         with self._lock:
             epoch, segment = next(iter(self._live.items()))
             keep = segment.size == self._segment_bytes and len(self._recyclable) < self._spare_limit
@@ -385,7 +388,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(head: bytes) -> tuple[Header, bool]:
-    """What the header says, and whether its checksum agrees. `head` has at least `HEADER_BYTES`."""
+    """The header in the bytes `head`, at least `HEADER_BYTES`, and whether its checksum is right."""
     magic, version, _, epoch, salt, size = _HEADER.unpack_from(head)
     checksum = xxhash.xxh3_64_intdigest(head[: _HEADER.size])
     good = magic == _MAGIC and checksum == _CHECKSUM.unpack_from(head, _HEADER.size)[0]

@@ -1,8 +1,8 @@
 """Serve a directory to other processes, on a thread and loop of its own: `runtime/remote.py` describes the protocol.
 
-A client costs no more than `Limits` says, stalls nobody but itself, and harms neither the owner nor other clients by
-anything it sends. Appends are answered by the journal's thread itself. The socket is open to the user of the process
-alone; a port, which listens only when asked for and only on loopback, to whoever can read the secret in `token`.
+A client costs no more than `ConnectionLimits` says, stalls only itself, and harms neither the owner nor other clients
+by anything it sends. Appends are answered by the journal's thread itself. The socket is open to the user of the process
+alone; a port, which listens only when asked for and only on loopback, to processes that can read the secret in `token`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import uvloop
 
 from ...runtime.errors import Overloaded, to_wire
 from ...runtime.remote import LOOPBACK, SOCKET_NAME, TOKEN_NAME, encode, socket_path
-from .connection import Connection, Limits, Memory
-from .requests import Groups, Requests, Served
+from .connection import Connection, ConnectionLimits, ReceiveMemory
+from .requests import GroupRequests, Requests, Served
 
-BACKLOG = 256  # more than the connections, so that who is too many is told so
-SWEEP_S = 1.0  # how often connections are looked at, at most
+BACKLOG = 256  # more than the connections, so that a client over the limit is answered with `Overloaded`
+SWEEP_S = 1.0  # between two checks of the connections, at most
 ACCEPT_PAUSE_S = 1.0  # after a connection could not be accepted: the process is out of file descriptors
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What clients cost now: all of it zero when there are none, once their appends are through."""
+    """What clients cost now: all of it zero when there are none, once their appends are committed."""
 
     connections: int
     receiving_bytes: int
@@ -53,17 +53,18 @@ class Server:
         *,
         boot: int,
         frame_bytes: int,
-        groups: Groups | None = None,
+        groups: GroupRequests | None = None,
         tcp_port: int | None = None,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
-        """`boot` and `frame_bytes` are told to clients; `tcp_port` 0 takes any that is free."""
+        """`boot` (the owner's incarnation) and `frame_bytes` (of a request's entries, at most) are sent to clients;
+        `tcp_port` 0 takes any port that is free, None none."""
         self.port: int | None = None
         self._directory, self._wanted_port = directory, tcp_port
-        self._limits, self._frame_bytes = limits or Limits(), frame_bytes
+        self._limits, self._frame_bytes = limits or ConnectionLimits(), frame_bytes
         self._requests = Requests(store, groups, boot, frame_bytes)
         self.handle, self.handled = self._requests.handle, store.wake  # of `Handler`
-        self._memory = Memory(self._limits.receiving_bytes)
+        self._memory = ReceiveMemory(self._limits.receiving_bytes)
         self._connections: set[Connection] = set()
         self._numbers = itertools.count(1)
         self._secret: bytes | None = None
@@ -93,7 +94,7 @@ class Server:
         self._remove(TOKEN_NAME)
 
     def usage(self) -> Usage:
-        """From any thread."""
+        """What clients cost now. From any thread."""
         connections = list(self._connections)
         return Usage(
             len(connections),
@@ -188,7 +189,7 @@ class Server:
         connection.start()
 
     def gone(self, connection: Connection) -> None:
-        """Of `Handler`."""
+        """The connection has ended (`Handler`)."""
         self._connections.discard(connection)
         self._requests.gone(connection)
 
@@ -197,7 +198,7 @@ class Server:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _sweep(self) -> None:
-        """Cut whoever stalls, again and again."""
+        """Cut connections that stall, again and again."""
         now = time.monotonic()
         for connection in list(self._connections):
             reason = connection.overdue(now)

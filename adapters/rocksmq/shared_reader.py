@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from ...runtime.errors import Closed
 from ...runtime.remote import decode_start, encode_start
 from ...runtime.wal import Entry, Start
 from .channels import encode_id
-from .owner import READS, Distant, Owner
+from .owner import READS, Owner, Owners, RemoteOwner
 from .reader import Reader
 from .store import RocksMQ
 
-POLL_S = 20.0  # how long one request waits at the owner for more
+POLL_S = 20.0  # how long one request waits at the owner for more entries
 CROWDED_POLL_S = 0.5  # the same while more readers than may wait at once take turns
 
 Answer = tuple[Sequence[Entry], bytes]
 
 
-class Owners(Protocol):
-    """What `SharedRocksMQ` tells of owners."""
-
-    async def ask(self, call: Callable[[Owner], Awaitable[Answer | None]]) -> Answer | None: ...
-
-
 class SharedReader:
-    """`Wal.read` at whoever owns the log. One task at a time may await it; `aclose` may come from any."""
+    """`Wal.read` at the present owner of the log. One task at a time may await it; `aclose` may come from any."""
 
     def __init__(self, owners: Owners, channel: str, start: Start, siblings: set[SharedReader]) -> None:
         self._owners, self._channel, self._siblings = owners, channel, siblings
@@ -60,7 +53,7 @@ class SharedReader:
             if answer is None:
                 continue
             entries, next_id = answer
-            self._start = ["next", next_id]  # here, where nothing can come between it and the return
+            self._start = ["next", next_id]  # here, where no cancellation can come between this and the return
             if entries:
                 return entries
         raise StopAsyncIteration
@@ -75,8 +68,8 @@ class SharedReader:
             await self._local.aclose()
 
     async def _read(self, owner: Owner) -> Answer | None:
-        """What there is at a distant owner; None when this process has become the owner."""
-        if isinstance(owner, Distant):
+        """The next entries of a remote owner; None when this process has become the owner."""
+        if isinstance(owner, RemoteOwner):
             # The first question fixes the start without waiting: "latest" must not move from one question to the next.
             wait_s = 0.0
             if self._start[0] == "next":
@@ -89,13 +82,13 @@ class SharedReader:
         return None
 
     def _leave(self, local: Reader) -> None:
-        """This process owns the log no more: go on behind what was read there, or begin where it had not begun."""
+        """This process owns the log no more: go on behind what was read there; at the start where nothing was."""
         self._local = None
         if local.position:
             self._start = ["next", encode_id(local.position)]
 
 
 def cancelling() -> bool:
-    """Whether somebody asked the running task to end."""
+    """Whether the running task was asked to end."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

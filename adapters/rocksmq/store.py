@@ -1,6 +1,6 @@
 """`RocksMQ`: the owner of a directory, as a `Wal`.
 
-Three threads beside the callers': the journal's writer, the keeper (segments, retention, free space) and, when served,
+Three threads beside the callers': the journal's writer, maintenance (segments, retention, free space) and, when served,
 the socket's. Appending is in `appending.py`, managing channels in `management.py`, what both share in `registry.py`.
 """
 
@@ -15,17 +15,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from ...runtime.aio_fsync import KernelDisk
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.disk import Disk
 from ...runtime.errors import DirectoryInUse, DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
-from ...runtime.groups.coordinator import Coordinator
-from ...runtime.groups.link import GroupLink
-from ...runtime.groups.local_link import LocalLink, settled
-from ...runtime.groups.member import start_member
+from ...runtime.groups.coordinator import GroupCoordinator
+from ...runtime.groups.coordinator_client import CoordinatorClient
+from ...runtime.groups.group_consumer import start_member
+from ...runtime.groups.local_coordinator_client import LocalCoordinatorClient, settled
 from ...runtime.groups.positions import resolve
-from ...runtime.kernel_sync import KernelDisk
+from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
 from ...runtime.metrics import Metrics
-from ...runtime.wakeup import Hub, Hubs
 from ...runtime.wal import (
     Append,
     Capabilities,
@@ -40,26 +40,26 @@ from ...runtime.wal import (
     Start,
 )
 from . import channels as records
+from .admission import Admission
 from .appending import Appender
+from .channel_cache import LiveChannel
 from .channels import encode_id
 from .commits import Commits
+from .dedup import Deduplicator
 from .directory import Directory
-from .gate import Gate
 from .group_service import GroupService
 from .groups import JournalGroups
 from .history import History
 from .index import Index
 from .journal import PENDING_BYTES, Journal
-from .keeper import TICK_S, Keeper
-from .live import Channel
 from .lookup import first_at, first_entry
+from .maintenance import TICK_S, Maintenance
 from .management import Management
-from .measures import Measures
+from .metrics import RocksMQMetrics
 from .pending import control
 from .reader import Reader
 from .recovery import Recovered, Recovery, RecoveryReport
 from .registry import Registry
-from .repeats import Repeats
 from .retention import Retention
 from .segments import Segments
 from .server import Server
@@ -73,7 +73,7 @@ TAIL_BYTES = 64 * 1024 * 1024
 FREE_SPACE_BYTES = 256 * 1024 * 1024
 SPARE_SEGMENTS = 1
 READ_THREADS = 2
-LATE_TICK_S = 2.0  # a tick that comes so late tells that the process was suspended, or had no processor
+LATE_TICK_S = 2.0  # a tick that comes so late shows that the process was suspended, or had no processor
 CAPABILITIES = Capabilities(
     atomic_batches=True,
     seek_by_time=True,
@@ -108,7 +108,7 @@ class RocksMQ:
         metrics: Metrics | None = None,
         serve: bool = True,
         tcp_port: int | None = None,
-        give_way: Callable[[], None] | None = None,
+        yield_ownership: Callable[[], None] | None = None,
     ) -> RocksMQ:
         """Own `directory`, created if absent, and recover what it holds.
 
@@ -116,13 +116,13 @@ class RocksMQ:
         made ready ahead of need. `tail_bytes` of the newest entries stay in memory. Over `pending_bytes` of appends not
         yet written, `submit` raises `Overloaded`; below `free_space_bytes` of free space, `DiskPressure`. With `serve`,
         other processes may use the log through a Unix socket in the directory, with `tcp_port` also through that port
-        of 127.0.0.1 (0: any; see `tcp_port`), if they can read the secret in the file `token`. `give_way` is called on
-        another thread when a process asks that insists on owning the directory: close the log then. Without it, that
-        process is refused.
+        of 127.0.0.1 (0: any; see `tcp_port`), if they can read the secret in the file `token`. `yield_ownership` is
+        called on another thread when a process that requires ownership asks for the directory: close the log then.
+        Without it, that process is refused.
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
-        store = cls(disk or KernelDisk(), clock or SystemClock(), metrics, give_way)
+        store = cls(disk or KernelDisk(), clock or SystemClock(), metrics, yield_ownership)
         return await asyncio.to_thread(
             store._open,
             directory,
@@ -135,10 +135,17 @@ class RocksMQ:
             tcp_port,
         )
 
-    def __init__(self, disk: Disk, clock: Clock, metrics: Metrics | None, give_way: Callable[[], None] | None) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, metrics: Metrics | None, yield_ownership: Callable[[], None] | None
+    ) -> None:
         """Use `open`."""
-        self._disk, self._clock, self._measures, self._give_way = disk, clock, Measures(metrics), give_way
-        self._hubs = Hubs()
+        self._disk, self._clock, self._metrics, self._yield_ownership = (
+            disk,
+            clock,
+            RocksMQMetrics(metrics),
+            yield_ownership,
+        )
+        self._notifiers = LoopNotifiers()
         self._closed = threading.Event()
         self._ticked = clock.monotonic()
         self._server: Server | None = None
@@ -160,7 +167,7 @@ class RocksMQ:
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tidewal-read")
         undo = self._undo = [self._directory.close]
         try:
-            self._index = Index(self._directory.index, self._measures.index_failed)
+            self._index = Index(self._directory.index, self._metrics.index_failed)
             undo.append(self._index.close)
             self._segments = Segments(self._disk, self._directory.journal, segment_bytes, spare_segments)
             undo.append(self._segments.close)
@@ -168,10 +175,10 @@ class RocksMQ:
             if recovered.current is None and self._segments.wants_spare:
                 self._segments.prepare_spare()
             self._adopt(recovered, tail_bytes, pending_bytes, free_space_bytes)
-            undo += [self._journal.mark_end, self._stop_reading, self._keeper.stop, self._journal.stop]
-            self._keeper.start()
+            undo += [self._journal.mark_end, self._stop_reading, self._maintenance.stop, self._journal.stop]
+            self._maintenance.start()
             self._journal.start()
-            self._begin_life()
+            self._begin_incarnation()
             if serve:
                 self._server = Server(
                     self,
@@ -192,10 +199,10 @@ class RocksMQ:
 
     def _adopt(self, recovered: Recovered, tail_bytes: int, pending_bytes: int, free_space_bytes: int) -> None:
         self.recovery: RecoveryReport = recovered.report
-        recovered.table.end_life()
+        recovered.table.drop_temporary()
         self._history = History(self._segments, self._index, recovered.sealed)
         self._registry = Registry(recovered, tail_bytes, self._segments.capacity // 7)  # an eighth of a segment
-        self._keeper = Keeper(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)
+        self._maintenance = Maintenance(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)
         commits = Commits(
             self._disk,
             self._segments,
@@ -204,9 +211,9 @@ class RocksMQ:
             clock=self._clock,
             deliver=self._registry.deliver,
             budget=self._registry.budget,
-            need_spare=self._keeper.need_spare,
-            keep_ready=self._keeper.wake,
-            measures=self._measures,
+            need_spare=self._maintenance.need_spare,
+            keep_ready=self._maintenance.wake,
+            metrics=self._metrics,
         )
         self._journal = Journal(
             self._disk,
@@ -214,35 +221,35 @@ class RocksMQ:
             capacity=self._segments.capacity,
             clock=self._clock,
             lock=self._registry.lock,
-            hubs=self._hubs,
-            measures=self._measures,
+            notifiers=self._notifiers,
+            metrics=self._metrics,
         )
-        self._gate = Gate(
+        self._admission = Admission(
             self._directory.path,
             self._journal,
             commit_bytes=self._segments.capacity,
             pending_bytes=pending_bytes,
             free_space_bytes=free_space_bytes,
         )
-        self._appender = Appender(self._registry, self._journal, self._gate, self._hubs)
-        self._repeats = Repeats(recovered.table.clients, self._registry, self._appender, self._clock)
-        self._coordinator = Coordinator(
+        self._appender = Appender(self._registry, self._journal, self._admission, self._notifiers)
+        self._dedup = Deduplicator(recovered.table.clients, self._registry, self._appender, self._clock)
+        self._coordinator = GroupCoordinator(
             self._clock, JournalGroups(self._registry, self._journal.table, self._appender), self._registry.boot
         )
         self._management = Management(
             self._registry,
             self._journal,
-            self._gate,
-            self._hubs,
+            self._admission,
+            self._notifiers,
             self._clock,
             channels_changed=self._coordinator.channels_changed,
         )
         self._retention = Retention(
-            self._journal, self._segments, self._index, self._registry, clock=self._clock, measures=self._measures
+            self._journal, self._segments, self._index, self._registry, clock=self._clock, metrics=self._metrics
         )
 
-    def _begin_life(self) -> None:
-        """Count this life in the journal; it proves that the journal takes writes, too."""
+    def _begin_incarnation(self) -> None:
+        """Count this incarnation in the journal, which also proves that the journal takes writes."""
         done = threading.Event()
         outcome: list[TidewalError] = []
 
@@ -259,17 +266,17 @@ class RocksMQ:
 
     async def close(self) -> None:
         with self._registry.lock:
-            first = not self._gate.closing
-            self._gate.close()
+            first = not self._admission.closing
+            self._admission.close()
         self._registry.wake_all()
         self._coordinator.close()
         await asyncio.to_thread(self._close if first else self._closed.wait)
-        self._hubs.close()
+        self._notifiers.close()
 
     def _close(self) -> None:
-        """Undo what opening did, each step whatever became of those before it, so that the directory is free in the
-        end. A step that fails costs what was acknowledged nothing: that is in the journal, and the next opening finds
-        it. So the error is logged, and not raised for whoever closes."""
+        """Undo what opening did, each step even where those before it failed, so that the directory is free in the end.
+        A step that fails loses nothing that was acknowledged: that is in the journal, and the next opening finds it. So
+        the error is logged, and not raised."""
         for step in reversed(self._undo):
             try:
                 step()
@@ -283,7 +290,7 @@ class RocksMQ:
 
     @property
     def closed(self) -> bool:
-        return self._gate.closing
+        return self._admission.closing
 
     @property
     def directory(self) -> str:
@@ -296,7 +303,7 @@ class RocksMQ:
 
     @property
     def boot(self) -> int:
-        """The number of this life of the directory."""
+        """The number of this incarnation of the owner, another for each opening of the directory."""
         return self._registry.boot
 
     # ---- channels ----------------------------------------------------------------------------------------------------
@@ -314,7 +321,7 @@ class RocksMQ:
         await self._management.hold(self.find(channel), holder, id)
 
     async def channels(self) -> list[str]:
-        self._gate.check_open()
+        self._admission.check_open()
         return sorted(self._registry.names)
 
     async def describe(self, channel: str) -> ChannelInfo:
@@ -330,9 +337,10 @@ class RocksMQ:
     def submit_from(
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
     ) -> None:
-        """`submit` for another process, once however often it is sent: `client` is that process's random id, `number`
-        counts its appends from 1, and all up to `settled` are answered. Never raises: `done` gets the error, too."""
-        self._repeats.submit(client, number, settled, entries, done)
+        """`submit` for another process, written once however often it is sent: `client` is that process's random id,
+        `number` counts its appends from 1, and all up to `settled` are answered. Never raises: `done` gets the error,
+        too."""
+        self._dedup.submit(client, number, settled, entries, done)
 
     def submit_each_from(
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
@@ -340,26 +348,26 @@ class RocksMQ:
         """`submit_from` for each entry by itself, numbered from `number` on, in one commit; `done` gets all ids. False,
         with nothing done, where one might be refused or repeated, or asks for less than durability.
 
-        The commit begins with `wake`, or with the next append of anybody else.
+        The commit begins with `wake`, or with the next append of another caller.
         """
-        return self._repeats.submit_each(client, number, settled, entries, done)
+        return self._dedup.submit_each(client, number, settled, entries, done)
 
     def wake(self) -> None:
-        """Let the journal look at what `submit_each_from` has queued. From a loop."""
-        self._journal.notice(self._hubs.current())
+        """Let the journal commit what `submit_each_from` has queued. From a loop."""
+        self._journal.schedule(self._notifiers.current())
 
     async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
         return await self._appender.append(channel, payload, timestamp)
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        future, done = self._hubs.promise()
-        self._appender.submit(entries, done, hub=self._hubs.current())
+        future, done = self._notifiers.promise()
+        self._appender.submit(entries, done, notifier=self._notifiers.current())
         return await future
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
-        self._gate.check_open()
+        self._admission.check_open()
         return Reader(self, channel, start)
 
     async def latest_id(self, channel: str) -> bytes | None:
@@ -370,25 +378,27 @@ class RocksMQ:
         number = await self.blocking(lambda: first_at(found, self._history, timestamp))
         return None if number is None else encode_id(number)
 
-    def find(self, channel: str) -> Channel:
+    def find(self, channel: str) -> LiveChannel:
         """The open channel of that name. Raises `Closed` and `ChannelNotFound`."""
-        self._gate.check_open()
+        self._admission.check_open()
         return self._registry.find(channel)
 
     @property
     def history(self) -> History:
+        """The entries in the journal's files."""
         return self._history
 
-    def hub(self) -> Hub:
-        return self._hubs.current()
+    def notifier(self) -> LoopNotifier:
+        """The notifier of the running loop."""
+        return self._notifiers.current()
 
     async def blocking(self, call: Callable[[], T]) -> T:
         """Run a blocking read on one of the read threads."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reads, call)
         except RuntimeError:
-            if self._gate.closing:
-                raise self._gate.closed() from None
+            if self._admission.closing:
+                raise self._admission.closed() from None
             raise
 
     # ---- groups ------------------------------------------------------------------------------------------------------
@@ -404,13 +414,13 @@ class RocksMQ:
     ) -> GroupMember:
         return await start_member(
             self,
-            self.group_link(),
+            self.coordinator_client(),
             group,
             channels,
             start=start,
             reset_to=reset_to,
             session_timeout_s=session_timeout_s,
-            resets=self._measures.resets,
+            resets=self._metrics.resets,
         )
 
     async def groups(self) -> list[GroupInfo]:
@@ -420,36 +430,36 @@ class RocksMQ:
         await self.move_group(group, channel, await resolve(self, channel, start))
 
     async def move_group(self, group: str, channel: str, upto: bytes) -> None:
-        """`seek_group` to a position that is known."""
+        """`seek_group` to the position `upto`, the last id that counts as acknowledged."""
         await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
 
     async def drop_group(self, group: str) -> None:
         await settled(lambda done: self._coordinator.drop_group(group, done))
 
-    def group_link(self) -> GroupLink:
-        """How members in this process talk to the groups' coordinator."""
-        return LocalLink(self._coordinator)
+    def coordinator_client(self) -> CoordinatorClient:
+        """The client with which members in this process call the groups' coordinator."""
+        return LocalCoordinatorClient(self._coordinator)
 
-    # ---- giving the directory up -------------------------------------------------------------------------------------
+    # ---- yielding the directory --------------------------------------------------------------------------------------
 
-    def stand_down(self) -> None:
-        """Ask whoever opened the log to close it, for a process that insists on owning the directory. Raises
-        `DirectoryInUse` where this process insists, too."""
-        if self._give_way is None:
+    def request_yield(self) -> None:
+        """Ask the caller that opened the log to close it, for a process that requires ownership of the directory.
+        Raises `DirectoryInUse` where this process requires it, too."""
+        if self._yield_ownership is None:
             path = self._directory.path
             raise DirectoryInUse(f"{path} is in use by process {os.getpid()}", path=path, pid=os.getpid())
-        self._give_way()
+        self._yield_ownership()
 
-    # ---- upkeep ------------------------------------------------------------------------------------------------------
+    # ---- maintenance -------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         now = self._clock.monotonic()
         late_s, self._ticked = now - self._ticked - TICK_S, now
-        self._management.notice()
-        self._journal.look_after()
+        self._management.publish()
+        self._journal.check_stalled()
         self._keep_reserve()
-        if late_s > LATE_TICK_S:  # what members have said meanwhile waits in the sockets: the next tick will know it
-            self._coordinator.excuse(late_s)
+        if late_s > LATE_TICK_S:  # heartbeats of members wait in the sockets: the next tick will know them
+            self._coordinator.extend_sessions(late_s)
         else:
             self._coordinator.expire()
         self.check_space()
@@ -466,9 +476,9 @@ class RocksMQ:
     def check_space(self) -> bool:
         """Look at the free space; whether appends to durable channels are accepted. Runs twice a second by itself."""
         free = self._disk.free_bytes(self._directory.journal)
-        self._gate.note_space(free, short=self._segments.short)
-        self._measures.space(free, self._segments.size, len(self._segments.epochs), self._segments.spares)
-        return not self._gate.pressure
+        self._admission.note_space(free, short=self._segments.short)
+        self._metrics.space(free, self._segments.size, len(self._segments.epochs), self._segments.spares)
+        return not self._admission.pressure
 
     def retain_now(self) -> int:
         """Apply retention; how many segments went. Runs twice a second by itself."""

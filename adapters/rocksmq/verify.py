@@ -1,7 +1,7 @@
-"""Scrub a journal: read every frame of every segment and say what is there and what is wrong, changing nothing.
+"""Scrub a journal: read every frame of every segment and report what there is and what is wrong, changing nothing.
 
 Checked are headers, checksums, sequences without gaps, row tables against bodies, ids that only grow in each channel,
-control records that can be read, and, where nobody owns the directory, that the index finds what the journal holds.
+control records that can be read, and, where no process owns the directory, that the index finds what the journal holds.
 Memory is bounded by the number of channels.
 """
 
@@ -16,16 +16,16 @@ from ...runtime.errors import ConfigError, CorruptLog, DirectoryInUse, Directory
 from .channels import ChannelTable
 from .directory import Directory
 from .findings import SegmentReport
-from .frame import CONTROL, Found, Frame
+from .frame import CONTROL, FrameFault, JournalFrame
 from .index_check import IndexCheck
+from .journal_survey import Gap, JournalSurvey, ReadOnlyDisk, SegmentFile
 from .segments import HEADER_BYTES
-from .survey import Gap, ReadOnlyDisk, SegmentFile, Survey
 
 
 @contextmanager
 def locked(directory: str) -> Generator[bool]:
-    """Keep the directory from being opened while it is read. False: somebody owns it, or it cannot be locked here
-    (a read-only mount). Raises `ConfigError` where there is no log."""
+    """Keep the directory from being opened while it is read. False: a process owns it, or it cannot be locked here (a
+    read-only mount). Raises `ConfigError` where there is no log."""
     if not os.path.isdir(os.path.join(directory, "journal")):
         raise ConfigError(f"there is no log in {directory}", key="wal")
     try:
@@ -40,10 +40,10 @@ def locked(directory: str) -> Generator[bool]:
 
 
 def verify(directory: str, *, owned: bool, disk: Disk | None = None) -> Iterator[SegmentReport]:
-    """One report per segment, oldest first; each is final when the next one comes. With `owned` somebody may be writing
-    meanwhile, and the index, which is his, is left alone. An index that cannot be read is a finding like others, and
-    the journal is read to its end. Raises `FormatTooNew`, `OSError`."""
-    survey = Survey(disk or ReadOnlyDisk(), os.path.join(directory, "journal"))
+    """One report per segment, oldest first; each is final when the next one comes. With `owned` an owner may be writing
+    meanwhile, and its index is left alone. An index that cannot be read is a finding like others, and the journal is
+    read to its end. Raises `FormatTooNew`, `OSError`."""
+    survey = JournalSurvey(disk or ReadOnlyDisk(), os.path.join(directory, "journal"))
     index, unreadable = None, None
     try:
         if not owned:
@@ -61,8 +61,10 @@ def verify(directory: str, *, owned: bool, disk: Disk | None = None) -> Iterator
 class Scrub:
     """One pass over all segments."""
 
-    def __init__(self, survey: Survey, index: IndexCheck | None, *, owned: bool, unreadable: str | None = None) -> None:
-        """`unreadable`: why there is no index to ask, where there is one on the disk."""
+    def __init__(
+        self, survey: JournalSurvey, index: IndexCheck | None, *, owned: bool, unreadable: str | None = None
+    ) -> None:
+        """`unreadable`: why the index on the disk cannot be asked."""
         self._survey, self._index, self._owned = survey, index, owned
         self._table = ChannelTable()
         self._sequence: int | None = None
@@ -100,7 +102,7 @@ class Scrub:
         if segment.header_damaged:
             report.found(0, "the header is damaged")
         if segment.header is None:
-            report.found(HEADER_BYTES, "nothing tells the salt: its frames cannot be checked", end=segment.size)
+            report.found(HEADER_BYTES, "the salt is unknown: its frames cannot be checked", end=segment.size)
             return
         if segment.size < segment.header.size:
             report.found(segment.size, "the file is cut short", end=segment.header.size)
@@ -126,7 +128,7 @@ class Scrub:
             what = "a damaged frame, where a snapshot of all channels must be"
         report.found(gap.offset, what, end=gap.end, lost_frames=gap.lost)
 
-    def _frame(self, report: SegmentReport, frame: Frame) -> None:
+    def _frame(self, report: SegmentReport, frame: JournalFrame) -> None:
         report.frames += 1
         report.end = frame.end
         self._sequence = frame.sequence + 1
@@ -146,30 +148,30 @@ class Scrub:
                 report.channels[channel] = id, length + report.channels.get(channel, (0, 0))[1]
             at += length
         if at != len(frame.bodies):
-            report.found(frame.offset, f"its rows tell of {at} bytes, its bodies have {len(frame.bodies)}")
-        if self._index is not None and report.state == "ok":  # behind damage it is not the index's fault
+            report.found(frame.offset, f"its rows are of {at} bytes, its bodies have {len(frame.bodies)}")
+        if self._index is not None and report.state == "ok":  # behind damage a difference is not the index's fault
             self._ask(report, ((frame.offset, what) for what in self._index.frame(report.epoch, frame.offset, firsts)))
 
-    def _control(self, report: SegmentReport, frame: Frame, body: memoryview) -> None:
+    def _control(self, report: SegmentReport, frame: JournalFrame, body: memoryview) -> None:
         try:
             self._table.apply(body)
-        except Exception as error:  # whatever a record that is no such record makes msgpack and the table raise
+        except Exception as error:  # for bytes that are no such record, msgpack and the table may raise anything
             report.found(frame.offset, f"a control record cannot be read: {type(error).__name__}: {error}")
 
     def _tail(self, report: SegmentReport, segment: SegmentFile, following: SegmentFile | None) -> None:
         """Behind the last good frame: the journal's end, or damage. A frame that is torn at the very end will be cut
-        off by the next opening; nobody was told that it is durable, unless the index knows better."""
+        off by the next opening; it was never acknowledged as durable, unless the index knows that it was."""
         begins = following is not None and self._begins(following)
         if self._owned and not begins:
             if report.frames and report.state == "ok":
                 report.state = "in use"
             return
         scanner = self._survey.scanner(segment, report.end)
-        while (frame := scanner.next(self._sequence)) is not None:  # the owner went on between the two looks
+        while (frame := scanner.next(self._sequence)) is not None:  # the owner wrote it after the first look
             self._frame(report, frame)
-        if scanner.found is Found.DAMAGE and begins:
+        if scanner.found is FrameFault.DAMAGE and begins:
             report.found(report.end, "a damaged frame, and no good one behind it in this segment")
-        elif scanner.found is Found.DAMAGE and report.state == "ok":
+        elif scanner.found is FrameFault.DAMAGE and report.state == "ok":
             report.state = "torn"
 
     def _begins(self, segment: SegmentFile) -> bool:
@@ -182,9 +184,9 @@ class Scrub:
             return True
 
     def _settle(self, report: SegmentReport, following: SegmentReport | None) -> None:
-        """Say what only the index and the next segment can tell."""
+        """Add the findings that only the index and the next segment show."""
         if self._unreadable is not None:
-            report.found(report.end, f"{self._unreadable}; nothing is lost with it: the log goes round it")
+            report.found(report.end, f"{self._unreadable}; nothing is lost with it: the log works without it")
             self._unreadable = None
         if self._index is None:
             return
@@ -193,7 +195,7 @@ class Scrub:
         self._ask(report, self._index.segment(report, self._sequence, final=final, intact=self._intact))
 
     def _ask(self, report: SegmentReport, answers: Iterator[tuple[int, str]]) -> None:
-        """Note what the index says is wrong; one that cannot be read is asked no more."""
+        """Note what is wrong by the index; an index that cannot be read is asked no more."""
         try:
             for offset, what in answers:
                 report.found(offset, what)
@@ -204,7 +206,7 @@ class Scrub:
             self._index = None
 
 
-def is_snapshot(frame: Frame) -> bool:
+def is_snapshot(frame: JournalFrame) -> bool:
     """Whether the frame begins with a snapshot of all channels, as each segment's first must."""
     row = next(frame.rows(), None)
     return row is not None and row.channel == CONTROL and b"snapshot" in bytes(frame.bodies[:16])

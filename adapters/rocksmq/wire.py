@@ -1,6 +1,6 @@
-"""Frames of the socket protocol on a non-blocking socket: `Inbox` cuts what comes into frames, `Outbox` sends.
+"""Frames of the socket protocol on a non-blocking socket: `Inbox` receives and splits them, `Outbox` sends.
 
-Both ends use them, on an event loop's thread; only `Outbox.send` may be called from any.
+Both ends use them, on an event loop's thread; only `Outbox.send` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from ...runtime.payloads import Received
-from ...runtime.remote import HEADER, ROW, Frame, split
+from ...runtime.remote import HEADER, ROW, ProtocolFrame, split
 from ...runtime.wal import Payload
 
 BUFFER_BYTES = 128 * 1024  # of each connection; larger frames get memory of their own
@@ -27,7 +27,7 @@ class Inbox:
 
     def __init__(self, connection: socket.socket, check: Callable[[int, int, int], None]) -> None:
         self.wanted = 0  # size of a large frame that waits for `make_room`
-        self.short = False  # whether less has come than there was room for
+        self.short = False  # whether fewer bytes came than there was room for
         self._socket, self._check = connection, check
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0  # of what the buffer holds
@@ -35,7 +35,7 @@ class Inbox:
         self._large_end = 0
 
     def receive(self) -> int:
-        """Take what has come; how many bytes, 0 at the end. Raises `OSError`, also when nothing has come."""
+        """Receive what has come; how many bytes, 0 at the end. Raises `OSError`, also when nothing has come."""
         if self._large is not None:
             room = self._large[self._large_end :]
             taken = self._socket.recv_into(room)
@@ -47,7 +47,7 @@ class Inbox:
         self.short = taken < len(room)
         return taken
 
-    def next(self) -> Frame | None:
+    def next(self) -> ProtocolFrame | None:
         """The next whole frame, None until more was received. Raises what `check` raises."""
         large = self._large
         if large is not None:
@@ -75,7 +75,7 @@ class Inbox:
         return None
 
     def make_room(self) -> None:
-        """Give the large frame that is wanted its memory."""
+        """Allocate memory for the large frame that is wanted."""
         large = memoryview(Received(self.wanted))
         self._large_end = self._end - self._start
         large[: self._large_end] = self._buffer[self._start : self._end]
@@ -83,23 +83,25 @@ class Inbox:
 
     @property
     def partial(self) -> bool:
-        """Whether something is here that was not taken with `next`."""
+        """Whether there are bytes that were not taken with `next`."""
         return self._end > 0 or self._large is not None
 
 
 class SecondLook:
-    """Looks at a socket again a moment after it was read. Where data and an error are there at once, uvloop calls a
-    reader only once, so whoever stops to read before the socket says that nothing is left could miss the end."""
+    """Reads a socket again a moment after it was read. Where data and an error are there at once, uvloop calls a reader
+    only once, so a reader that stops before the socket says that nothing is left could miss the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
         self._loop, self._look = loop, look
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
+        """Look again in `SECOND_LOOK_S` seconds, unless a look is due already."""
         if self._timer is None:
             self._timer = self._loop.call_later(SECOND_LOOK_S, self._fire)
 
     def stop(self) -> None:
+        """Cancel the look that is due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -112,7 +114,7 @@ class SecondLook:
 class Outbox:
     """Sends buffers in the order of the calls: at once where the socket takes them, the rest as it gets room.
 
-    `failed` is called on the loop when the socket breaks, `drained` whenever nothing waits any more.
+    `failed` is called on the loop when the socket breaks, `drained` whenever no buffer waits any more.
     """
 
     def __init__(
@@ -124,14 +126,14 @@ class Outbox:
     ) -> None:
         self.lock = threading.Lock()
         self.size = 0  # bytes that wait
-        self.moved_at = 0.0  # when the socket took the last, while some wait
+        self.moved_at = 0.0  # when the socket took the last bytes (`time.monotonic`), while some wait
         self._loop, self._socket, self._failed, self._drained = loop, connection, failed, drained
         self._queue: deque[Payload] = deque()
         self._watching = False
         self._closed = False
 
     def send(self, buffers: Sequence[Payload]) -> None:
-        """Never blocks; does nothing once the connection is broken or closed."""
+        """Send the buffers of one frame. Never blocks; does nothing once the connection is broken or closed."""
         with self.lock:
             if self._closed:
                 return
@@ -153,7 +155,7 @@ class Outbox:
                 self._loop.call_soon_threadsafe(self._watch)
 
     def close(self) -> None:
-        """Send nothing more. On the loop, before the socket is closed."""
+        """Send nothing from now on. On the loop, before the socket is closed."""
         with self.lock:
             self._closed = True
             self._queue.clear()
@@ -170,7 +172,7 @@ class Outbox:
             return 0
 
     def _break(self, error: OSError) -> None:
-        """Under the lock."""
+        """The socket is broken. Under the lock."""
         self._closed = True
         self._queue.clear()
         self.size = 0
@@ -206,7 +208,7 @@ class Outbox:
 
 
 def _behind(buffers: Sequence[Payload], sent: int) -> list[Payload]:
-    """What is left of the buffers after that many bytes."""
+    """What is left of the buffers after the first `sent` bytes."""
     for place, buffer in enumerate(buffers):
         if sent < len(buffer):
             first = memoryview(buffer)[sent:] if sent else buffer

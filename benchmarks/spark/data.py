@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from tests.spark_bridge.story import Story
-from tidewal.runtime.arrow import encode_rows
 from tidewal.runtime.catalog import Collection
-from tidewal.runtime.names import physical
+from tidewal.runtime.names import pchannel_of
 from tidewal.runtime.record import Record, RecordType
+from tidewal.runtime.row_codec import encode_rows
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.wal import ChannelPolicy, Wal
 
@@ -93,7 +93,7 @@ class Writer:
         batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=self._collection.schema.row_arrow())
         vchannel = self._collection.vchannels[shard]
         body = bytes(encode_rows(batch))
-        self._story.record(physical(vchannel), Record(RecordType.ROWS, vchannel=vchannel, body=body))
+        self._story.record(pchannel_of(vchannel), Record(RecordType.ROWS, vchannel=vchannel, body=body))
 
     def _append(self, channel: str, payload: bytes, timestamp: int) -> bytes:
         if channel not in self._channels:

@@ -1,4 +1,4 @@
-"""Whether everybody who read the log saw the same: one column for each reader, one row for each thing compared."""
+"""Whether all readers of the log saw the same: one column for each reader, one row for each value compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...runtime.errors import TidewalError
 from .checksum import checksum
 from .expectation import Expectation
 from .flights import COLLECTION
-from .patience import patiently
+from .retry import retry_until
 
 pc = cast(Any, compute)  # its stubs refuse plain values as arguments
 
@@ -26,7 +26,7 @@ DIGITS = 10  # of a number shown: more than any count here has
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ReaderView:
     """What one reader saw. `windows` is None for a reader that does not look back."""
 
     name: str
@@ -37,13 +37,13 @@ class View:
     windows: pa.Table | None = None
 
     @staticmethod
-    def of(name: str, versions: Mapping[str, int], current: pa.Table, windows: pa.Table | None = None) -> View:
+    def of(name: str, versions: Mapping[str, int], current: pa.Table, windows: pa.Table | None = None) -> ReaderView:
         """The view of a reader that holds `current` as its current rows."""
         in_air = pc.and_(pc.equal(current["status"], "departed"), pc.equal(current["origin"], "JFK"))
-        return View(name, versions, current.num_rows, checksum(current), pc.sum(in_air).as_py() or 0, windows)
+        return ReaderView(name, versions, current.num_rows, checksum(current), pc.sum(in_air).as_py() or 0, windows)
 
     def values(self) -> dict[str, str]:
-        """What is compared, as it is shown."""
+        """The values that are compared, as text by name."""
         shown = {f"{op}s": f"{self.versions.get(op, 0):,}" for op in OPS}
         shown["current rows"] = f"{self.current_rows:,}"
         shown["their checksum"] = f"{self.checksum:016x}"
@@ -56,7 +56,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a reader saw that was not expected."""
+    """A value that a reader saw and that was not expected."""
 
     what: str
     reader: str
@@ -64,9 +64,9 @@ class Difference:
     found: str
 
 
-def expected_view(expectation: Expectation) -> View:
+def expected_view(expectation: Expectation) -> ReaderView:
     """What pyarrow computes from the file alone."""
-    return View(
+    return ReaderView(
         "expected",
         expectation.versions,
         expectation.current_rows,
@@ -76,19 +76,19 @@ def expected_view(expectation: Expectation) -> View:
     )
 
 
-async def querynode_view(client: Client, upto: int) -> View:
-    """What the QueryNode holds, once it has applied everything up to `upto`; nobody may write meanwhile."""
-    stats = await patiently(client.stats, COLLECTION, consistency="strong")
+async def querynode_view(client: Client, upto: int) -> ReaderView:
+    """What the QueryNode holds, once it has applied everything up to `upto`; there must be no writes meanwhile."""
+    stats = await retry_until(client.stats, COLLECTION, consistency="strong")
     tables: list[pa.Table] = []
-    for origin in ORIGINS:  # an answer is one message, which has a limit
-        answer = await patiently(client.query, COLLECTION, f'origin == "{origin}"', consistency="strong")
+    for origin in ORIGINS:  # a result is one message, which has a size limit
+        answer = await retry_until(client.query, COLLECTION, f'origin == "{origin}"', consistency="strong")
         if answer.tsafe < upto:
             raise TidewalError(f"a strong answer is as of {answer.tsafe}, before the cut at {upto}")
         tables.append(answer.table)
-    return View.of("QueryNode", stats.versions, pa.concat_tables(tables))
+    return ReaderView.of("QueryNode", stats.versions, pa.concat_tables(tables))
 
 
-def delta_view(tables: Path, upto: int) -> View:
+def delta_view(tables: Path, upto: int) -> ReaderView:
     """What the two tables hold, opened with plain `deltalake`."""
     log = DeltaTable(tables / COLLECTION / "log").to_pyarrow_table(
         columns=["_ts", "_op", "origin", "status", "event_time", "dep_delay"]
@@ -97,7 +97,7 @@ def delta_view(tables: Path, upto: int) -> View:
     counted = log.group_by("_op").aggregate([([], "count_all")]).to_pylist()
     versions = {cast(str, row["_op"]): cast(int, row["count_all"]) for row in counted}
     current = DeltaTable(tables / COLLECTION / "current").to_pyarrow_table()
-    return View.of("Delta", versions, current, _windows(log))
+    return ReaderView.of("Delta", versions, current, _windows(log))
 
 
 def _windows(log: pa.Table) -> pa.Table:
@@ -110,8 +110,8 @@ def _windows(log: pa.Table) -> pa.Table:
     return table.rename_columns(["origin", "hour", "departures", "mean_dep_delay"])
 
 
-def compare(expected: View, views: Sequence[View]) -> list[Difference]:
-    """Everything that some reader saw otherwise."""
+def compare(expected: ReaderView, views: Sequence[ReaderView]) -> list[Difference]:
+    """All values of `views` that differ from the expected ones."""
     wanted = expected.values()
     return [
         Difference(what, view.name, wanted[what], found)
@@ -121,7 +121,7 @@ def compare(expected: View, views: Sequence[View]) -> list[Difference]:
     ]
 
 
-def rows(expected: View, views: Sequence[View], good: str, bad: str) -> list[list[str]]:
+def rows(expected: ReaderView, views: Sequence[ReaderView], good: str, bad: str) -> list[list[str]]:
     """The comparison as the rows of a table, each value marked. Of a checksum the first digits are shown."""
     shown = [view.values() for view in views]
     lines: list[list[str]] = []

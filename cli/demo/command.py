@@ -1,4 +1,4 @@
-"""`tidewal demo`: its options, where it works, and what its exit status says."""
+"""`tidewal demo`: its options, its directory, and its exit status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from ...runtime.errors import TidewalError
 from ...runtime.redaction import shown_url
-from ..stopping import INTERRUPTED, Interrupted, until_stopped
+from ..signals import INTERRUPTED, Interrupted, until_stopped
 
 DISAGREED = 1
 SERVED_PORT = 9091  # Milvus' own
@@ -30,7 +30,7 @@ def demo(
     picture: Annotated[Path | None, typer.Option(help="Where to draw the delays; in the directory by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, the story to stderr.")] = False,
 ) -> None:
-    """Replay a year of real flights through a node, ask it questions, and prove that all who read it agree.
+    """Replay a year of real flights through a node, query it, and prove that all its readers agree.
 
     The exit status is 0 when everything agreed, 1 when not, 130 when it was interrupted; then the directory is kept,
     and --keep with it goes on from there.
@@ -41,16 +41,16 @@ def demo(
     from .place import clear, place_of
     from .requirements import require
     from .screen import Screen
-    from .story import Demo, Options
+    from .story import Demo, DemoOptions
 
     require(spark=spark)
-    place_of(Path(), wal)  # a wrong one is said before anything is made
+    place_of(Path(), wal)  # a wrong URL is refused before anything is created
     directory = keep or Path(tempfile.mkdtemp(prefix="tidewal-demo-"))
     url, ours = place_of(directory, wal)
     picture = picture or (directory / "picture.png" if keep else Path("tidewal-demo.png"))
     port = metrics_port if metrics_port is not None else SERVED_PORT if serve else 0
     screen = Screen(to_stderr=as_json)
-    story = Demo(Options(directory, events, spark, serve, url, port, picture), screen)
+    story = Demo(DemoOptions(directory, events, spark, serve, url, port, picture), screen)
     try:
         uvloop.run(until_stopped(story.run()))
     except Interrupted:

@@ -16,5 +16,5 @@ def percentiles(values_ms: Sequence[float]) -> dict[str, float]:
 
 
 def shown(figures: Mapping[str, float]) -> str:
-    """Percentiles in a few words."""
+    """Percentiles as text."""
     return f"p50 {figures['p50_ms']:,.2f} ms, p99 {figures['p99_ms']:,.2f} ms ({figures['count']:,.0f})"

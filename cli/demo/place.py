@@ -1,4 +1,4 @@
-"""Which log the demo is told on: one of its own, in its directory or on the brokers that a URL names."""
+"""The log of the demo: one of its own, in its directory or on the brokers that a URL names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask the QueryNode while the stream flows, and keep how long it took and how fresh the answers were."""
+"""Query the QueryNode while rows are written, and keep how long each query took and how fresh its result was."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from ...actors.client import Answer, Client
+from ...actors.client import Client, QueryResult
 from .figures import percentiles
 from .flights import COLLECTION
-from .patience import patiently
+from .retry import retry_until
 
 Level = Literal["strong", "bounded"]
 
@@ -24,7 +24,7 @@ SHOWN_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Timings:
-    """What one consistency level cost: `age_ms` is how far answers lay behind the log's present."""
+    """Timings of one consistency level: `age_ms` is how far results lay behind the log's present."""
 
     took_ms: list[float] = field(default_factory=list[float])
     age_ms: list[float] = field(default_factory=list[float])
@@ -35,7 +35,7 @@ class Timings:
 
 
 class Questions:
-    """Strong and bounded questions in turn. `event_time` tells the moment that the stream has reached."""
+    """Strong and bounded queries in turn. `event_time` returns the event time that is written by now, `say` prints."""
 
     def __init__(self, client: Client, event_time: Callable[[], datetime | None], say: Callable[[str], None]) -> None:
         self.timings: dict[Level, Timings] = {"strong": Timings(), "bounded": Timings()}
@@ -45,13 +45,13 @@ class Questions:
         self._shown = 0.0
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Query until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.ask(show=time.monotonic() - self._shown >= SHOWN_EVERY_S)
 
     async def ask(self, *, show: bool) -> None:
-        """Ask each question at each level once, and print what was answered if it is to be shown."""
+        """Run each query at each level once, and print the results if `show`."""
         reached = self._event_time()
         if reached is None:
             return
@@ -80,10 +80,10 @@ class Questions:
         columns: list[str],
         order_by: list[tuple[str, bool]] | None = None,
         limit: int | None = None,
-    ) -> tuple[Answer, float]:
+    ) -> tuple[QueryResult, float]:
         started = time.perf_counter()
         query, order = self._client.query, order_by or ()
-        answer = await patiently(
+        answer = await retry_until(
             query, COLLECTION, filter, columns=columns, order_by=order, limit=limit, consistency=level
         )
         took_ms = (time.perf_counter() - started) * 1000
@@ -92,7 +92,7 @@ class Questions:
         return answer, took_ms
 
 
-def _worst(answer: Answer) -> str:
+def _worst(answer: QueryResult) -> str:
     flights = answer.table.to_pylist()
     if not flights:
         return "none"

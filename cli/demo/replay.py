@@ -1,4 +1,4 @@
-"""Write the events into the log at full speed, in their order: what is durable is always a beginning of them."""
+"""Write the events into the log at full speed, in their order: the durable ones are always a prefix of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSE_S_MAX = 1.0
 
 
 class Replay:
-    """The writing side: batches in their order, `IN_FLIGHT` at once.
+    """The writing side: batches in their order, `IN_FLIGHT` at the same time.
 
     The Proxy appends in the order of arrival, and a batch appears in the log whole or not at all. So after a crash at
     any moment the log holds the first n batches, and counting its row versions tells how many events that is.
@@ -50,7 +50,8 @@ class Replay:
         return self.written / max(self.seconds, 1e-9)
 
     async def run(self) -> None:
-        """Write all. A refusal that may be retried is, after a pause, one batch alone before the others follow."""
+        """Write all batches. After a retryable refusal and a pause one batch is sent alone, before the others
+        follow."""
         window: deque[asyncio.Task[int]] = deque()
         acknowledged, pause_s, width = 0, FIRST_PAUSE_S, IN_FLIGHT
         self._started = time.perf_counter()
@@ -88,7 +89,8 @@ class Replay:
 
 
 async def _none_overtook(window: deque[asyncio.Task[int]], refusal: TidewalError) -> None:
-    """Take back what was sent behind a refused batch. Had the log taken any of it, the order would be lost."""
+    """Wait for the batches that were sent behind a refused one, and raise if the log has accepted any: the order would
+    be lost."""
     outcomes = await asyncio.gather(*window, return_exceptions=True)
     window.clear()
     for outcome in outcomes:

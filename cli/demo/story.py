@@ -1,4 +1,4 @@
-"""The demo's steps, one after the other. Each is a method that a person can read beside what it prints."""
+"""The demo's steps, one after the other. Each is a method that can be read beside its output."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ...runtime.config import load_settings
 from ...runtime.errors import InvalidRequest
 from ...runtime.redaction import shown_url
 from ...runtime.schema import CollectionSchema, Field
-from ..stopping import while_healthy
-from . import agreement, expectation, flights, picture
+from ..signals import while_healthy
+from . import agreement, chart, expectation, flights
 from .figures import percentiles, shown
-from .patience import patiently
 from .questions import Questions
 from .replay import IN_FLIGHT, Replay
-from .screen import Report, Screen
+from .retry import retry_until
+from .screen import ReportProgress, Screen
 
 PROGRESS_EVERY_S = 0.25
 TABLE_ROWS = 8
@@ -37,22 +37,22 @@ BUSY_HOUR = 10  # departures from which on an hour's mean says something
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line chose. `wal` is the URL of the log; `metrics_port` 0 is off."""
+class DemoOptions:
+    """The options of the command line. `wal` is the URL of the log; `metrics_port` 0 is off."""
 
     directory: Path
     events: int | None
     spark: bool
     serve: bool
-    wal: str = field(repr=False)  # may say how to log in
+    wal: str = field(repr=False)  # may hold credentials
     metrics_port: int
-    picture: Path
+    chart: Path
 
 
 class Demo:
     """A replay of the flights through a standalone node in `options.directory`, and the proof that all agree."""
 
-    def __init__(self, options: Options, screen: Screen) -> None:
+    def __init__(self, options: DemoOptions, screen: Screen) -> None:
         self._options = options
         self._screen = screen
         self._url = options.wal
@@ -62,7 +62,8 @@ class Demo:
         self.agreed: bool | None = None  # not known before the proof
 
     async def run(self) -> None:
-        """Run all steps; `agreed` tells how it went. Also stops, with the error, when a role of the node gives up."""
+        """Run all steps; `agreed` has the result afterwards. Raises the error of a role of the node that fails for
+        good."""
         started = time.perf_counter()
         screen, options = self._screen, self._options
         screen.heading("A node on a log of its own")
@@ -90,7 +91,7 @@ class Demo:
         if self._options.spark:
             views.insert(0, await self._spark(upto))
         agreed = await self._agree(upto, events.num_rows, views)
-        await self._picture(views)
+        await self._draw_chart(views)
         self._summary(agreed, time.perf_counter() - started)
         self.agreed = agreed
 
@@ -103,7 +104,7 @@ class Demo:
             events = await asyncio.to_thread(lambda: flights.events(flights.load(), limit))
         fields = tuple(Field(name, kind, nullable) for name, kind, nullable in flights.SCHEMA)
         schema = CollectionSchema(flights.COLLECTION, fields, flights.PRIMARY_KEY)
-        await patiently(client.create_collection, schema)
+        await retry_until(client.create_collection, schema)
         done = await self._durable(client, events)
         first, last = events["event_time"][0].as_py(), events["event_time"][-1].as_py()
         screen.say(f"events  {events.num_rows:,}, from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC")
@@ -113,7 +114,7 @@ class Demo:
 
     async def _durable(self, client: Client, events: pa.Table) -> int:
         """How many events are in the log: a beginning of them, since they are written in order (see `Replay`)."""
-        stats = await patiently(client.stats, flights.COLLECTION, consistency="strong")
+        stats = await retry_until(client.stats, flights.COLLECTION, consistency="strong")
         done = sum(stats.versions.values())
         where = shown_url(self._url)
         if done > events.num_rows:
@@ -149,7 +150,7 @@ class Demo:
                 for failed in (task for task in beside if task.done()):
                     failed.result()
                 await writing
-                await _tell(report, replay, node, client)
+                await _show_progress(report, replay, node, client)
             finally:
                 for task in (writing, *beside):
                     task.cancel()
@@ -172,11 +173,11 @@ class Demo:
     async def _store(self, client: Client) -> int:
         """The cut that everything is compared at, and the tables brought up to it."""
         self._screen.heading("Delta: flush, then compact")
-        upto = await patiently(client.cut, flights.COLLECTION)
+        upto = await retry_until(client.cut, flights.COLLECTION)
         with self._timed("flush"):
-            await patiently(client.flush, flights.COLLECTION)
+            await retry_until(client.flush, flights.COLLECTION)
         with self._timed("compact"):
-            compacted = await patiently(client.compact, flights.COLLECTION)
+            compacted = await retry_until(client.compact, flights.COLLECTION)
         commits = len(list((self._tables / flights.COLLECTION / "log" / "_delta_log").glob("*.json")))
         self.figures["tables"] = {
             "log_commits": commits,
@@ -191,8 +192,8 @@ class Demo:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    async def _spark(self, upto: int) -> agreement.View:
-        """Spark's view. It reads through this process, so it works on a thread while the node goes on."""
+    async def _spark(self, upto: int) -> agreement.ReaderView:
+        """Spark's view. Spark reads through this process, so it runs on a thread while the node serves."""
         from .spark_part import SparkPart
 
         screen = self._screen
@@ -231,14 +232,14 @@ class Demo:
             "The watermark on event time allows no delay, and nothing is late: log time never falls, and the events "
             "were written in the order of event time."
         )
-        return agreement.View.of("Spark", result.versions, result.current, result.windows)
+        return agreement.ReaderView.of("Spark", result.versions, result.current, result.windows)
 
-    async def _agree(self, upto: int, events: int, views: list[agreement.View]) -> bool:
+    async def _agree(self, upto: int, events: int, views: list[agreement.ReaderView]) -> bool:
         screen = self._screen
         screen.heading("Agreement")
         with self._timed("expectation"):
             expected = agreement.expected_view(await asyncio.to_thread(expectation.expect, events))
-        screen.say(f"Everybody as of T = {upto}; expected is computed by pyarrow from the file alone.")
+        screen.say(f"All readers as of T = {upto}; expected is computed by pyarrow from the file alone.")
         columns = ["", expected.name, *(view.name for view in views)]
         screen.table(columns, agreement.rows(expected, views, screen.good, screen.bad))
         differences = agreement.compare(expected, views)
@@ -256,10 +257,10 @@ class Demo:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    async def _picture(self, views: list[agreement.View]) -> None:
+    async def _draw_chart(self, views: list[agreement.ReaderView]) -> None:
         windows = next(view.windows for view in views if view.windows is not None)
         with self._timed("picture"):
-            path = await asyncio.to_thread(picture.draw, windows, self._options.picture)
+            path = await asyncio.to_thread(chart.draw, windows, self._options.chart)
         self.figures["picture"] = str(path)
 
     def _summary(self, agreed: bool, total_s: float) -> None:
@@ -286,16 +287,16 @@ class Demo:
         self._seconds[name] = time.perf_counter() - started
 
 
-async def _report(report: Report, replay: Replay, node: Standalone, client: Client) -> None:
+async def _report(report: ReportProgress, replay: Replay, node: Standalone, client: Client) -> None:
     """Move the bar until cancelled."""
     while True:
-        await _tell(report, replay, node, client)
+        await _show_progress(report, replay, node, client)
         await asyncio.sleep(PROGRESS_EVERY_S)
 
 
-async def _tell(report: Report, replay: Replay, node: Standalone, client: Client) -> None:
+async def _show_progress(report: ReportProgress, replay: Replay, node: Standalone, client: Client) -> None:
     """Show how far the writing is, and how far the QueryNode's watermark lies behind the log's present."""
-    stats = await patiently(client.stats, flights.COLLECTION, consistency="eventually")
+    stats = await retry_until(client.stats, flights.COLLECTION, consistency="eventually")
     behind_ms = max(0, node.node.clock.clock.wall_ms() - physical_ms(stats.tsafe))
     reached = f"{replay.event_time:%Y-%m-%d %H:%M}" if replay.event_time else "-"
     report(replay.done, f"{replay.rate:>9,.0f} events/s  event time {reached}  watermark {behind_ms} ms behind")

@@ -1,10 +1,10 @@
-"""Actors: one handler at a time, bounded mailboxes with lanes, supervision and restart. See docs/actors.md."""
+"""Actors: one handler at a time, bounded mailboxes, supervision and restart. See docs/actors.md."""
 
 from .actor import Actor
-from .asking import Deferred
 from .cell import ActorState, ActorStatus
-from .heart import Beat, Heart
+from .heartbeat import HeartbeatCallback, HeartbeatThread
 from .observer import LogObserver, Observer
+from .question import Deferred
 from .ref import ActorRef
 from .supervision import NEVER_RESTART, Supervision
 from .system import ActorSystem, Escalation
@@ -18,10 +18,10 @@ __all__ = [
     "ActorState",
     "ActorStatus",
     "ActorSystem",
-    "Beat",
     "Deferred",
     "Escalation",
-    "Heart",
+    "HeartbeatCallback",
+    "HeartbeatThread",
     "LogObserver",
     "Observer",
     "Supervision",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
-from .asking import Deferred
+from .question import Deferred
 from .timers import Timer
 
 if TYPE_CHECKING:
@@ -18,20 +18,20 @@ class Actor:
     """State that one handler at a time works on.
 
     The system sets `name`, `system` and `ref` before `on_start`. A handler that raises crashes the actor, and a new
-    instance takes its place; only a `TidewalError` raised in answering an `ask` is an answer like any other. See
-    docs/actors.md for what is promised.
+    instance replaces it; only a `TidewalError` raised in answering an `ask` is an answer like any other. See
+    docs/actors.md for the guarantees.
     """
 
     name: str
     system: ActorSystem
     ref: ActorRef
-    _life: Life  # set with the other three; what the helpers below work on
+    _life: Life  # set with the other three; the helpers below use it
 
     async def on_start(self) -> None:
         """Prepare, before the first message. If it raises it has cleaned up after itself: `on_stop` is not called."""
 
     async def on_message(self, message: object) -> object:
-        """Handle one message; what is returned answers an `ask`. Return `self.deferred()` to answer it later."""
+        """Handle one message; the return value answers an `ask`. Return `self.deferred()` to answer it later."""
         raise TypeError(f"{self.name} takes no messages, but got {type(message).__name__}")
 
     async def on_pack(self, pack: object) -> None:
@@ -63,7 +63,7 @@ class Actor:
         return self._life.after(delay_s, message)
 
     def deferred(self) -> Deferred:
-        """An answer to come: return it from `on_message` and resolve it later."""
+        """A future answer: return it from `on_message` and resolve it later."""
         return self._life.deferred()
 
     def crash(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""An actor's place in the system: one mailbox, and the lives that follow one another in it."""
+"""One actor in its system: one mailbox, and the lives that follow one another in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ActorState(Enum):
-    """Where an actor is between its spawning and its end."""
+    """The state of an actor between its spawning and its end."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -32,7 +32,7 @@ class ActorState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """What is known of an actor. `idle_s` is the time since it last finished a message; with a `mailbox_depth` above 0
+    """The status of an actor. `idle_s` is the time since it last finished a message; with a `mailbox_depth` above 0
     that is the time it has been stuck."""
 
     name: str
@@ -73,7 +73,7 @@ class Cell:
         self.task.add_done_callback(self._task_done)
 
     def status(self) -> ActorStatus:
-        """A picture of now."""
+        """The status as of now."""
         life = self._life
         handled = self._handled_before + (life.handled if life else 0)
         idle_s = self._system.timers.now() - life.progress_s if life else 0.0
@@ -81,7 +81,7 @@ class Cell:
         return ActorStatus(self.name, self.state, self.restarts, depth, handled, idle_s)
 
     def request_stop(self) -> None:
-        """Take no more messages, and end once those that wait are handled."""
+        """Take no more messages, and end once those in the mailbox are handled."""
         if self.state in (ActorState.STARTING, ActorState.RUNNING):
             self.state = ActorState.STOPPING
         self.mailbox.close()
@@ -92,7 +92,7 @@ class Cell:
     async def stop(self, deadline_s: float, grace_s: float) -> None:
         """Stop, and wait for the end. After `deadline_s` the handler is cancelled; `on_stop` then has `grace_s`.
 
-        Raises what the last messages or `on_stop` raised, or `DeadlineExceeded` if the actor ends even then not.
+        Raises what the last messages or `on_stop` raised, or `DeadlineExceeded` if the actor does not end even then.
         """
         self.request_stop()
         timers = self._system.timers
@@ -105,7 +105,7 @@ class Cell:
                     limit.cancel()
 
     def cancel(self) -> None:
-        """End now: the handler is cancelled, what waits is dropped, `on_stop` is called."""
+        """End now: the handler is cancelled, waiting messages are dropped, `on_stop` is called."""
         self.request_stop()
         self._cut = True
         self.task.cancel()
@@ -125,7 +125,7 @@ class Cell:
         except asyncio.CancelledError:
             if not self._cut:
                 raise
-        except Exception as error:  # not the actor's: these were answered by its supervision
+        except Exception as error:  # not the actor's: its supervision has handled those
             self.state, problem = ActorState.FAILED, error
             self._system.escalate(self.name, error)
         finally:
@@ -136,7 +136,8 @@ class Cell:
             task.exception()  # at most an exit (KeyboardInterrupt, SystemExit), which has passed through the loop
 
     async def _lives(self) -> BaseException | None:
-        """Live until stopped or given up. Returns what kept the stop from being clean: a crash, or an `on_stop`."""
+        """Run one life after another until stopped or given up. Returns what kept the stop from being clean: the error
+        of a crash or of an `on_stop`."""
         while True:
             error, cleanup_error = await self._live()
             if error is None:
@@ -161,7 +162,7 @@ class Cell:
             self.restarts += 1
 
     async def _live(self) -> tuple[Exception | None, Exception | None]:
-        """One life: what it crashed of, and what its cleaning up raised."""
+        """Run one life. Returns the error that it crashed with, and the one that its cleanup raised."""
         try:
             actor = self._factory()
             life = self._life = self._equip(actor)
@@ -240,5 +241,5 @@ class Cell:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                future.exception()  # whoever waits gets it; if nobody does it was reported, and is not lost
+                future.exception()  # marked as retrieved: it was reported, so it is not lost without a waiting task
         self._system.forget(self)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterable, Callable, Coroutine
 
 from ..errors import ActorStopped, HandlerFailed, TidewalError
 from .actor import Actor
-from .asking import Deferred, Question
 from .mailbox import Envelope, Mailbox
 from .observer import Observer
+from .question import Deferred, Question
 from .timers import Timer, Timers
 
 PACKS_READ_AHEAD = 2  # packs of one input that wait in the mailbox: the next is there when one has been handled
@@ -68,7 +68,7 @@ class Intake:
 
 
 class Life:
-    """What an instance of an actor holds while it lives, and the loop that handles its messages."""
+    """What an instance of an actor has from its start to its end, and the loop that handles its messages."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Life:
     # ---- what the actor's helpers do --------------------------------------------------------------------------------
 
     def spawn_task(self, coroutine: Coroutine[object, object, object], name: str) -> None:
-        """See `Actor.spawn_task`."""
+        """Run a child task, as `Actor.spawn_task` says. Raises `ActorStopped` once the life is ending."""
         if self._ending:
             coroutine.close()
             raise ActorStopped(f"{self.actor.name} is ending: it starts no tasks", actor=self.actor.name)
@@ -108,17 +108,17 @@ class Life:
         task.add_done_callback(self._task_done)
 
     def every(self, interval_s: float, message: object) -> Timer:
-        """See `Actor.every`."""
+        """Handle `message` every `interval_s` seconds."""
         self._repeating = [timer for timer in self._repeating if not timer.cancelled]
         self._repeating.append(self._timers.every(interval_s, self._ticker(message)))
         return self._repeating[-1]
 
     def after(self, delay_s: float, message: object) -> Timer:
-        """See `Actor.after`."""
+        """Handle `message` once, in `delay_s` seconds."""
         return self._timers.after(delay_s, self._ticker(message))
 
     def deferred(self) -> Deferred:
-        """See `Actor.deferred`."""
+        """A future answer of this life."""
         return Deferred(self.actor.name, self._open)
 
     def crash(self, error: Exception) -> None:
@@ -134,13 +134,13 @@ class Life:
                 self._host.cancel()
 
     def stop(self) -> None:
-        """See `Actor.stop`."""
+        """Stop once the mailbox has been drained. Returns at once."""
         self._request_stop()
 
     # ---- the life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Run `on_start` and open the inputs. What raises has left nothing behind."""
+        """Run `on_start` and open the inputs. When it raises, nothing is left open."""
         try:
             await self.actor.on_start()
             for number, stream in enumerate(self.actor.inputs()):
@@ -212,11 +212,11 @@ class Life:
         self._mailbox.crashes.clear()
 
     def abandon_answers(self) -> None:
-        """Fail the answers that are still open: nobody will give them."""
+        """Fail the answers that are still open: they will never be given."""
         for deferred in tuple(self._open):
             deferred.abandon()
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- internal ---------------------------------------------------------------------------------------------------
 
     async def _open_envelope(self, envelope: Envelope) -> None:
         if isinstance(envelope, Question):
@@ -231,7 +231,7 @@ class Life:
                 answer.detach(self._unanswered)
 
     async def _answer(self, question: Question) -> None:
-        if question.future.done():  # the asker has given up: nothing of the request is done
+        if question.future.done():  # the sender has given up: the request is not processed
             return
         try:
             answer = await self.actor.on_message(question.message)

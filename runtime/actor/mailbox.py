@@ -1,8 +1,8 @@
-"""The mailbox of an actor: three lanes, bounded, with one reader that drains it.
+"""The mailbox of an actor: three queues, with one reader that drains them.
 
-Lanes, in the order in which they are read: signals (never refused), supervision (crashes reported by child tasks), and
-messages (bounded in number, and in bytes where the actor weighs its messages). Inside a lane the order is first in,
-first out. A mailbox belongs to one event loop.
+Queues, in the order in which they are read: signals (never refused), supervision (crashes reported by child tasks), and
+messages (bounded in number, and in bytes where the actor weighs its messages). Each queue is first in, first out.
+ A mailbox belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ BYTES_LIMIT = "actor.mailboxBytes"
 
 
 class Envelope:
-    """A message that the runtime wraps because something follows from its handling: an answer, a timer, a pack."""
+    """A message that the runtime wraps because its handling has a consequence: for an answer, a timer, a pack."""
 
     __slots__ = ()
 
     def abandon(self, error: Exception) -> None:
-        """Tell whoever waits that this message will never be handled."""
+        """Give `error` to the sender that waits: this message will never be handled."""
 
 
 class Mailbox:
-    """A deque per lane and one waiting reader; writers that wait for room are let in in the order of their arrival.
+    """A deque per queue and one waiting reader; senders that wait for room are admitted in the order of their arrival.
 
-    `weigh` tells the bytes of a message. The lane is full at `limit` messages or at `limit_bytes`, whichever comes
-    first; the message that reaches the bytes is still taken, so one that is larger than the limit passes too.
+    `weigh` returns the bytes of a message. The message queue is full at `limit` messages or at `limit_bytes`, whichever
+    comes first; the message that reaches the bytes is still taken, so one that is larger than the limit passes too.
     """
 
     __slots__ = (
@@ -61,9 +61,9 @@ class Mailbox:
         self._loop = loop
 
     def put(self, message: object, content: object = None) -> None:
-        """Add to the message lane; `content` is what to weigh, if not the message itself.
+        """Add to the message queue; `content` is what to weigh, if not the message itself.
 
-        Raises `Overloaded` when the lane is full and `ActorStopped` when the mailbox is closed.
+        Raises `Overloaded` when the queue is full and `ActorStopped` when the mailbox is closed.
         """
         if self.closed:
             raise self.stopped()
@@ -79,7 +79,7 @@ class Mailbox:
                 arrival.set_result(None)
 
     async def put_when_room(self, message: object, content: object = None) -> None:
-        """Add to the message lane, waiting for room. A cancelled wait adds nothing, unless room came first."""
+        """Add to the message queue, waiting for room. A cancelled wait adds nothing, unless room came first."""
         if self._parked or (self._is_full() and not self.closed):
             admitted: asyncio.Future[None] = self._loop.create_future()
             self._parked.append((message, content, admitted))
@@ -88,14 +88,14 @@ class Mailbox:
             self.put(message, content)
 
     def put_unbounded(self, message: object) -> None:
-        """Add to the message lane whatever its length: for senders that bound themselves (timers, inputs)."""
+        """Add to the message queue whatever its length: for senders that bound themselves (timers, inputs)."""
         if self.weigh is not None:
             self._add_weight(0)
         self.messages.append(message)
         self.wake()
 
     def take(self) -> object:
-        """Remove the first of the message lane, which is not empty, and let a parked writer in."""
+        """Remove the first message of the queue, which must not be empty, and admit waiting senders."""
         message = self.messages.popleft()
         if self.weigh is not None:
             self.bytes_waiting -= self._weights.popleft()
@@ -104,7 +104,7 @@ class Mailbox:
         return message
 
     def put_signal(self, message: object) -> None:
-        """Add to the signal lane, which is read first and never refuses. Raises `ActorStopped` when closed."""
+        """Add to the signal queue, which is read first and never refuses. Raises `ActorStopped` when closed."""
         if self.closed:
             raise self.stopped()
         self.signals.append(message)
@@ -132,7 +132,7 @@ class Mailbox:
             self._arrival = None
 
     def close(self) -> None:
-        """Take nothing more. What is inside stays readable; writers that wait for room get `ActorStopped`."""
+        """Take nothing more. What is inside stays readable; senders that wait for room get `ActorStopped`."""
         self.closed = True
         while self._parked:
             _, _, admitted = self._parked.popleft()
@@ -141,11 +141,12 @@ class Mailbox:
         self.wake()
 
     def abandon(self, error: Exception) -> int:
-        """Empty the closed mailbox, tell those who wait for an answer, and return how many messages were dropped."""
+        """Empty the closed mailbox, give `error` to senders that wait for an answer, and return how many messages were
+        dropped."""
         dropped = len(self.signals) + len(self.messages)
-        for lane in (self.signals, self.messages):
-            while lane:
-                message = lane.popleft()
+        for queue in (self.signals, self.messages):
+            while queue:
+                message = queue.popleft()
                 if isinstance(message, Envelope):
                     message.abandon(error)
         self.crashes.clear()
@@ -154,15 +155,16 @@ class Mailbox:
         return dropped
 
     def discard(self, kinds: tuple[type[Envelope], ...]) -> None:
-        """Remove messages that were put unbounded: what a life that ended had read ahead is not for its successor."""
+        """Remove envelopes of `kinds`, which were put unbounded: what an ended life has read ahead is not for its
+        successor."""
         kept = [not isinstance(message, kinds) for message in self.messages]
-        for lane in (self.messages, self._weights):
-            survivors = [item for item, keep in zip(lane, kept, strict=False) if keep]
-            lane.clear()
-            lane.extend(survivors)  # pyright: ignore[reportArgumentType] -- each lane gets its own items back
+        for queue in (self.messages, self._weights):
+            survivors = [item for item, keep in zip(queue, kept, strict=False) if keep]
+            queue.clear()
+            queue.extend(survivors)  # pyright: ignore[reportArgumentType] -- each queue gets its own items back
 
     def stopped(self) -> ActorStopped:
-        """The error of whoever writes to this mailbox after it was closed."""
+        """The error for a sender that adds to this mailbox after it was closed."""
         return ActorStopped(f"{self.actor} has stopped", actor=self.actor)
 
     def _is_full(self) -> bool:

@@ -1,4 +1,4 @@
-"""What an actor system reports while it runs: the seam to logs and metrics."""
+"""What an actor system reports while it runs, to logs and metrics."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ logger = logging.getLogger("tidewal.actor")
 
 
 class Observer(Protocol):
-    """Is told what happens to actors. Methods return quickly and do not raise; `blocked` and `beat_failed` are called
-    on other threads than the loop's."""
+    """Receives what happens to actors. Methods return quickly and do not raise; `blocked` and `heartbeat_failed` are
+    called on other threads than the loop's."""
 
     def crashed(self, actor: str, error: BaseException, pause_s: float | None) -> None:
         """The actor crashed; it is restarted after `pause_s` seconds, or never (None)."""
         ...
 
     def cleanup_failed(self, actor: str, error: BaseException) -> None:
-        """Something failed while a life of the actor was ending (`on_stop`, a task or an input being closed)."""
+        """`on_stop`, a task or an input that was being closed failed while a life of the actor was ending."""
         ...
 
     def unanswered(self, actor: str, error: BaseException) -> None:
-        """A `Deferred` failed that nobody was waiting for."""
+        """A `Deferred` failed for which no sender was waiting."""
         ...
 
     def refused(self, actor: str, limit: str) -> None:
-        """A message met a full mailbox; `limit` names the setting."""
+        """A full mailbox refused a message; `limit` names the setting."""
         ...
 
     def dropped(self, actor: str, messages: int) -> None:
-        """The actor ended with `messages` messages that nobody will handle."""
+        """The actor ended with `messages` messages that will never be handled."""
         ...
 
     def blocked(self, actor: str, blocked_ms: int, stack: str) -> None:
         """The loop has stood still for `blocked_ms` in a task of this actor; `stack` is where."""
         ...
 
-    def beat_failed(self, name: str, error: BaseException) -> None:
-        """A callback of the heart raised; the heart goes on."""
+    def heartbeat_failed(self, name: str, error: BaseException) -> None:
+        """A callback of the heartbeat thread raised; the thread goes on."""
         ...
 
 
@@ -52,7 +52,7 @@ class LogObserver:
         logger.error("%s failed while it was ending", actor, exc_info=error)
 
     def unanswered(self, actor: str, error: BaseException) -> None:
-        logger.error("%s failed to do what nobody waits for", actor, exc_info=error)
+        logger.error("%s failed to handle a message that no sender waits for", actor, exc_info=error)
 
     def refused(self, actor: str, limit: str) -> None:
         logger.debug("%s refused a message: %s", actor, limit)
@@ -63,5 +63,5 @@ class LogObserver:
     def blocked(self, actor: str, blocked_ms: int, stack: str) -> None:
         logger.error("%s has blocked the loop for %d ms at\n%s", actor, blocked_ms, stack)
 
-    def beat_failed(self, name: str, error: BaseException) -> None:
+    def heartbeat_failed(self, name: str, error: BaseException) -> None:
         logger.error("heartbeat %s failed", name, exc_info=error)

@@ -1,4 +1,4 @@
-"""The address of an actor: all that others hold of it."""
+"""The address of an actor: all that other code has of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidRequest, Overloaded
-from .asking import Question
+from .question import Question
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -34,11 +34,12 @@ class ActorRef:
 
     @property
     def cell(self) -> Cell:
-        """The actor's place in the system. For the runtime."""
+        """The actor's cell. For the runtime."""
         return self._cell
 
     def tell(self, message: object) -> None:
-        """Send without waiting. Raises `Overloaded` when the mailbox is full: the message was not taken."""
+        """Send without waiting. Raises `Overloaded` when the mailbox is full: the message was not taken; `ActorStopped`
+        when the actor has stopped."""
         try:
             self._mailbox.put(message)
         except Overloaded as error:
@@ -46,19 +47,19 @@ class ActorRef:
             raise
 
     async def send(self, message: object) -> None:
-        """Send, waiting for room in the mailbox. Writers that wait are let in in the order of their arrival."""
+        """Send, waiting for room in the mailbox. Senders that wait are admitted in the order of their arrival."""
         await self._mailbox.put_when_room(message)
 
     def signal(self, message: object) -> None:
-        """Send on the lane that is read first and never refuses. For few and small messages."""
+        """Send through the queue that is read first and never refuses. For few and small messages."""
         self._mailbox.put_signal(message)
 
     async def ask(self, message: object, *, deadline_s: float = 10.0) -> object:
         """Send and wait for the answer.
 
         Raises the handler's error (Tidewal's own as is, any other as `HandlerFailed`), `Overloaded` at once when the
-        mailbox is full, `ActorStopped`, and `DeadlineExceeded` after `deadline_s`, when a message not yet begun is
-        dropped. A cancelled ask drops it too.
+        mailbox is full, `ActorStopped`, and `DeadlineExceeded` after `deadline_s`, when a message whose handling has
+        not begun is dropped. A cancelled ask drops it too.
         """
         if asyncio.current_task() is self._cell.task:
             raise InvalidRequest(f"{self.name} asks itself: it would wait for itself", actor=self.name)

@@ -11,7 +11,7 @@ from ..clock import Clock, SystemClock
 from ..errors import Closed, InvalidRequest
 from .actor import Actor
 from .cell import ActorState, ActorStatus, Cell
-from .heart import Heart
+from .heartbeat import HeartbeatThread
 from .mailbox import Mailbox
 from .observer import LogObserver, Observer
 from .ref import ActorRef
@@ -55,9 +55,10 @@ class Escalation:
 class ActorSystem:
     """An async context manager; leaving it stops all actors, the youngest first.
 
-    Timers and deadlines run on the loop's time; `clock` is the heart's and the watchdog's. `random_seed` decides the
-    jitter of restarts. With `threads=False` the heart beats on the loop and there is no watchdog, so that a run on a
-    virtual loop is deterministic. `blocked_after_ms=None` leaves the watchdog out.
+    Timers and deadlines run on the loop's time; `clock` is that of the heartbeat thread and the watchdog. `random_seed`
+    decides the jitter of restarts. With `threads=False` heartbeats run on the loop and there is no watchdog, so that a
+    run on a virtual loop is deterministic. `blocked_after_ms=None` leaves the watchdog out. The other parameters are
+    the settings of the same name, in messages, bytes and seconds.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ActorSystem:
     ) -> None:
         self.clock: Clock = clock or SystemClock()
         self.observer: Observer = observer or LogObserver()
-        self.heart = Heart(self.clock, on_error=self.observer.beat_failed)
+        self.heartbeat = HeartbeatThread(self.clock, on_error=self.observer.heartbeat_failed)
         self._mailbox_size = mailbox_size
         self._mailbox_bytes = mailbox_bytes
         self._blocked_after_ms = blocked_after_ms
@@ -95,12 +96,12 @@ class ActorSystem:
         self.failed = Escalation()
         self._open = True
         if self._threads:
-            self.heart.start()
+            self.heartbeat.start()
             if self._blocked_after_ms is not None:
                 self._watchdog = Watchdog(loop, self._blocked_after_ms, self.observer.blocked)
                 self._watchdog.start()
         else:
-            self.heart.start(loop)
+            self.heartbeat.start(loop)
         return self
 
     async def __aexit__(
@@ -109,8 +110,8 @@ class ActorSystem:
         await self.close()
 
     async def close(self) -> None:
-        """Stop all actors, the youngest first, then the heart and the watchdog. A failed stop is reported, and raised
-        after the others were stopped."""
+        """Stop all actors, the youngest first, then the heartbeat thread and the watchdog. A failed stop is reported,
+        and raised after the others were stopped."""
         self._open = False
         problem: Exception | None = None
         try:
@@ -122,7 +123,7 @@ class ActorSystem:
                     problem = problem or error
         finally:
             self.timers.close()
-            self.heart.stop()
+            self.heartbeat.stop()
             if self._watchdog is not None:
                 self._watchdog.stop()
         if problem is not None:
@@ -136,7 +137,8 @@ class ActorSystem:
         supervision: Supervision | None = None,
         mailbox_size: int | None = None,
     ) -> ActorRef:
-        """Start an actor and wait for its `on_start`. Raises what the first `on_start` raises, and then keeps nothing.
+        """Start an actor and wait for its `on_start`. Raises what the first `on_start` raises, and then keeps nothing;
+        `InvalidRequest` for a name that is taken, `Closed` when the system does not run.
 
         A factory (or an `Actor` class) is called anew for each life. An instance has one life: if it crashes it gives
         up at once.
@@ -161,29 +163,29 @@ class ActorSystem:
         return cell.ref
 
     async def stop(self, ref: ActorRef, *, deadline_s: float | None = None) -> None:
-        """Drain an actor and stop it: no new messages, those that wait are handled, then `on_stop`.
+        """Drain an actor and stop it: no new messages, waiting ones are handled, then `on_stop`.
 
-        After `deadline_s` the handler is cancelled and what waits is dropped. Raises what the last messages or
-        `on_stop` raised, and `DeadlineExceeded` if the actor ignores even the cancellation.
+        After `deadline_s` seconds the handler is cancelled and waiting messages are dropped. Raises what the last
+        messages or `on_stop` raised, and `DeadlineExceeded` if the actor ignores even the cancellation.
         """
         if asyncio.current_task() is ref.cell.task:
             raise InvalidRequest(f"{ref.name} would wait for itself: call self.stop()", actor=ref.name)
         await ref.cell.stop(self._stop_deadline_s if deadline_s is None else deadline_s, self._stop_grace_s)
 
     def status(self) -> list[ActorStatus]:
-        """One entry per actor that runs or has given up, in the order of their spawning."""
+        """One entry per actor that runs or has given up, in the order of spawning."""
         return [cell.status() for cell in self._cells.values()]
 
     @property
     def loop_lag_s(self) -> float:
-        """How late the event loop runs what is due; 0 without a watchdog."""
+        """How late the event loop runs callbacks that are due, in seconds; 0 without a watchdog."""
         return self._watchdog.lag_s if self._watchdog is not None else 0.0
 
     def escalate(self, actor: str, error: BaseException) -> None:
-        """An actor has given up. For the runtime."""
+        """Record that an actor has given up. For the runtime."""
         self.failed.happen(actor, error)
 
     def forget(self, cell: Cell) -> None:
-        """An actor has ended. For the runtime."""
+        """Remove an actor that has ended. For the runtime."""
         if cell.state is not ActorState.FAILED and self._cells.get(cell.name) is cell:
             del self._cells[cell.name]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Timer:
-    """A callback to come, once or every `interval_s` seconds. `cancel` may be called at any time, also twice."""
+    """A future callback, once or every `interval_s` seconds. `cancel` may be called at any time, also twice."""
 
     __slots__ = ("_timers", "callback", "cancelled", "interval_s")
 
@@ -51,7 +51,7 @@ class Timers:
         return self._add(Timer(self, callback, None), self._loop.time() + delay_s)
 
     def every(self, interval_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back every `interval_s`. Turns missed while the loop was blocked are not made up for."""
+        """Call back every `interval_s`. Calls missed while the loop was blocked are not made up for."""
         if interval_s <= 0:
             raise ValueError(f"interval_s must be above 0, not {interval_s}")
         return self._add(Timer(self, callback, interval_s), self._loop.time() + interval_s)
@@ -94,7 +94,7 @@ class Timers:
             if timer.cancelled:
                 continue
             if timer.interval_s is None:
-                timer.cancelled = True  # it is over: cancelling it now has nothing to remove from the heap
+                timer.cancelled = True  # it has fired: cancelling it now has nothing to remove from the heap
             else:
                 next_s = max(due_s + timer.interval_s, now)
                 heapq.heappush(self._heap, (next_s, next(self._order), timer))
@@ -106,7 +106,7 @@ class Expiring(Protocol):
     """What can have a deadline."""
 
     def expire(self) -> None:
-        """The deadline has passed. Must not raise."""
+        """Called when the deadline has passed. Must not raise."""
         ...
 
 

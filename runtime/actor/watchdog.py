@@ -1,4 +1,5 @@
-"""The detector of handlers that block the event loop: a thread that pings the loop and names who kept it."""
+"""The detector of handlers that block the event loop: a thread that pings the loop and names the task that blocks
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 from ..clock import Clock, SystemClock
-from .heart import Heart
+from .heartbeat import HeartbeatThread
 
 LOOKS_PER_LIMIT = 4  # a stall is seen at most a quarter of the limit late
 
@@ -33,7 +34,7 @@ class Watchdog:
         self._blocked_after_ms = blocked_after_ms
         self._report = report
         self._clock: Clock = clock or SystemClock()
-        self._heart = Heart(self._clock, name="tidewal-watchdog")
+        self._heartbeat = HeartbeatThread(self._clock, name="tidewal-watchdog")
         self._pinged_at: float | None = None
         self._answered_after_s = 0.0
         self._reported = False
@@ -46,16 +47,16 @@ class Watchdog:
         return max(self._answered_after_s, waiting_s)
 
     def start(self) -> None:
-        """Look from now on."""
-        self._heart.every(self._blocked_after_ms / 1000 / LOOKS_PER_LIMIT, self.look, "watchdog")
-        self._heart.start()
+        """Start watching."""
+        self._heartbeat.every(self._blocked_after_ms / 1000 / LOOKS_PER_LIMIT, self.look, "watchdog")
+        self._heartbeat.start()
 
     def stop(self) -> None:
-        """Look no more, and wait for the thread."""
-        self._heart.stop()
+        """Stop watching, and wait for the thread."""
+        self._heartbeat.stop()
 
     def look(self) -> None:
-        """Ping the loop, or see how long the last ping has been waiting."""
+        """Ping the loop, or check how long the last ping has been waiting."""
         pinged_at = self._pinged_at
         if pinged_at is None:
             self._reported = False
@@ -63,7 +64,7 @@ class Watchdog:
             try:
                 self._loop.call_soon_threadsafe(self._pong)
             except RuntimeError:  # the loop was closed
-                self._heart.stop()
+                self._heartbeat.stop()
             return
         blocked_ms = int((self._clock.monotonic() - pinged_at) * 1000)
         if blocked_ms >= self._blocked_after_ms and not self._reported:

@@ -1,1 +1,1 @@
-"""Consumer groups: who reads which channel, and how far each group has got. Adapters bring the storage."""
+"""Consumer groups: which member reads which channel, and how far each group has got. Adapters bring the storage."""

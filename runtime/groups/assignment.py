@@ -1,4 +1,4 @@
-"""Who gets which channel: as even as the subscriptions allow, and with as few moves as that needs."""
+"""Assign channels to members: as evenly as the subscriptions allow, and with as few moves as that needs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import TypeAlias
 Subscribers: TypeAlias = frozenset[str]
 
 
-def divide(subscribers: Mapping[str, Subscribers], current: Mapping[str, str | None]) -> dict[str, str]:
-    """Give each channel that has subscribers to one of them.
+def assign(subscribers: Mapping[str, Subscribers], current: Mapping[str, str | None]) -> dict[str, str]:
+    """Assign each channel that has subscribers to one of them; returns the member of each channel.
 
-    No other division is more even: no channel, nor a chain of channels, can go from a member to one that has two fewer.
-    A channel stays with its `current` member as long as that subscribes to it and evenness does not ask for it. The
-    result depends on the contents of the arguments alone, not on their order.
+    `subscribers` names the members that subscribe to each channel, `current` the member that has it now, None for none.
+    No other assignment is more even: no channel, nor a chain of channels, can go from a member to one that has two
+    fewer. A channel stays with its `current` member as long as that subscribes to it and evenness does not need the
+    channel elsewhere. The result depends on the contents of the arguments alone, not on their order.
     """
-    return _Division(subscribers, current).channels()
+    return _Assigner(subscribers, current).channels()
 
 
-class _Division:
-    """Channels with the same subscribers are alike, so the search for a better division runs over these kinds."""
+class _Assigner:
+    """Channels with the same subscribers are alike, so the search for a better assignment runs over these kinds."""
 
     def __init__(self, subscribers: Mapping[str, Subscribers], current: Mapping[str, str | None]) -> None:
         self._held: dict[str, dict[Subscribers, list[str]]] = {}  # by member and kind, channels in order
@@ -29,14 +30,14 @@ class _Division:
             for member in kind:
                 self._held.setdefault(member, defaultdict(list))
                 self._count.setdefault(member, 0)
-        homeless: list[str] = []
+        unassigned: list[str] = []
         for channel in sorted(subscribers):
             holder = current.get(channel)
             if holder is not None and holder in subscribers[channel]:
                 self._give(holder, subscribers[channel], channel)
             elif subscribers[channel]:
-                homeless.append(channel)
-        for channel in homeless:
+                unassigned.append(channel)
+        for channel in unassigned:
             kind = subscribers[channel]
             self._give(min(kind, key=lambda member: (self._count[member], member)), kind, channel)
         self._even_out()
@@ -50,11 +51,11 @@ class _Division:
         self._count[member] += 1
 
     def _even_out(self) -> None:
-        while any(self._relieve(member) for member in sorted(self._count, key=lambda m: (-self._count[m], m))):
+        while any(self._move_one_from(member) for member in sorted(self._count, key=lambda m: (-self._count[m], m))):
             pass
 
-    def _relieve(self, member: str) -> bool:
-        """Move one channel away from the member, over others where need be, to the nearest that has two fewer."""
+    def _move_one_from(self, member: str) -> bool:
+        """Move one channel away from the member, over other members where needed, to the nearest that has two fewer."""
         enough = self._count[member] - 2
         if min(self._count.values()) > enough:
             return False
@@ -73,7 +74,7 @@ class _Division:
         return False
 
     def _takers(self, giver: str) -> list[tuple[str, Subscribers]]:
-        """To whom one of the giver's channels may go, the least laden first."""
+        """The members to which one of the giver's channels may go, those with the fewest channels first."""
         kinds = [kind for kind, channels in self._held[giver].items() if channels]
         takers = {taker: kind for kind in sorted(kinds, key=sorted, reverse=True) for taker in kind if taker != giver}
         return sorted(takers.items(), key=lambda item: (self._count[item[0]], item[0]))

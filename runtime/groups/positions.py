@@ -1,4 +1,4 @@
-"""Turn a place in a channel into a group's position: the id up to which all is done."""
+"""Turn a start in a channel into a group's position: the id up to which all is done."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..wal import ChannelInfo, Entry, From, FromId, FromTime, Start, Wal
 
 
 async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
-    """The position from which reading goes on at `start`; b"" for the first entry that there is, or will be. For
-    backends whose ids are numbers of one length. Raises `ChannelNotFound`, and `PositionLost` where an id was removed
+    """The position from which reading goes on at `start`; b"" for the first entry there is, or will be. For backends
+    whose ids are numbers of one length. Raises `ChannelNotFound`, and `PositionLost` where an id was removed
     or never given out."""
     info = await wal.describe(channel)
     latest = info.latest_id or b""
@@ -38,8 +38,8 @@ async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
 
 
 async def _something_is_missing(wal: Wal, info: ChannelInfo, start: FromId) -> bool:
-    """Whether an entry between the place and the first that there is was removed. Ids need not be dense, so the log is
-    asked what comes next. Raises `PositionLost` where it knows that."""
+    """Whether an entry between `start` and the first that is kept was removed. Ids need not be dense, so the log is
+    asked for the next entry. Raises `PositionLost` where the log knows that one was removed."""
     if info.first_id is None:
         return True
     reader = cast("AsyncGenerator[Sequence[Entry]]", wal.read(info.name, start))

@@ -1,4 +1,4 @@
-"""Work through what a group's member gets, under delivery semantics that one argument chooses."""
+"""Process what a group's member gets, under delivery semantics that one argument chooses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Handler: TypeAlias = Callable[[Delivered], Awaitable[Sequence[Append]]]
 class Semantics(Enum):
     """How often the effect of an entry may happen when processes die in the middle of their work."""
 
-    AT_MOST_ONCE = "at_most_once"  # acknowledged before it is worked on: what was being worked on then is lost
-    AT_LEAST_ONCE = "at_least_once"  # acknowledged afterwards: what was being worked on then is worked on again
-    EXACTLY_ONCE = "exactly_once"  # its outputs and the acknowledgement are one commit; what else a handler does is not
+    AT_MOST_ONCE = "at_most_once"  # acknowledged before it is processed: what was being processed then is lost
+    AT_LEAST_ONCE = "at_least_once"  # acknowledged afterwards: what was being processed then is processed again
+    EXACTLY_ONCE = (
+        "exactly_once"  # its outputs and the acknowledgement are one commit; a handler's other effects are not
+    )
 
 
 class _Left(Exception):
@@ -27,7 +29,7 @@ class _Left(Exception):
 
 async def process(wal: Wal, member: GroupMember, handle: Handler, semantics: Semantics) -> None:
     """Call `handle` with each batch, one after the other, and append what it returns, until the member leaves or the
-    log is closed. What another member gets meanwhile is left to that one, as `Fenced` says.
+    log is closed. A batch whose channel another member gets meanwhile (`Fenced`) is left to that member.
 
     Raises what `handle`, iterating, acknowledging, committing and appending raise; the member stays in its group then,
     and processing may be started again with it, or after leaving with another one. After an error, and when it is

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from ..errors import InvalidRequest
 from ..wal import Append, ChannelPolicy, OnAppended
-from .link import Ack
+from .coordinator_client import Ack
 
 
 class Change(NamedTuple):
@@ -23,14 +23,14 @@ class Change(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class GroupProgress:
     """A group's position in one channel. Everything ≤ `acked_to` (b"" lies before all ids) and in `acked` is done."""
 
     acked_to: bytes = b""
     acked: set[bytes] = field(default_factory=set[bytes])
 
     def apply(self, change: Change) -> None:
-        """Let one step take effect; one that lies behind changes nothing."""
+        """Let one step take effect; a step behind the position changes nothing."""
         if change.reset:
             self.acked_to, self.acked = change.upto or b"", set()
             return
@@ -40,32 +40,33 @@ class Progress:
         self.acked.update(id for id in change.ids if id > self.acked_to)
 
 
-def check_new(ack: Ack, progress: Progress, outputs: Sequence[Append]) -> None:
+def check_new(ack: Ack, progress: GroupProgress, outputs: Sequence[Append]) -> None:
     """Raise `InvalidRequest` for outputs of what is acknowledged already: they were committed with it."""
     if outputs and ack.upto is not None and ack.upto <= progress.acked_to:
         raise InvalidRequest(f"these entries of {ack.channel} are acknowledged: their outputs were committed before")
 
 
 class GroupBackend(Protocol):
-    """What the coordinator asks of the log it lives in. Nothing here blocks; it is called under the coordinator's lock,
-    from any thread, and must not call back into the coordinator from within (from `done` it may). So the backend must
+    """What the coordinator needs of its log. No method blocks; all are called under the coordinator's lock, from any
+    thread, and must not call back into the coordinator from within (from `done` they may). So the backend must
     not call the coordinator while it holds a lock that one of these methods takes."""
 
     def channels(self) -> Collection[str]:
-        """The names of the durable channels there are."""
+        """The names of all durable channels."""
         ...
 
     def policy(self, channel: str) -> ChannelPolicy:
         """Raises `ChannelNotFound`."""
         ...
 
-    def progress(self, channel: str) -> Mapping[str, Progress]:
+    def progress(self, channel: str) -> Mapping[str, GroupProgress]:
         """By group, the positions in a channel, as far as they are durable. Raises `ChannelNotFound`."""
         ...
 
     def begin(self, channel: str) -> bytes:
         """The id just before the first entry that is kept (or will come, while the channel is empty): a group that
-        starts there is told when retention removes entries that it has not had. Raises `ChannelNotFound`."""
+        starts there gets `PositionLost` when retention removes entries that it has not read. Raises
+        `ChannelNotFound`."""
         ...
 
     def end(self, channel: str) -> bytes:

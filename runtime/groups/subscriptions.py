@@ -1,4 +1,4 @@
-"""Which channels a member asks for: names, and patterns with `*`."""
+"""The channels that a member subscribes to: names, and patterns with `*`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,250}")
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise `InvalidRequest` unless it can name a group or member."""
+    """Raise `InvalidRequest` unless `name` can name a group or member; `what` says which, for the message."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"{what} {name!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
 
 
 class Subscription:
-    """What one member asks for. Raises `InvalidRequest` for what names no channel, `Overloaded` (`limit`
-    "subscriptions" or "patterns") for too much of it."""
+    """What one member subscribes to. Raises `InvalidRequest` for strings that can name no channel, `Overloaded`
+    (`limit` "subscriptions" or "patterns") for too many of them."""
 
     def __init__(self, channels: Sequence[str]) -> None:
         if isinstance(channels, str) or not channels:
@@ -40,5 +40,5 @@ class Subscription:
         self._patterns = [re.compile(fnmatch.translate(pattern)) for pattern in patterns]
 
     def takes(self, channel: str) -> bool:
-        """Say whether the channel is asked for."""
+        """Whether the member subscribes to the channel."""
         return channel in self.names or any(pattern.match(channel) for pattern in self._patterns)

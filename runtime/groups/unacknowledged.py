@@ -10,7 +10,7 @@ from ..errors import InvalidRequest
 from ..wal import Delivered, Entry
 
 
-class Plan(NamedTuple):
+class AckPlan(NamedTuple):
     """What to store: all ids ≤ `upto` are done (None: says nothing), and the single `ids` behind it. `batch` is the
     last id of the batch they were delivered with."""
 
@@ -20,13 +20,13 @@ class Plan(NamedTuple):
 
 
 class _Singles:
-    """Which entries of one batch are done, once somebody acknowledges them one by one."""
+    """Which entries of one batch are done, where they are acknowledged one by one."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.order = [entry.id for entry in entries]
         self.known = frozenset(self.order)
         self.done: set[bytes] = set()
-        self.prefix = 0  # so many from the start are done
+        self.prefix = 0  # the number of entries from the start that are done
 
     def left_of(self, ids: frozenset[bytes]) -> frozenset[bytes]:
         done_to = self.order[self.prefix - 1] if self.prefix else b""
@@ -54,7 +54,7 @@ class Unacknowledged:
     def __init__(self, acked_to: bytes) -> None:
         self._batches: OrderedDict[bytes, _Batch] = OrderedDict()  # by the last id delivered
         self._done_to = acked_to  # everything up to here is done
-        self._stored_to = acked_to  # and up to here that is stored cumulatively
+        self._stored_to = acked_to  # up to here that is stored cumulatively
 
     def __len__(self) -> int:
         """How many batches are not done."""
@@ -69,13 +69,13 @@ class Unacknowledged:
         else:
             self._done_to = through
 
-    def plan(self, delivered: Delivered, ids: Sequence[bytes] | None) -> Plan | None:
+    def plan(self, delivered: Delivered, ids: Sequence[bytes] | None) -> AckPlan | None:
         """What to store for an acknowledgement; None when it is stored already. Changes nothing. Raises
         `InvalidRequest` for ids that are not in `delivered`."""
         last = delivered.entries[-1].id
         batch = self._batches.get(last)
         if ids is None:
-            return None if batch is None else Plan(last, batch.through, ())
+            return None if batch is None else AckPlan(last, batch.through, ())
         wanted = frozenset(ids)
         singles = _Singles(delivered.entries) if batch is None or batch.singles is None else batch.singles
         if not wanted <= singles.known:
@@ -85,9 +85,9 @@ class Unacknowledged:
             return None
         batch.singles = singles
         upto = self._done_with(left)
-        return Plan(last, upto, tuple(sorted(id for id in left if upto is None or id > upto)))
+        return AckPlan(last, upto, tuple(sorted(id for id in left if upto is None or id > upto)))
 
-    def stored(self, plan: Plan) -> None:
+    def stored(self, plan: AckPlan) -> None:
         """Note that a plan took effect."""
         if plan.upto is not None:
             self._stored_to = max(self._stored_to, plan.upto)

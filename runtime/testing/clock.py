@@ -1,4 +1,4 @@
-"""Time that a test owns."""
+"""Virtual time, controlled by a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EPOCH_MS = 1_600_000_000_000  # where virtual wall clocks start: 2020-09-13
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to."""
+    """A clock that moves only by its methods."""
 
     def __init__(self, wall_ms: int = EPOCH_MS) -> None:
         self._wall_ms = wall_ms
@@ -27,7 +27,7 @@ class VirtualClock:
         return self._monotonic
 
     def running(self) -> float:
-        """Seconds, without those in which the machine was suspended: what an event loop goes by."""
+        """Seconds, without those in which the machine was suspended: what an event loop uses."""
         return self._monotonic - self._suspended
 
     def advance(self, seconds: float) -> None:
@@ -39,7 +39,7 @@ class VirtualClock:
         self._wall_ms += ms
 
     def suspend(self, seconds: float) -> None:
-        """Let `seconds` pass in which nothing runs and no timer comes nearer, as when a lid is closed."""
+        """Let `seconds` pass in which nothing runs and no timer comes nearer, as while a machine is suspended."""
         self._monotonic += seconds
         self._suspended += seconds
 
@@ -81,8 +81,8 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop on virtual time: sleeping costs nothing and its order depends on nothing outside. Work on other
-    threads is the one thing it cannot order, so a deterministic run has none."""
+    """An event loop on virtual time: sleeping costs nothing and its order depends on nothing outside. It
+    cannot order work on other threads, so a deterministic run has none."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(_JumpingSelector(clock))
@@ -100,7 +100,7 @@ def run_virtual(main: Coroutine[Any, Any, Result], clock: VirtualClock | None = 
 
 
 async def until(true: Callable[[], object]) -> None:
-    """Let the loop turn until something is true; the test's timeout ends what never is."""
+    """Let the loop run until `true()` is true; the test's timeout ends the wait otherwise."""
     while not true():  # noqa: ASYNC110 -- what is waited for has no event to await
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A disk that fails as disks do: it forgets what was not synced, takes half a write, lies full, or refuses.
+"""A disk that fails as disks do: it loses what was not synced, writes half of a write, is full, or refuses.
 
 `FaultyDisk` keeps real files (what a running process sees is its page cache) and remembers for each sector what the
 device would hold. `cut_power` makes every further call fail; `restore_power` leaves the files as the device has them:
@@ -26,8 +26,8 @@ WRITING = ("open", "write", "rename", "remove")  # a segment is always opened fo
 
 @dataclass(slots=True)
 class _File:
-    """Sectors whose content the device lacks: what it has instead. `dirty` ones follow at the next sync; those of a
-    failed sync count as clean afterwards and never follow."""
+    """Sectors whose content the device lacks, with what it has instead. `dirty` ones are written at the next sync;
+    those of a failed sync count as clean afterwards and are never written."""
 
     path: str
     dirty: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -54,7 +54,7 @@ class _Fault:
 
 
 class FaultySyncer:
-    """Syncs of a faulty disk that have ended as soon as they are begun."""
+    """Syncs of a faulty disk, which end as soon as they begin."""
 
     def __init__(self, disk: FaultyDisk) -> None:
         self.file = os.eventfd(0, os.EFD_NONBLOCK)
@@ -87,7 +87,7 @@ class FaultyDisk(RealDisk):
     def __init__(self, seed: int = 0, *, keep_chance: float = 0.5, beside: bool = True) -> None:
         """`keep_chance` is how likely an unsynced sector survives a loss of power. `beside`: it has a syncer."""
         self._beside = beside
-        self.free: int | None = None  # pretend this much space
+        self.free: int | None = None  # free bytes to pretend
         self.write_limit: int | None = None  # bytes that one write takes at most
         self.read_only = False  # as after a remount: nothing can be written, made, renamed or removed
         self.syncs = 0
@@ -106,11 +106,11 @@ class FaultyDisk(RealDisk):
         self._faults.append(_Fault(operation, name, error, skip, times))
 
     def heal(self) -> None:
-        """Let everything succeed again."""
+        """Let all operations succeed again."""
         self._faults, self.read_only, self.write_limit = [], False, None
 
     def cut_power(self) -> None:
-        """Refuse everything from now on."""
+        """Refuse all operations from now on."""
         with self._lock:
             self._power = False
 

@@ -1,4 +1,4 @@
-"""What goes wrong, and when, drawn from one seed."""
+"""Faults and their times, drawn from one seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Fault(Enum):
     NONE = "none"
     DROP = "drop"  # acknowledged by an ephemeral channel and never delivered; a durable one has no such fault
     FAIL = "fail"  # certainly not written, reported as an error
-    UNKNOWN = "unknown"  # written, yet reported as an error of unknown outcome
+    UNKNOWN = "unknown"  # written, but reported as an error of unknown outcome
     LOST = "lost"  # never written, and reported as an error of unknown outcome
     DELAY = "delay"  # written and acknowledged later
     DUPLICATE = "duplicate"  # an ephemeral message delivered twice
@@ -38,10 +38,10 @@ class Rates:
 
 
 class FaultPlan:
-    """Seeded faults for a memory WAL and for actors. `trace` tells what was decided, for comparing runs."""
+    """Seeded faults for a memory WAL and for actors. `trace` lists what was decided, for comparing runs."""
 
     def __init__(self, seed: int = 0, rates: Rates | None = None, *, channels: str = "") -> None:
-        """Only channels whose name contains `channels` are touched."""
+        """Faults have the probabilities `rates`, and hit only channels whose name contains `channels`."""
         self.seed = seed
         self.rates = rates or Rates()
         self.trace: list[str] = []

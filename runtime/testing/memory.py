@@ -19,12 +19,12 @@ from ..errors import (
     MessageTooLarge,
     Unavailable,
 )
-from ..groups.local_link import LocalLink, settled
-from ..groups.member import Member, start_member
+from ..groups.group_consumer import GroupConsumer, start_member
+from ..groups.local_coordinator_client import LocalCoordinatorClient, settled
 from ..groups.positions import resolve
 from ..groups.progress import Change
+from ..loop_bridge import conclude
 from ..payloads import as_bytes
-from ..wakeup import conclude
 from ..wal import (
     Append,
     Capabilities,
@@ -40,7 +40,7 @@ from ..wal import (
     Start,
 )
 from .faults import Fault, FaultPlan
-from .memory_channel import MemoryChannel, Submitted, sequence_id, write
+from .memory_channel import InflightSubmit, MemoryChannel, sequence_id, write
 from .memory_groups import MemoryGroups
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
@@ -48,7 +48,7 @@ READ_BATCH_ENTRIES = 256
 
 
 class MemoryLog:
-    """What several `MemoryWal`s share: the channels, their entries, and the consumer groups."""
+    """The content that several `MemoryWal`s may share: the channels, their entries, and the consumer groups."""
 
     def __init__(self) -> None:
         self.channels: dict[str, MemoryChannel] = {}
@@ -56,7 +56,7 @@ class MemoryLog:
         self.groups = MemoryGroups(self.channels, self.lock)
 
     def dump(self) -> list[tuple[str, bytes, bytes]]:
-        """Every entry of the durable channels as (channel, id, payload): the trace that equal seeds make equal."""
+        """Every entry of the durable channels as (channel, id, payload): the trace that is equal for equal seeds."""
         return [
             (name, entry.id, bytes(entry.payload))
             for name, channel in sorted(self.channels.items())
@@ -86,9 +86,9 @@ class MemoryWal:
         self.faults = faults
         self._closed = False
         self._close_waiters: set[asyncio.Future[None]] = set()
-        self._delayed: list[Submitted] = []  # in order: a delayed append delays those behind it
-        self._loop: asyncio.AbstractEventLoop | None = None  # where delays run
-        self._members: list[Member] = []
+        self._delayed: list[InflightSubmit] = []  # in order: a delayed append delays those behind it
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop on which delays run
+        self._members: list[GroupConsumer] = []
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         self._check_open()
@@ -132,7 +132,7 @@ class MemoryWal:
                     size=len(payload),
                     limit=limit,
                 )
-        submitted = Submitted(
+        submitted = InflightSubmit(
             [
                 (channel, payload, entry.timestamp)
                 for entry, payload, channel in zip(entries, payloads, channels, strict=True)
@@ -145,7 +145,7 @@ class MemoryWal:
             fault = self.faults.decide(entries[0].channel, ephemeral=channels[0].policy.ephemeral)
         self._apply(fault, submitted)
 
-    def _apply(self, fault: Fault, submitted: Submitted) -> None:
+    def _apply(self, fault: Fault, submitted: InflightSubmit) -> None:
         entries, done = submitted.entries, submitted.done
         delayed = False
         match fault:
@@ -169,7 +169,7 @@ class MemoryWal:
                 pass
         self._queue(submitted, delayed=delayed)
 
-    def _queue(self, submitted: Submitted, *, delayed: bool) -> None:
+    def _queue(self, submitted: InflightSubmit, *, delayed: bool) -> None:
         with self.log.lock:
             if delayed or self._delayed:
                 self._delayed.append(submitted)
@@ -184,7 +184,7 @@ class MemoryWal:
             loop.call_soon_threadsafe(loop.call_later, delay_s, self._release)
 
     def _release(self) -> None:
-        """Let everything delayed so far happen: an append never overtakes an earlier one."""
+        """Write all that was delayed so far: an append never overtakes an earlier one."""
         with self.log.lock:
             delayed, self._delayed = self._delayed, []
             answers = write(delayed)
@@ -273,13 +273,13 @@ class MemoryWal:
         start: From = From.EARLIEST,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
-    ) -> Member:
+    ) -> GroupConsumer:
         self._check_open()
         groups = self.log.groups
         groups.use(self._submit)
         member = await start_member(
             self,
-            LocalLink(groups.coordinator),
+            LocalCoordinatorClient(groups.coordinator),
             group,
             channels,
             start=start,

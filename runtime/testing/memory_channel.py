@@ -1,4 +1,4 @@
-"""One channel of the memory WAL, and what is on its way into some."""
+"""One channel of the memory WAL, and submits in flight to channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import PositionLost, TidewalError
-from ..groups.progress import Change, Progress
+from ..groups.progress import Change, GroupProgress
 from ..wal import ChannelPolicy, Delivery, Entry, OnAppended
 
 
@@ -27,7 +27,7 @@ class MemoryChannel:
     size: int = 0  # bytes
     waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
     holds: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    groups: dict[str, Progress] = field(default_factory=dict[str, Progress])
+    groups: dict[str, GroupProgress] = field(default_factory=dict[str, GroupProgress])
     dropped: bool = False
 
     @property
@@ -50,11 +50,11 @@ class MemoryChannel:
         self._remove(bisect.bisect_left(self.entries, keep, key=lambda entry: entry.id))
 
     def apply(self, change: Change) -> None:
-        """Let a step of a group take effect, and remove what the policy lets go with it."""
-        self.groups.setdefault(change.group, Progress()).apply(change)
+        """Apply a step of a group, and remove the entries that the policy removes with it."""
+        self.groups.setdefault(change.group, GroupProgress()).apply(change)
         if self.policy.delivery is not Delivery.KEEP:
             acked_to = min(progress.acked_to for progress in self.groups.values())
-            self.remove_before(acked_to + b"\0")  # the least that lies behind it
+            self.remove_before(acked_to + b"\0")  # the least id behind it
 
     def lost(self, name: str, requested: bytes) -> PositionLost:
         """The error for a position that is not in the channel of that name."""
@@ -67,13 +67,13 @@ class MemoryChannel:
         )
 
     def wake(self) -> None:
-        """Let readers that wait look again, from whatever thread."""
+        """Let waiting readers look again; callable on any thread."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             _wake(waiter)
 
     def _forget(self) -> None:
-        """Let go of the oldest, and of some more than needed, so that it does not happen at every append."""
+        """Remove the oldest entries, and some more than needed, so that it does not happen at every append."""
         count, size = 0, self.size
         while size > self.policy.ephemeral_bytes * 7 // 8 and count < len(self.entries) - 1:
             size -= len(self.entries[count].payload)
@@ -99,8 +99,8 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 @dataclass(slots=True)
-class Submitted:
-    """Entries and steps of groups on their way, and what will be said of them: the entries' ids, or an error."""
+class InflightSubmit:
+    """Entries and steps of groups in flight, and their result: the entries' ids, or an error."""
 
     entries: list[tuple[MemoryChannel, bytes, int]]
     changes: list[tuple[MemoryChannel, Change]]
@@ -109,8 +109,9 @@ class Submitted:
     error: TidewalError | None = None
 
 
-def write(queue: Sequence[Submitted]) -> Callable[[], None]:
-    """Write what is to be written, under the log's lock. Call what comes back without it: an answer may append."""
+def write(queue: Sequence[InflightSubmit]) -> Callable[[], None]:
+    """Write what is to be written, under the log's lock. Call the function that is returned without the lock: `done`
+    may append."""
     answers: list[tuple[OnAppended, list[bytes] | TidewalError]] = []
     for submitted in queue:
         ids: list[bytes] = []

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from ..errors import ChannelNotFound, Closed
-from ..groups.coordinator import Coordinator
-from ..groups.progress import Change, Progress
+from ..groups.coordinator import GroupCoordinator
+from ..groups.progress import Change, GroupProgress
 from ..wal import Append, ChannelPolicy, OnAppended
 from .memory_channel import MemoryChannel, sequence_id
 
@@ -32,8 +32,8 @@ class _LoopClock:
 
 
 class MemoryGroups:
-    """`GroupBackend` over lists, with its coordinator. Commits go through the WAL that joined last, which brings its
-    faults. Members have numbered names and nothing here is random, so equal runs stay equal."""
+    """`GroupBackend` over lists, with its coordinator. Commits go through the WAL that joined last, with its faults.
+    Members have numbered names and nothing here is random, so equal runs stay equal."""
 
     def __init__(self, channels: Mapping[str, MemoryChannel], lock: threading.Lock) -> None:
         self._channels = channels
@@ -42,7 +42,7 @@ class MemoryGroups:
         self._submits: list[Submit] = []
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
-        self.coordinator = Coordinator(self._clock, self, 1, watch=self._watch)
+        self.coordinator = GroupCoordinator(self._clock, self, 1, watch=self._watch)
 
     def use(self, submit: Submit) -> None:
         """Send commits through `submit` from now on."""
@@ -51,7 +51,7 @@ class MemoryGroups:
         self._submits.append(submit)
 
     def drop(self, submit: Submit) -> None:
-        """Use it no more."""
+        """Do not send commits through `submit` any more."""
         if submit in self._submits:
             self._submits.remove(submit)
 
@@ -65,7 +65,7 @@ class MemoryGroups:
     def policy(self, channel: str) -> ChannelPolicy:
         return self._channel(channel).policy
 
-    def progress(self, channel: str) -> Mapping[str, Progress]:
+    def progress(self, channel: str) -> Mapping[str, GroupProgress]:
         return self._channel(channel).groups
 
     def begin(self, channel: str) -> bytes:
@@ -92,7 +92,7 @@ class MemoryGroups:
             raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel) from None
 
     def _watch(self) -> None:
-        """Look at what may expire as long as something may: a timer without end would keep virtual time running."""
+        """Call `expire` as long as something may expire: a timer without end would keep virtual time running."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._clock.loop is not loop:
             self._clock.loop = loop

@@ -1,20 +1,20 @@
-"""The channel writer: what the owner of pchannels does. `Writer` is the door; the other modules are its parts."""
+"""The owner of pchannels. `ChannelOwner` is its interface; the other modules are its parts."""
 
 from .acks import AckManager
 from .batch import Appended
-from .observer import WriterObserver
-from .owned import ChannelPoint, Grant, SyncPoint
-from .producers import Outcome, ProducerTable
-from .writer import Writer
+from .channel_owner import ChannelOwner
+from .observer import ChannelOwnerObserver
+from .owned_channel import ChannelGrant, ChannelPoint, SyncPoint
+from .producers import BatchOutcome, ProducerTable
 
 __all__ = [
     "AckManager",
     "Appended",
+    "BatchOutcome",
+    "ChannelGrant",
+    "ChannelOwner",
+    "ChannelOwnerObserver",
     "ChannelPoint",
-    "Grant",
-    "Outcome",
     "ProducerTable",
     "SyncPoint",
-    "Writer",
-    "WriterObserver",
 ]

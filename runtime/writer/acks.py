@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class Opened(Generic[Item]):
-    """One timestamp given out, and what was appended under it."""
+    """One timestamp that was given out, and what was appended under it."""
 
     ts: int
     item: Item
@@ -20,7 +20,8 @@ class Opened(Generic[Item]):
 
 class AckManager(Generic[Item]):
     """Timestamps in the order they were given out, released in that order once each is durable or has certainly
-    failed. An append of unknown outcome is never released (guarantee 4). Not thread-safe: the writer's lock guards it.
+    failed. An append of unknown outcome is never released (guarantee 4). Not thread-safe: the channel owner's lock
+    guards it.
     """
 
     def __init__(self) -> None:
@@ -30,20 +31,22 @@ class AckManager(Generic[Item]):
         return len(self._open)
 
     def begin(self, ts: int, item: Item) -> Opened[Item]:
-        """Open `ts`, which must be above all before it. Pass what comes back to `finish`, or to `withdraw` at once."""
+        """Open `ts`, which must be above all before it. Pass the result to `finish` later, or to `withdraw` at once."""
         assert not self._open or ts > self._open[-1].ts, "timestamps must be opened in order"
         opened = Opened(ts, item)
         self._open.append(opened)
         return opened
 
     def withdraw(self, opened: Opened[Item]) -> None:
-        """Take back the newest: its append was never submitted."""
+        """Remove the newest: its append was never submitted."""
         assert self._open[-1] is opened
         self._open.pop()
 
     def finish(self, opened: Opened[Item]) -> list[Item]:
-        """The append at `opened` is decided. Returns the items released by that, in order of their timestamps: an
-        acknowledgement never overtakes an earlier append, so whatever was acknowledged is at or below the watermark."""
+        """Note that the append at `opened` is decided. Returns the items released by that, in order of their
+        timestamps: an acknowledgement never overtakes an earlier append, so all that was acknowledged is at or below
+        the watermark.
+        """
         opened.done = True
         released: list[Item] = []
         while self._open and self._open[0].done:
@@ -51,9 +54,9 @@ class AckManager(Generic[Item]):
         return released
 
     def watermark(self, now: int) -> int:
-        """The highest time nothing open is at or below: `now` when nothing is open."""
+        """The highest time at or below which nothing is open: `now` when nothing is open."""
         return self._open[0].ts - 1 if self._open else now
 
     def items(self) -> list[Item]:
-        """What is open, in order."""
+        """The items that are open, in order."""
         return [opened.item for opened in self._open]

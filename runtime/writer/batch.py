@@ -1,4 +1,4 @@
-"""One append on its way, from being numbered to being decided."""
+"""One append in flight, from its numbering to its decision."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import NamedTuple
 from ..errors import OutcomeUnknown, TidewalError, Unavailable
 from ..record import BatchPart, Record
 from .acks import Opened
-from .owned import Owned
-from .producers import Outcome
+from .owned_channel import OwnedChannel
+from .producers import BatchOutcome
 
 BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the answer to a retry
-BATCH_CHANNELS = "batch_channels"  # tag: how many channels it is for, where that is more than one
-BATCH_DIGEST = "batch_digest"  # tag: what its producer says of its content, for the same
+BATCH_CHANNELS = "batch_channels"  # tag: how many channels the batch is for, where that is more than one
+BATCH_DIGEST = "batch_digest"  # tag: the producer's digest of the content, for the same
 
 RecordKey = tuple[str, int, int]  # channel, term, cseq
 
 
 class Appended(NamedTuple):
-    """What became of a batch. `repeated`: it had been appended before, by the same producer under the same number, and
-    `rows` and `digest` are those of what was appended then. `ids` of its records, in order, where they are known: not
-    for a repeated batch, nor for one found below a fence."""
+    """The result of appending a batch. `repeated`: it had been appended before, by the same producer under the same
+    number, and `rows` and `digest` are those of what was appended then. `ids` of its records, in order, where they are
+    known: not for a repeated batch, nor for one found below a fence."""
 
     ts: int
     rows: int
@@ -35,7 +35,7 @@ class Appended(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class AppendBatch:
     """One append. It is `decided` once its records are durable or have certainly failed; `unknown` says that the log
     could not tell."""
 
@@ -44,30 +44,30 @@ class Batch:
     size: int  # bytes
     producer: str
     pseq: int
-    records: list[tuple[Owned, int]]  # owner, cseq
+    records: list[tuple[OwnedChannel, int]]  # owner, cseq
     digest: int = 0
     ids: list[bytes] = field(default_factory=list[bytes])
     error: TidewalError | None = None
     unknown: bool = False
     decided: bool = False
-    opened: Opened[Batch] | None = None
+    opened: Opened[AppendBatch] | None = None
     begun_s: float = field(default_factory=perf_counter)
     waiters: list[asyncio.Future[Appended]] = field(default_factory=list["asyncio.Future[Appended]"])
-    _judged: dict[RecordKey, bool] = field(default_factory=dict[RecordKey, bool])
+    _found_by_key: dict[RecordKey, bool] = field(default_factory=dict[RecordKey, bool])
 
     def record_keys(self) -> list[RecordKey]:
-        """What names its records in the log."""
+        """The keys of its records in the log."""
         return [(own.channel, own.term, cseq) for own, cseq in self.records]
 
-    def judge(self, terms: dict[str, int], found: Set[RecordKey]) -> bool:
-        """The log below the fences of `terms` (channel to new term) holds `found`: note what that says of this batch.
-        True when it is decided by it."""
+    def resolve(self, terms: dict[str, int], found: Set[RecordKey]) -> bool:
+        """Note what a recovery says of this batch: below the fences of `terms` (channel to new term) the log holds
+        `found`. Returns whether the batch is decided by it."""
         for key in self.record_keys():
             if key[1] < terms.get(key[0], 0):
-                self._judged.setdefault(key, key in found)
-        if len(self._judged) < len(self.records):
+                self._found_by_key.setdefault(key, key in found)
+        if len(self._found_by_key) < len(self.records):
             return False
-        present = sum(self._judged.values())
+        present = sum(self._found_by_key.values())
         if present == len(self.records):
             self.error = None
         elif present == 0:
@@ -77,9 +77,10 @@ class Batch:
         return True
 
 
-def missing(records: Sequence[tuple[str, Record]], known: Outcome, channels: int) -> Sequence[tuple[str, Record]]:
-    """Those of a repeated batch's records whose channels do not have it yet. Raises `OutcomeUnknown` when it is
-    another batch than the one that got there in part."""
+def missing(records: Sequence[tuple[str, Record]], known: BatchOutcome, channels: int) -> Sequence[tuple[str, Record]]:
+    """Those of a repeated batch's `records` whose channels do not have it yet. `known` is its outcome so far,
+    `channels` the number of channels it is for. Raises `OutcomeUnknown` when it is another batch than the one that was
+    written in part."""
     rest = [(channel, record) for channel, record in records if channel not in known.present]
     if channels != known.channels or len({channel for channel, _ in rest}) != channels - len(known.present):
         raise OutcomeUnknown(
@@ -100,18 +101,18 @@ def prepared(
 ) -> list[Record]:
     """The records of one batch as the log must have them: with the producer's identity, by which a next owner
     recognises a retry, and in parts where a channel gets several, so that a reader sees all of them or none. `channels`
-    are those of the whole batch, of which these may be a rest."""
+    counts the channels of the whole batch, of which `records` may be the rest that is not written yet."""
     sizes = Counter(channel for channel, _ in records) if len(records) > 1 else Counter[str]()
     numbers: Counter[str] = Counter()
-    told = {BATCH_ROWS: rows}
+    tags = {BATCH_ROWS: rows}
     if digest:
-        told[BATCH_DIGEST] = digest
+        tags[BATCH_DIGEST] = digest
     if channels > 1:
-        told[BATCH_CHANNELS] = channels
+        tags[BATCH_CHANNELS] = channels
     result: list[Record] = []
     for channel, record in records:
         if producer and record.producer != producer:
-            record = replace(record, producer=producer, pseq=pseq, tags={**record.tags, **told})
+            record = replace(record, producer=producer, pseq=pseq, tags={**record.tags, **tags})
         if record.part is None and sizes[channel] > 1:
             record = replace(record, part=BatchPart(ts, numbers[channel], sizes[channel]))
             numbers[channel] += 1

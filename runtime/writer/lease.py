@@ -10,10 +10,10 @@ LEASE_MS = int(LEASE_S * 1000)
 
 class Lease:
     """Holds for `LEASE_S` after the moment at which its last renewal was *asked for*, by a clock that never goes back
-    and counts the time that a machine is suspended. The wall clock has no say in it.
+    and counts the time that a machine is suspended. The wall clock does not matter.
 
-    The leader that grants a renewal stores it in the catalog behind the asking, and a successor counts `LEASE_S` from
-    its own claim, behind which no renewal counts. So this lease is over when the successor begins, whatever either
+    The leader that grants a renewal stores it in the catalog after it was asked for, and a successor counts `LEASE_S`
+    from its own claim, behind which no renewal counts. So this lease is over when the successor begins, whatever either
     wall clock says."""
 
     def __init__(self, clock: Clock) -> None:
@@ -21,7 +21,7 @@ class Lease:
         self._ends_s = float("-inf")
 
     def renew(self, asked_s: float) -> None:
-        """What was asked for at `asked_s`, by the clock's `monotonic`, was granted."""
+        """Extend the lease: the renewal that was asked for at `asked_s`, by the clock's `monotonic`, was granted."""
         self._ends_s = max(self._ends_s, asked_s + LEASE_S)
 
     def holds(self) -> bool:

@@ -1,4 +1,4 @@
-"""Producer identities: how a retry is recognised, whoever owns the channel (guarantee 5)."""
+"""Producer identities: how a retry is recognised under any owner of the channel (guarantee 5)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OUTCOMES_PER_PAGE = 16_384
 _NEVER = -1
 
 
-class Outcome(NamedTuple):
-    """What became of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any.
+class BatchOutcome(NamedTuple):
+    """The outcome of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any.
 
     A log without atomic batches may have it in some channels only: `present` names them, and `channels` says how many
     it is for. Where `present` is empty, all of it is there."""
@@ -31,8 +31,8 @@ class Outcome(NamedTuple):
     present: tuple[str, ...] = ()
     channels: int = 0
 
-    def joined(self, other: Outcome) -> Outcome:
-        """The same batch, by what two places know of it."""
+    def joined(self, other: BatchOutcome) -> BatchOutcome:
+        """The outcome of the same batch by two sources, this one and `other`."""
         if not self.present or not other.present:
             return other if self.present else self
         present = tuple(sorted({*self.present, *other.present}))
@@ -46,27 +46,28 @@ class _Producer:
     __slots__ = ("forgotten", "last_ms", "outcomes")
 
     def __init__(self, forgotten: int) -> None:
-        self.outcomes: OrderedDict[int, Outcome] = OrderedDict()  # by number, the lowest first
-        self.forgotten = forgotten  # the highest number whose outcome was let go of
+        self.outcomes: OrderedDict[int, BatchOutcome] = OrderedDict()  # by number, the lowest first
+        self.forgotten = forgotten  # the highest number whose outcome was forgotten
         self.last_ms = 0
 
 
 class ProducerTable:
     """The last outcomes of each producer, by its own numbering.
 
-    Outcomes are let go of beyond `REMEMBERED_PER_PRODUCER`, when the producer was silent for `EXPIRY_MS`, and beyond
-    `OUTCOMES_MAX` of all, those of the longest silent producers first; what remains then is up to which number
-    they were. Beyond `PRODUCERS_MAX` the longest silent producers are forgotten altogether."""
+    Outcomes are forgotten beyond `REMEMBERED_PER_PRODUCER`, when the producer was silent for `EXPIRY_MS`, and beyond
+    `OUTCOMES_MAX` of all, those of the longest silent producers first; the highest forgotten number is kept then.
+    Beyond `PRODUCERS_MAX` the longest silent producers are forgotten altogether."""
 
     def __init__(self) -> None:
         self._producers: OrderedDict[str, _Producer] = OrderedDict()  # the longest silent first
         self._silent: OrderedDict[str, int] = OrderedDict()  # name -> the highest number forgotten
         self._outcomes = 0
 
-    def find(self, producer: str, pseq: int) -> Outcome | None:
-        """The outcome of (producer, pseq), None when nothing of it ever happened. Raises `OutcomeUnknown` for a number
-        so low that it is forgotten; its field `forgotten` is the highest such number, which did happen. A producer that
-        waits for each answer before it sends the next number knows by it that this one happened, too."""
+    def find(self, producer: str, pseq: int) -> BatchOutcome | None:
+        """The outcome of (producer, pseq), None when no part of the batch ever happened. Raises `OutcomeUnknown` for a
+        number so low that it is forgotten; its field `forgotten` is the highest such number, which did happen. A
+        producer that waits for each answer before it sends the next number knows from that field that this one
+        happened, too."""
         known = self._producers.get(producer)
         outcome = known.outcomes.get(pseq) if known is not None else None
         forgotten = known.forgotten if known is not None else self._silent.get(producer, _NEVER)
@@ -78,11 +79,11 @@ class ProducerTable:
             )
         return outcome
 
-    def remember(self, producer: str, pseq: int, outcome: Outcome, now_ms: int) -> None:
+    def remember(self, producer: str, pseq: int, outcome: BatchOutcome, now_ms: int) -> None:
         """Keep an outcome, with what is known of the same batch already.
 
-        Numbers come in any order, as channels are read one after another; what is let go of are always the lowest:
-        above them nothing is taken for forgotten that never happened.
+        Numbers come in any order, as channels are read one after another; always the lowest are forgotten:
+        no number above them is taken for forgotten that never happened.
         """
         known = self._known(producer, now_ms)
         before = known.outcomes.get(pseq)
@@ -120,7 +121,7 @@ class ProducerTable:
             self._silent.popitem(last=False)
 
     def merge(self, other: ProducerTable) -> None:
-        """Take over what another channel's log tells."""
+        """Add what another channel's log says."""
         for name, forgotten in other._silent.items():
             self._forget(name, forgotten)
         for name, producer in other._producers.items():
@@ -136,18 +137,18 @@ class ProducerTable:
         if known is not None:
             known.forgotten = max(known.forgotten, upto)
             for pseq in [pseq for pseq, outcome in known.outcomes.items() if outcome.present and pseq <= upto]:
-                del known.outcomes[pseq]  # all of it happened, says who has forgotten it
+                del known.outcomes[pseq]  # the other table has forgotten it, so all of it happened
                 self._outcomes -= 1
         elif upto > _NEVER:
             self._silent[name] = max(self._silent.get(name, _NEVER), upto)
 
     def pages(self) -> list[bytes]:
-        """The table as msgpack, version 1, in pieces of bounded size; `merge` of all is the table. At least one."""
+        """The table as msgpack, version 1, in pages of bounded size; `merge` of all is the table. At least one."""
         entries: list[tuple[str, int, int, list[tuple[int, tuple[Any, ...]]]]] = [
             (name, 0, forgotten, []) for name, forgotten in self._silent.items()
         ]
         entries += [
-            (name, entry.last_ms, entry.forgotten, [(pseq, _picture(each)) for pseq, each in entry.outcomes.items()])
+            (name, entry.last_ms, entry.forgotten, [(pseq, _to_wire(each)) for pseq, each in entry.outcomes.items()])
             for name, entry in self._producers.items()
         ]
         pages: list[bytes] = []
@@ -169,12 +170,12 @@ class ProducerTable:
                 raise ValueError(f"version {version}")
             for name, last_ms, forgotten, outcomes in entries:
                 for pseq, outcome in outcomes:
-                    table.remember(name, pseq, Outcome(*outcome), last_ms)
+                    table.remember(name, pseq, BatchOutcome(*outcome), last_ms)
                 table._forget(name, forgotten)
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
         return table
 
 
-def _picture(outcome: Outcome) -> tuple[Any, ...]:
+def _to_wire(outcome: BatchOutcome) -> tuple[Any, ...]:
     return tuple(outcome) if outcome.present else outcome[:3]

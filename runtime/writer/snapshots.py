@@ -1,4 +1,4 @@
-"""Bounding what a next owner must read: the producers' outcomes, stored in the log itself."""
+"""Bound what a next owner must read: the producers' outcomes are stored in the log itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from threading import RLock
 from ..errors import TidewalError
 from ..record import Record, RecordType, stamp
 from ..wal import ControlAppend, Wal
-from .observer import WriterObserver
-from .owned import Owned
+from .observer import ChannelOwnerObserver
+from .owned_channel import OwnedChannel
 from .producers import ProducerTable
 
 
@@ -21,11 +21,11 @@ class Snapshots:
         self,
         wal: Wal,
         lock: RLock,
-        owned: Mapping[str, Owned],
+        owned: Mapping[str, OwnedChannel],
         producers: ProducerTable,
         timestamp: Callable[[], int],
         every_records: int,
-        observer: WriterObserver,
+        observer: ChannelOwnerObserver,
     ) -> None:
         self._wal = wal
         self._lock = lock
@@ -45,8 +45,8 @@ class Snapshots:
                     except TidewalError as error:
                         self._observer.silent(error)
 
-    def _store(self, own: Owned) -> None:
-        """Appends on their way are not in the table yet, so the checkpoint is not the snapshot itself but the last
+    def _store(self, own: OwnedChannel) -> None:
+        """Appends in flight are not in the table yet, so the checkpoint is not the snapshot itself but the last
         record that was acknowledged before it."""
         ts, checkpoint, covered = self._timestamp(), own.acked.id, own.since_checkpoint
         pages = [Record(RecordType.PRODUCERS, body=page) for page in self._producers.pages()]
@@ -65,13 +65,13 @@ class Snapshots:
             raise
 
     def _stored(
-        self, own: Owned, cseqs: list[int], checkpoint: bytes, covered: int, result: list[bytes] | TidewalError
+        self, own: OwnedChannel, cseqs: list[int], checkpoint: bytes, covered: int, result: list[bytes] | TidewalError
     ) -> None:
-        """The WAL's answer, on a thread of its choosing."""
+        """The WAL's result, on any thread."""
         with self._lock:
             if isinstance(result, TidewalError):
                 own.since_checkpoint += covered  # it is due again
                 self._observer.silent(result)
                 return
             own.checkpoint = checkpoint
-            own.ack_aside(cseqs[-1], result[-1])
+            own.ack_control(cseqs[-1], result[-1])

@@ -1,4 +1,4 @@
-"""Telling time: ticks in the log for channels that had records, one heartbeat for all of them."""
+"""Announce time: ticks in the log for channels that had records, one heartbeat for all of them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from ..errors import TidewalError
 from ..heartbeats import Announcement, heartbeat
 from ..record import Record, RecordType, stamp
 from ..wal import Append, ControlAppend, Wal
-from .observer import WriterObserver
-from .owned import Owned, SyncPoint
+from .observer import ChannelOwnerObserver
+from .owned_channel import OwnedChannel, SyncPoint
 
 _TICK = Record(RecordType.TIME_TICK)
 
 
 class Ticker:
-    """Stores ticks and announces times, each as far as `sync_point` promises. All methods hold the writer's lock."""
+    """Stores ticks and announces times, each as far as `sync_point` promises. All methods hold the channel owner's
+    lock."""
 
     def __init__(
         self,
         wal: Wal,
         lock: RLock,
-        owned: Mapping[str, Owned],
+        owned: Mapping[str, OwnedChannel],
         sync_point: Callable[[], SyncPoint],
         heartbeat_channel: str,
-        observer: WriterObserver,
+        observer: ChannelOwnerObserver,
     ) -> None:
         self._wal = wal
         self._lock = lock
@@ -40,7 +41,8 @@ class Ticker:
         self._waiters: list[asyncio.Future[None]] = []
 
     def tick_now(self) -> asyncio.Future[None]:
-        """See `Writer.tick_now`."""
+        """Store a tick in every channel that needs one. The future ends when that covers all acknowledged before this
+        call; it raises what storing raised."""
         future: asyncio.Future[None] = self._loop.create_future()
         with self._lock:
             self._waiters.append(future)
@@ -48,7 +50,7 @@ class Ticker:
         return future
 
     def tick(self) -> None:
-        """Store ticks where they are due, unless some are on their way."""
+        """Store ticks where they are due, unless some are in flight."""
         with self._lock:
             if self._running:
                 return
@@ -77,18 +79,18 @@ class Ticker:
     def _ticked(
         self,
         time: int,
-        numbered: list[tuple[Owned, int]],
+        numbered: list[tuple[OwnedChannel, int]],
         waiters: list[asyncio.Future[None]],
         result: list[bytes] | TidewalError,
     ) -> None:
-        """The WAL's answer, on a thread of its choosing."""
+        """The WAL's result, on any thread."""
         with self._lock:
             self._running = False
             error = result if isinstance(result, TidewalError) else None
             if not isinstance(result, TidewalError):
                 for (own, cseq), id in zip(numbered, result, strict=True):
                     own.ticked = max(own.ticked, time)
-                    own.ack_aside(cseq, id)
+                    own.ack_control(cseq, id)
                 self.announce()
             self._observer.ticked(len(numbered), error)
             self._end(waiters, error)
@@ -109,17 +111,19 @@ class Ticker:
             self._loop.call_soon_threadsafe(end)
 
     def announce(self) -> None:
-        """Tell the readers of all channels the time, without storing anything."""
+        """Announce the time to the readers of all channels, without storing anything."""
         with self._lock:
             try:
                 point = self._sync_point()
                 if not self._heartbeat_channel or not point.channels:
                     return
-                told = [Announcement(name, at.term, at.cseq, point.time) for name, at in point.channels.items()]
-                payload = stamp(heartbeat(told), point.time, 0, 0)
+                announcements = [
+                    Announcement(name, at.term, at.cseq, point.time) for name, at in point.channels.items()
+                ]
+                payload = stamp(heartbeat(announcements), point.time, 0, 0)
                 self._wal.submit([Append(self._heartbeat_channel, payload, point.time)], _ignore)
                 self._observer.announced(point)
-            except TidewalError as error:  # the next beat tries again; until then readers see the lag
+            except TidewalError as error:  # the next turn tries again; until then readers see the lag
                 self._observer.silent(error)
 
 

@@ -1,11 +1,11 @@
 """What one task writes into a collection, in chunks that are the same when the task runs again.
 
-Spark may run a task twice: after a failure, or beside an attempt that it has given up. The rows of a partition are the
+Spark may run a task twice: after a failure, or beside an attempt that it has abandoned. The rows of a partition are the
 same then, but their order may differ (behind a shuffle). A chunk is recognised by its number, so chunk 3 must hold the
 same rows in each attempt. What fits into one chunk does, in whatever order. What does not is sorted by the primary key
 and divided between keys, by sizes that follow from the rows alone. Sorting needs all rows at once: that is done for
 `RUN_BYTES` at a time, and beyond that the order in which Spark hands rows over counts. A digest of its rows goes with
-each chunk, and tells when it is not the same.
+each chunk, and shows when they differ.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MIX: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 _NULL: Final = np.uint64(0x94D049BB133111EB)
 
 
-class Chunk(NamedTuple):
-    """Rows that are written as one, and what tells them from others."""
+class WriteChunk(NamedTuple):
+    """Rows that are written as one batch, and the digest that identifies them."""
 
     rows: pa.RecordBatch
     digest: int
@@ -49,7 +49,7 @@ def chunks(
     shards: int = 1,
     chunk_bytes: int = CHUNK_BYTES,
     run_bytes: int = RUN_BYTES,
-) -> Iterator[Chunk]:
+) -> Iterator[WriteChunk]:
     """The rows of a partition in chunks of at most `chunk_bytes` (but one row at least). With `shards` more than 1 each
     chunk holds rows of one shard only. At most `run_bytes` and one batch are held, three times while they are sorted.
     """
@@ -88,20 +88,20 @@ def _by_shard(run: pa.RecordBatch, schema: CollectionSchema, shards: int) -> Ite
             yield run.take(cast(pa.Int64Array, pa.array(rows)))
 
 
-def _divided(part: pa.RecordBatch, schema: CollectionSchema, chunk_bytes: int) -> Iterator[Chunk]:
+def _divided(part: pa.RecordBatch, schema: CollectionSchema, chunk_bytes: int) -> Iterator[WriteChunk]:
     sizes = row_bytes(part)
     if int(sizes.sum()) <= chunk_bytes:
-        yield Chunk(part, digest(part))
+        yield WriteChunk(part, digest(part))
         return
     order = pc.sort_indices(part.column(schema.primary_key))  # stable: versions of a key keep their order
     part = part.take(order)
     for begin, end in _bounds(part.column(schema.primary_key), sizes[order.to_numpy()], chunk_bytes):
         rows = part.slice(begin, end - begin)
-        yield Chunk(rows, digest(rows))
+        yield WriteChunk(rows, digest(rows))
 
 
 def _bounds(keys: Any, sizes: Sizes, chunk_bytes: int) -> Iterator[tuple[int, int]]:
-    """Where to divide sorted rows: between two keys, unless the rows of one key are more than a chunk takes."""
+    """The slices of sorted rows: divided between two keys, unless the rows of one key are more than a chunk takes."""
     count = len(keys)
     first_of_key = np.flatnonzero(
         np.concatenate(([True], pc.not_equal(keys.slice(1), keys.slice(0, count - 1)).to_numpy(zero_copy_only=False)))
@@ -119,7 +119,7 @@ def _bounds(keys: Any, sizes: Sizes, chunk_bytes: int) -> Iterator[tuple[int, in
 
 
 def row_bytes(batch: pa.RecordBatch) -> Sizes:
-    """What each row takes in the log at most, by its values alone."""
+    """The most bytes that each row takes in the log, by its values alone."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in cast("list[Array]", batch.columns):
         if pa.types.is_string(column.type):
@@ -133,8 +133,8 @@ def row_bytes(batch: pa.RecordBatch) -> Sizes:
 
 
 def digest(rows: pa.RecordBatch) -> int:
-    """A number that tells what rows these are, operation and values (floats by their bits), how often each comes, and
-    nothing of their order; never 0. Of two parts it is the sum."""
+    """A number that identifies rows by operation and values (floats by their bits) and by how often each comes,
+    whatever their order; never 0. That of two parts together is the sum of theirs."""
     hashes = np.zeros(rows.num_rows, np.uint64)
     for column in cast("list[Array]", rows.columns):
         bits = _bits(column)

@@ -1,30 +1,30 @@
-"""Tasks' side of writing into a collection: chunk after chunk to the Proxy, which knows what it has seen already."""
+"""The tasks' side of writing into a collection: chunk after chunk to the Proxy, which deduplicates them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, cast
 
-from ...runtime.arrow import encode_rows
 from ...runtime.catalog import Collection
 from ...runtime.errors import InvalidRequest, InvalidRows, OutcomeUnknown
-from ...runtime.names import physical
-from ...runtime.rpc import Caller, Reply
+from ...runtime.names import pchannel_of
+from ...runtime.row_codec import encode_rows
+from ...runtime.rpc import Reply, RpcClient
 from ...runtime.wal import Wal
-from .chunks import CHUNK_BYTES, Chunk
-from .ledger import DIGEST_MASK, Batch
-from .patience import persistently
+from .chunks import CHUNK_BYTES, WriteChunk
+from .ledger import DIGEST_MASK, MicroBatch
+from .retry import retry_until
 from .rows import Array, shown
 
 CHUNK_BITS: Final = 20  # of a producer's number; the rest counts batches
 CALL_S: Final = 30.0
 _CHAIN: Final = 0x9E3779B97F4A7C15
-RECORD_OVERHEAD_BYTES: Final = 16 * 1024  # of a message's limit, for what is beside the rows
+RECORD_OVERHEAD_BYTES: Final = 16 * 1024  # of a message's limit, for all but the rows
 
 
 class Task(NamedTuple):
-    """What a task's rows are recognised by: whose write it is (a query, an application or a job), which batch of it,
-    and which partition. `run` is the query's id, by which a checkpoint is known; empty for `df.write`."""
+    """The identity of a task's rows: the writer (a query, an application or a job), the batch and the partition. `run`
+    is the query's id, which identifies its checkpoint; empty for `df.write`."""
 
     writer: str
     batch: int
@@ -41,22 +41,22 @@ class Division(NamedTuple):
 
 async def division(wal: Wal, collection: Collection) -> Division:
     """Where several channels are written atomically, chunks may be large and of all shards. Elsewhere each chunk must
-    be one message of one channel: were a part of it missing, the retry would be taken for a repetition."""
+    be one message of one channel: were a part of it missing, the retry would count as a repetition."""
     if wal.capabilities.atomic_batches:
         return Division(1, CHUNK_BYTES)
-    limits = [(await wal.describe(physical(name))).max_message_bytes for name in collection.vchannels]
+    limits = [(await wal.describe(pchannel_of(name))).max_message_bytes for name in collection.vchannels]
     columns = len(collection.schema.fields) + 2
     return Division(collection.shards, max(min(limits) - RECORD_OVERHEAD_BYTES - 512 * columns, 1))
 
 
 class ChunkSender:
     """Writes the chunks of one task, strictly one after the other: a chunk is sent when the one before is durable. So
-    the Proxy, which remembers a producer's newest numbers only, has seen whatever it does not remember any more. What
-    it has forgotten is not compared by itself: the digest of each chunk stands for all chunks before it, too."""
+    the Proxy, which remembers a producer's newest numbers only, has seen every number below those. Forgotten chunks are
+    not compared one by one: the digest of each chunk covers all chunks before it, too."""
 
     def __init__(
         self,
-        caller: Callable[[], Awaitable[Caller]],
+        rpc_client: Callable[[], Awaitable[RpcClient]],
         collection: Collection,
         task: Task,
         deadline_s: float,
@@ -64,7 +64,7 @@ class ChunkSender:
         allow_old: bool = False,
     ) -> None:
         """`allow_old`: option `allowOldBatches`, a batch behind which a later one was written counts as written."""
-        self._caller = caller
+        self._rpc_client = rpc_client
         self._collection = collection
         self._task = task
         self._deadline_s = deadline_s
@@ -72,8 +72,8 @@ class ChunkSender:
         self._digest = 0
         self._forgotten = False
 
-    async def send(self, number: int, chunk: Chunk) -> None:
-        """Write chunk `number`, if that did not happen yet; repeat it where that may help, for `deadline_s`.
+    async def send(self, number: int, chunk: WriteChunk) -> None:
+        """Write chunk `number`, unless it is written already; after retryable errors repeat that, for `deadline_s`.
 
         Raises `InvalidRequest` when another attempt wrote other rows under that number, or a later batch is there
         already, `InvalidRows` for rows that do not fit the collection, `DeadlineExceeded`, and what the Proxy refuses
@@ -94,26 +94,26 @@ class ChunkSender:
         body = encode_rows(chunk.rows)
 
         async def write() -> Reply:
-            caller = await self._caller()
-            return await caller.call("proxy", "write", params, body, deadline_s=min(self._deadline_s, CALL_S))
+            rpc_client = await self._rpc_client()
+            return await rpc_client.call("proxy", "write", params, body, deadline_s=min(self._deadline_s, CALL_S))
 
         try:
-            reply = await persistently(write, f"batch {batch}", self._deadline_s)
+            reply = await retry_until(write, f"batch {batch}", self._deadline_s)
         except OutcomeUnknown as error:
             if "forgotten" not in error.fields:
                 raise
             self._forgotten = not self._passed_over(cast(int, error.fields["forgotten"]))
-            return  # it did happen, long ago
+            return  # the chunk was written long ago
         except InvalidRows as error:
             raise self._explained(error, chunk) from error
         self._compare(reply.values["rows"], reply.values["digest"], number, chunk)
 
     def finish(self) -> None:
-        """All chunks are sent. Raises `InvalidRequest` when the last of them was written so long ago that nothing tells
-        whether these were the rows."""
+        """Check the last chunk, once all are sent. Raises `InvalidRequest` when it was written so long ago that its
+        rows can no longer be compared."""
         if self._forgotten:
             raise InvalidRequest(
-                f"batch {self._task.batch} was begun so long ago that nothing tells any more whether partition "
+                f"batch {self._task.batch} was begun so long ago that it is not known any more whether partition "
                 f"{self._task.partition} had these rows: look what the collection has, then begin with a new "
                 "checkpoint or txnVersion"
             )
@@ -124,10 +124,12 @@ class ChunkSender:
         if forgotten >> CHUNK_BITS <= self._task.batch:
             return False
         if not self._allow_old:
-            Batch(self._task.batch, self._task.run).check_repeats(Batch(forgotten >> CHUNK_BITS, self._task.run))
+            MicroBatch(self._task.batch, self._task.run).check_repeats(
+                MicroBatch(forgotten >> CHUNK_BITS, self._task.run)
+            )
         return True
 
-    def _compare(self, rows: int, digest: int, number: int, chunk: Chunk) -> None:
+    def _compare(self, rows: int, digest: int, number: int, chunk: WriteChunk) -> None:
         self._forgotten = False
         if (rows, digest) == (chunk.rows.num_rows, self._digest):
             return
@@ -140,7 +142,7 @@ class ChunkSender:
             "in one batch whose order changes. Undo that, or begin with a new checkpoint or txnVersion"
         )
 
-    def _explained(self, error: InvalidRows, chunk: Chunk) -> InvalidRows:
+    def _explained(self, error: InvalidRows, chunk: WriteChunk) -> InvalidRows:
         """The Proxy counts the rows of a chunk; the user knows keys."""
         row, key = error.fields.get("row"), self._collection.schema.primary_key
         if isinstance(row, int) and 0 <= row < chunk.rows.num_rows:

@@ -1,10 +1,10 @@
 """The ledger of one writer: a small channel that says which batch is done, and which one is decided.
 
 A batch of a write into topics is staged by tasks, decided by the driver, copied to the topics, and done. The decision
-names the attempts whose rows count, and where the topics ended before; whoever finds it goes on with it, whatever
+names the attempts whose rows count, and where the topics ended before; a driver that finds it carries it out, whatever
 other attempts have staged meanwhile. A batch for a collection is done when all tasks have written. What is done is
-never done again, and a batch is not taken for it by its number alone: the ledger knows the checkpoint that counts so,
-and a digest of the rows. Two records are kept at most.
+never done again, and a batch is not identified by its number alone: the ledger holds the checkpoint that
+numbers the batches, and a digest of the rows. Two records are kept at most.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _logger = logging.getLogger("tidewal.spark")
 
 VERSION: Final = 1
 DIGEST_MASK: Final = (1 << 63) - 1
-POLICY: Final = ChannelPolicy()  # with its retention: what a query that is gone has left must not hold the log for ever
+POLICY: Final = ChannelPolicy()  # with its retention: the channels of an abandoned query must not hold the log for ever
 
 
-class Attempt(NamedTuple):
-    """One task's staged rows: `chunks` entries from `first` to `last` with its `token`. `digest` tells rows apart."""
+class StagedRows(NamedTuple):
+    """One task's staged rows: `chunks` entries from `first` to `last` with its `token`. `digest` identifies the
+    rows."""
 
     partition: int
     token: str
@@ -41,16 +42,16 @@ class Attempt(NamedTuple):
     digest: int = 0
 
 
-class Batch(NamedTuple):
-    """Which batch: its number, the query's id of the checkpoint that counts so (empty for `df.write`), and the sum of
-    its rows' digests, None where it is not known."""
+class MicroBatch(NamedTuple):
+    """The identity of a batch: its number, the query's id of the checkpoint that numbers it (empty for `df.write`), and
+    the sum of its rows' digests, None where that is not known."""
 
     number: int
     run: str = ""
     digest: int | None = None
 
-    def check_repeats(self, done: Batch) -> None:
-        """Raise `InvalidRequest` unless this is the last batch that is `done` once more: reporting it as written would
+    def check_repeats(self, done: MicroBatch) -> None:
+        """Raise `InvalidRequest` unless this batch repeats `done`, the last one: reporting any other as written would
         lose its rows. A digest that is not known is not compared."""
         number, run, digest = self
         if run != done.run:
@@ -75,18 +76,18 @@ class Decision:
     was copied."""
 
     batch: int
-    attempts: Sequence[Attempt]
+    attempts: Sequence[StagedRows]
     ends: Mapping[str, bytes | None]
     run: str = ""
 
 
-NOTHING: Final = Batch(-1)
+NOTHING: Final = MicroBatch(-1)
 
 
-class State(NamedTuple):
+class LedgerState(NamedTuple):
     """The last batch that is done (`NOTHING`: none), and the one that is decided and not done."""
 
-    done: Batch
+    done: MicroBatch
     decision: Decision | None
 
 
@@ -108,34 +109,34 @@ class Ledger:
         self._channel = channel
 
     async def create(self) -> None:
-        """Make the channel, if it is not there."""
+        """Create the channel, if it is not there."""
         await self._wal.create_channel(self._channel, POLICY)
 
-    async def state(self) -> State:
-        """What the ledger says now; nothing where it is absent, or retention has emptied it. Of two decisions on one
-        batch the first counts. Raises `CorruptLog`."""
+    async def state(self) -> LedgerState:
+        """The present state; that of an empty ledger where the channel is absent, or retention has emptied it. Of two
+        decisions on one batch the first counts. Raises `CorruptLog`."""
         done = NOTHING
         decision: Decision | None = None
         try:
             info = await self._wal.describe(self._channel)
             if info.first_id is None or info.latest_id is None:
-                return State(done, None)
-            async with aclosing(upto(self._wal, self._channel, From.EARLIEST, info.latest_id)) as pieces:
-                async for entries in pieces:
+                return LedgerState(done, None)
+            async with aclosing(upto(self._wal, self._channel, From.EARLIEST, info.latest_id)) as entry_lists:
+                async for entries in entry_lists:
                     for entry in entries:
                         found = self._read(entry)
                         if found is None:
                             continue
-                        if isinstance(found, Batch):
+                        if isinstance(found, MicroBatch):
                             done = max(done, found, key=lambda each: each.number)
                         elif decision is None or decision.batch < found.batch:
                             decision = found
         except ChannelNotFound:
-            return State(done, None)
-        return State(done, decision if decision is not None and decision.batch > done.number else None)
+            return LedgerState(done, None)
+        return LedgerState(done, decision if decision is not None and decision.batch > done.number else None)
 
-    def _read(self, entry: Entry) -> Batch | Decision | None:
-        """What an entry says; None for one that somebody else appended. Raises `CorruptLog`."""
+    def _read(self, entry: Entry) -> MicroBatch | Decision | None:
+        """The content of an entry; None for an entry that is not the ledger's. Raises `CorruptLog`."""
         try:
             record = record_in(entry, self._channel, RecordType.LEDGER)
             if record is None:
@@ -144,8 +145,8 @@ class Ledger:
             if body["v"] != VERSION:
                 raise ValueError(f"version {body['v']}")
             if "done" in body:
-                return Batch(int(body["done"]), body.get("run", ""), body.get("digest"))
-            attempts = [Attempt(*each) for each in body["attempts"]]
+                return MicroBatch(int(body["done"]), body.get("run", ""), body.get("digest"))
+            attempts = [StagedRows(*each) for each in body["attempts"]]
             return Decision(body["batch"], attempts, dict(body["ends"]), body.get("run", ""))
         except (*DECODE_ERRORS, LookupError, BadRecord) as error:
             raise CorruptLog(
@@ -155,13 +156,13 @@ class Ledger:
             ) from error
 
     async def decide(self, decision: Decision) -> None:
-        """Note a decision; whether it counts `state` tells."""
+        """Append a decision; `state` returns the one that counts."""
         attempts = list(map(list, decision.attempts))
         ends = dict(decision.ends)
         await self._append({"batch": decision.batch, "run": decision.run, "attempts": attempts, "ends": ends})
 
-    async def finish(self, batch: Batch) -> None:
-        """Note that `batch` is done; everything before it is not needed any more."""
+    async def finish(self, batch: MicroBatch) -> None:
+        """Append that `batch` is done, and truncate what lies before."""
         id = await self._append({"done": batch.number, "run": batch.run, "digest": batch.digest})
         if self._wal.capabilities.truncate:
             await self._wal.truncate(self._channel, id)
@@ -172,8 +173,8 @@ class Ledger:
 
 
 def record_in(entry: Entry, channel: str, type: RecordType) -> Record | None:
-    """The record of `type` in an entry of a query's own channel; None, with a warning, for what no Tidewal wrote there:
-    the log itself answers for the bytes of what one did write. Raises `BadRecord` for a record of a newer Tidewal."""
+    """The record of `type` in an entry of a query's own channel; None, with a warning, for what is no record of
+    Tidewal: the log itself guards the bytes of records. Raises `BadRecord` for a record of a newer Tidewal."""
     try:
         record = decode(entry.payload)
         if record.type is type:
@@ -188,8 +189,8 @@ def record_in(entry: Entry, channel: str, type: RecordType) -> Record | None:
 
 
 async def upto(wal: Wal, channel: str, start: Start, last: bytes) -> AsyncGenerator[Sequence[Entry]]:
-    """The entries from `start` up to and including `last`; it waits where neither that nor a later one is there. Close
-    it with `aclose`."""
+    """The entries from `start` up to and including `last`; waits where neither that nor a later one is there. Close it
+    with `aclose`."""
     if isinstance(start, FromId) and (start.id > last or (start.id == last and not start.inclusive)):
         return
     entries = cast("AsyncGenerator[Sequence[Entry]]", wal.read(channel, start))

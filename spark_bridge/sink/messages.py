@@ -28,8 +28,8 @@ pc: Any = compute
 Tags: TypeAlias = "dict[str, bytes | str | None]"
 
 
-class Message(NamedTuple):
-    """One message as its channel will have it. `digest` tells what the DataFrame said of it."""
+class OutgoingMessage(NamedTuple):
+    """One message as its channel will have it. `digest` identifies the row of the DataFrame."""
 
     channel: str
     timestamp: int
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessagePlan:
-    """The place of each of `COLUMNS` that the DataFrame has."""
+    """The index of each of `COLUMNS` that the DataFrame has."""
 
     places: dict[str, int]
     topics: tuple[str, ...]
@@ -99,8 +99,8 @@ def _fits(name: str, kind: DataType) -> bool:
 
 
 class MessageMaker:
-    """Makes the messages of one task. With a key they go where its hash says, as `MsgStream` does it; without one to
-    each channel in turn. `limits` is what one message of each channel may take; it may grow."""
+    """Makes the messages of one task. A message with a key goes to the channel of the key's hash, as in `MsgStream`;
+    one without to each channel in turn. `limits` is the message size limit of each channel; channels may be added."""
 
     def __init__(self, plan: MessagePlan, producer: str, clock: HybridClock, limits: dict[str, int]) -> None:
         self._plan = plan
@@ -109,8 +109,8 @@ class MessageMaker:
         self._limits = limits
         self._number = 0
 
-    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
-        """The rows of `batch`. Raises `InvalidRows`, `MessageTooLarge`."""
+    def messages(self, batch: pa.RecordBatch) -> Iterator[OutgoingMessage]:
+        """The messages of the rows of `batch`. Raises `InvalidRows`, `MessageTooLarge`."""
         columns = {name: cast(Array, batch.column(place)) for name, place in self._plan.places.items()}
         values = _bytes(columns[VALUE])
         if columns[VALUE].null_count:
@@ -139,10 +139,10 @@ class MessageMaker:
                     limit=self._limits[topic],
                 )
             self._number += 1
-            yield Message(topic, timestamp, payload, self._digest(key, cast(bytes, value), tag, time, topic))
+            yield OutgoingMessage(topic, timestamp, payload, self._digest(key, cast(bytes, value), tag, time, topic))
 
     def _digest(self, key: bytes | None, value: bytes, tags: Tags, time: int | None, topic: str) -> int:
-        """Of what the row says: which channel a row without a key goes to, if several may be, depends on the others."""
+        """The digest of a row's own values: the channel of a row without a key depends on the other rows."""
         seed = xxhash.xxh3_64_intdigest(key) if key is not None else 0
         if tags or time is not None or not self._plan.topics:
             beside = (tags, time, () if self._plan.topics else topic)

@@ -30,17 +30,17 @@ _NAMES: Final = (
     "allowOldBatches",
 )
 _OF_COLLECTIONS: Final = ("operation", "primaryKey")
-_SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark hands its own options over, too
+_SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark passes its own options, too
 _UNIT_S: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where one write goes: into `collection`, or into `topics`, or (neither) where a column `topic` says.
+    """Where one write goes: into `collection`, or into `topics`, or (without either) into those in a column `topic`.
 
-    `operation` is empty where a column `_op` may say it. With a `primary_key` the collection is created where it is
-    missing. `app` stands for the query in what identifies a write, and
-    `version` for the batch. With `allow_old` batches up to the last one that is done count as written, unseen."""
+    `operation` is empty where a column `_op` may have it. With a `primary_key` the collection is created where it is
+    missing. `app` replaces the query in the identity of a write, and `version` the batch. With `allow_old` batches up
+    to the last one that is done count as written, without a comparison."""
 
     wal: str = field(repr=False)  # may say how to log in
     collection: str = ""

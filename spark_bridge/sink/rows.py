@@ -1,5 +1,5 @@
-"""From a DataFrame's columns to a collection's rows: which column goes where is settled on the driver, before anything
-is written; the values are converted in the tasks.
+"""From a DataFrame's columns to a collection's rows: the driver matches columns and fields before anything is written;
+the tasks convert the values.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from ...runtime.arrow import vectors
 from ...runtime.errors import InvalidRows, InvalidSchema
+from ...runtime.row_codec import vectors
 from ...runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, FieldType
 from ..columns import DIM_METADATA
 
@@ -43,8 +43,8 @@ _FIELD_TYPES: Final[dict[str, FieldType]] = {
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Where each field's values come from: the place of a column, None for a field that is left null. `ops` is the
-    place of the column `_op`, or `operation` is that of all rows."""
+    """Where each field's values come from: the index of a column, None for a field that is left null. `ops` is the
+    index of the column `_op`; without it `operation` is that of all rows."""
 
     schema: CollectionSchema
     places: tuple[int | None, ...]
@@ -55,9 +55,9 @@ class RowPlan:
 def plan_rows(given: StructType, schema: CollectionSchema, operation: str = "") -> RowPlan:
     """Match the columns of a DataFrame with the fields of a collection, names compared without regard to case.
 
-    Columns that begin with `_` are the source's own and passed over, but for `_op`, which says what each row does
-    unless `operation` does. A nullable field may be missing. With the operation `delete` only the key counts. Values
-    are converted as the client does it: whatever loses nothing but the precision of floats.
+    Columns that begin with `_` are the source's own and passed over, but for `_op`, which has the operation of each row
+    unless `operation` is given. A nullable field may be missing. With the operation `delete` only the key counts.
+    Values are converted as by the client: where nothing but the precision of floats is lost.
 
     Raises `InvalidSchema`, which names the column.
     """
@@ -84,7 +84,7 @@ def plan_rows(given: StructType, schema: CollectionSchema, operation: str = "") 
 
 def schema_for(given: StructType, name: str, primary_key: str) -> CollectionSchema:
     """The schema of a new collection for the columns of a DataFrame, those that begin with `_` left out. All but the
-    key and vectors may be null; a vector's dimension is known where the source read it.
+    key and vectors may be null; a vector's dimension is known where the source has read it.
 
     Raises `InvalidSchema`, which names the column."""
     fields: list[Field] = []

@@ -1,10 +1,10 @@
-"""Writing into topics: channels that nobody owns, and that cannot tell a repetition by themselves.
+"""Writing into topics: channels that have no owner, and do not deduplicate by themselves.
 
 Tasks *stage* their rows in a channel of the query's own, as the very bytes that the topics will hold. Once all have,
 the driver *decides* in the ledger whose staged rows count, copies them to the topics, and notes the batch as done. So
-attempts that fail, run twice or beside each other leave nothing behind but what nobody looks at, and a batch that is
-decided has fixed content, however Spark computes it again. When the driver dies while it copies, the next one finds the
-decision, looks what the topics hold behind the ends that it names, and copies the rest.
+attempts that fail, run twice or beside each other leave nothing but staged rows that are never read, and a batch that
+is decided has fixed content, however Spark computes it again. When the driver dies while it copies, the next one finds
+the decision, reads what the topics hold behind the ends in it, and copies the rest.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgpack
 from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
 from ...runtime.record import Record, RecordType, decode, encode
 from ...runtime.wal import Append, Entry, FromId, Wal
-from .ledger import DIGEST_MASK, Attempt, Batch, Decision, Ledger, record_in, upto
-from .messages import Message
-from .patience import persistently
+from .ledger import DIGEST_MASK, Decision, Ledger, MicroBatch, StagedRows, record_in, upto
+from .messages import OutgoingMessage
+from .retry import retry_until
 
 STAGED_BYTES: Final = 4 * 1024 * 1024  # of one staged entry, where the channel takes as much
-OVERHEAD_BYTES: Final = 1024  # of a message's limit, for what is beside the rows
+OVERHEAD_BYTES: Final = 1024  # of a message's limit, for all but the rows
 ROW_BYTES: Final = 32  # of one row in a staged entry, beside its payload
 
 
@@ -35,13 +35,13 @@ def staged_name(ledger: str) -> str:
 
 
 def producer_of(writer: str, batch: int, partition: int) -> str:
-    """What tells a copied record: with its number in the partition (`pseq`) it is unique."""
+    """The producer of copied records: with the number in the partition (`pseq`) it identifies one."""
     return f"spark/{writer}/{batch}/{partition}"
 
 
 @dataclass(slots=True)
 class Stager:
-    """Stages the messages of one task. `limit` is what an entry of `channel` may take."""
+    """Stages the messages of one task. `limit` is the largest size of an entry of `channel`, in bytes."""
 
     wal: Wal
     channel: str
@@ -61,11 +61,11 @@ class Stager:
 
     @property
     def row_limit(self) -> int:
-        """What one message may take."""
+        """The largest size of one message, in bytes."""
         return self.limit - OVERHEAD_BYTES
 
-    async def add(self, messages: Iterable[Message]) -> None:
-        """Stage messages, in their order; what is held back is at most one entry."""
+    async def add(self, messages: Iterable[OutgoingMessage]) -> None:
+        """Stage messages in their order; at most one entry of them is buffered."""
         for channel, timestamp, payload, digest in messages:
             size = len(payload) + ROW_BYTES + (0 if channel in self._places else len(channel) + ROW_BYTES)
             if self._held and self._size + size > min(self.row_limit, STAGED_BYTES):
@@ -74,20 +74,20 @@ class Stager:
             self._size += size
             self._digest += digest
 
-    async def finish(self) -> Attempt | None:
-        """Stage what is held back. What was staged in all, None for nothing."""
+    async def finish(self) -> StagedRows | None:
+        """Stage what is buffered. Returns what was staged in all, None for nothing."""
         if self._held:
             await self._flush()
         if not self._chunks:
             return None
         digest = self._digest & DIGEST_MASK
-        return Attempt(self.partition, self.token, self._chunks, self._first, self._last, digest)
+        return StagedRows(self.partition, self.token, self._chunks, self._first, self._last, digest)
 
     async def _flush(self) -> None:
         body = cast(bytes, msgpack.packb((list(self._places), self._held)))
         tags = {"token": self.token, "chunk": self._chunks, "row": self._count}
         entry = encode(Record(RecordType.LEDGER, tags=tags, body=body))
-        self._last = await persistently(lambda: self.wal.append(self.channel, entry), "the batch", self.deadline_s)
+        self._last = await retry_until(lambda: self.wal.append(self.channel, entry), "the batch", self.deadline_s)
         self._first = self._first or self._last
         self._count += len(self._held)
         self._chunks += 1
@@ -95,11 +95,11 @@ class Stager:
         self._places, self._held, self._size = {}, [], 0
 
 
-def _digest(attempts: Iterable[Attempt]) -> int:
+def _digest(attempts: Iterable[StagedRows]) -> int:
     return sum(each.digest for each in attempts) & DIGEST_MASK
 
 
-Places = Mapping[tuple[str, str], int]  # (channel, producer) -> the highest number there
+CopiedNumbers = Mapping[tuple[str, str], int]  # (channel, producer) -> the highest number there
 
 
 class Publisher:
@@ -122,30 +122,30 @@ class Publisher:
             None  # the digest of what was decided before, while this commit brings it to its end
         )
 
-    async def commit(self, batch: int, attempts: Sequence[Attempt], targets: Iterable[str], run: str = "") -> None:
+    async def commit(self, batch: int, attempts: Sequence[StagedRows], targets: Iterable[str], run: str = "") -> None:
         """Make `attempts` the content of `batch` of the checkpoint `run`, unless an earlier commit did with others.
         Returns when all rows are in the topics, each once, however often this is called. Raises `InvalidRequest` for a
         number that is done, unless it is the last one with the same rows, `DeadlineExceeded` when the log does not take
-        them in time, `OutcomeUnknown` when retention removed what would tell whether they are there, and what the log
+        them in time, `OutcomeUnknown` when retention removed what shows whether they are there, and what the log
         raises."""
         wanted = sorted(set(targets))
-        await persistently(
-            lambda: self._go_on(batch, attempts, wanted, run), f"batch {batch}", self._deadline_s, lambda: self._copied
+        await retry_until(
+            lambda: self._resume(batch, attempts, wanted, run), f"batch {batch}", self._deadline_s, lambda: self._copied
         )
 
-    async def _go_on(self, batch: int, attempts: Sequence[Attempt], targets: Sequence[str], run: str) -> None:
-        """From wherever an earlier call or driver has got to."""
+    async def _resume(self, batch: int, attempts: Sequence[StagedRows], targets: Sequence[str], run: str) -> None:
+        """Continue from the state that an earlier call or driver has left."""
         state = await self._ledger.state()
         if batch <= state.done.number:
             if not self._allow_old:
                 digest = _digest(attempts) if self._followed is None else self._followed
-                Batch(batch, run, digest).check_repeats(state.done)
+                MicroBatch(batch, run, digest).check_repeats(state.done)
             return
-        decision, there = state.decision, cast(Places, {})
+        decision, there = state.decision, cast(CopiedNumbers, {})
         if decision is not None:
             self._check(decision, batch, run)
             self._followed = _digest(decision.attempts)
-            there = await self._already(decision)
+            there = await self._copied_before(decision)
         elif attempts:
             decision = Decision(batch, attempts, {each: await self._wal.latest_id(each) for each in targets}, run)
             await self._ledger.decide(decision)
@@ -154,8 +154,8 @@ class Publisher:
         else:
             return
         await self._copy(decision, there)
-        await self._ledger.finish(Batch(batch, decision.run, _digest(decision.attempts)))
-        await self._tidy()
+        await self._ledger.finish(MicroBatch(batch, decision.run, _digest(decision.attempts)))
+        await self._truncate_staged()
 
     def _check(self, decision: Decision, batch: int, run: str) -> None:
         if decision.batch != batch or (decision.run != run and not self._allow_old):
@@ -166,32 +166,32 @@ class Publisher:
                 path=self._staged,
             )
 
-    async def _already(self, decision: Decision) -> Places:
-        """The highest number of each producer of this batch that each topic has."""
+    async def _copied_before(self, decision: Decision) -> CopiedNumbers:
+        """The highest number of each producer of this batch that each topic has already."""
         wanted = {producer_of(self._writer, decision.batch, each.partition) for each in decision.attempts}
         found: dict[tuple[str, str], int] = {}
         for channel, end in decision.ends.items():
             try:
-                async with aclosing(self._behind(channel, end)) as pieces:
-                    async for entries in pieces:
+                async with aclosing(self._entries_after(channel, end)) as entry_lists:
+                    async for entries in entry_lists:
                         for entry in entries:
                             try:
                                 record = decode(entry.payload)
                             except BadRecord:
                                 continue
                             if record.producer in wanted:
-                                place = (channel, record.producer)
-                                found[place] = max(found.get(place, -1), record.pseq)
+                                key = (channel, record.producer)
+                                found[key] = max(found.get(key, -1), record.pseq)
             except PositionLost as error:
                 raise OutcomeUnknown(
-                    f"batch {decision.batch} was begun, and retention has removed from {channel} what would tell how "
+                    f"batch {decision.batch} was begun, and retention has removed from {channel} what shows how "
                     f"far it came ({error.message}): look what the topic has, then begin with a new checkpoint"
                 ) from error
         return found
 
-    async def _behind(self, channel: str, end: bytes | None) -> AsyncGenerator[Sequence[Entry]]:
-        """What a topic got after it ended at `end` (None: before its first entry ever). Raises `PositionLost` where
-        retention has removed all of it, or the first behind `end`."""
+    async def _entries_after(self, channel: str, end: bytes | None) -> AsyncGenerator[Sequence[Entry]]:
+        """The entries of a topic behind `end` (None: from its first entry ever). Raises `PositionLost` where retention
+        has removed all of them, or the first behind `end`."""
         info = await self._wal.describe(channel)
         if info.latest_id is None:
             return
@@ -201,11 +201,11 @@ class Publisher:
             start = FromId(info.first_id, inclusive=True)
         else:
             raise PositionLost(f"all its entries up to {info.latest_id.hex()} are gone", requested=b"", channel=channel)
-        async with aclosing(upto(self._wal, channel, start, info.latest_id)) as pieces:
-            async for entries in pieces:
+        async with aclosing(upto(self._wal, channel, start, info.latest_id)) as entry_lists:
+            async for entries in entry_lists:
                 yield entries
 
-    async def _copy(self, decision: Decision, there: Places) -> None:
+    async def _copy(self, decision: Decision, there: CopiedNumbers) -> None:
         async with aclosing(self._staged_rows(decision)) as staged:
             async for producer, first, targets, rows in staged:
                 reached = [there.get((channel, producer), -1) for channel in targets]
@@ -221,17 +221,17 @@ class Publisher:
     async def _staged_rows(
         self, decision: Decision
     ) -> AsyncGenerator[tuple[str, int, list[str], list[tuple[int, int, bytes]]]]:
-        """The staged entries that were decided: the producer, the number of the first row, the channels, the rows."""
+        """The staged entries of a decision: the producer, the number of the first row, the channels, the rows."""
         attempts = {each.token: each for each in decision.attempts}
         seen = dict.fromkeys(attempts, 0)
         first, last = min(each.first for each in decision.attempts), max(each.last for each in decision.attempts)
-        async with aclosing(upto(self._wal, self._staged, FromId(first, inclusive=True), last)) as pieces:
-            async for entries in pieces:
+        async with aclosing(upto(self._wal, self._staged, FromId(first, inclusive=True), last)) as entry_lists:
+            async for entries in entry_lists:
                 for entry in entries:
                     record = record_in(entry, self._staged, RecordType.LEDGER)
                     token = None if record is None else record.tags.get("token")
                     if record is None or token not in attempts or record.tags["chunk"] != seen[token]:
-                        continue  # of another attempt, or there twice after an append of unknown outcome
+                        continue  # of another attempt, or appended twice after an unknown outcome
                     seen[token] += 1
                     targets, rows = cast(Any, msgpack.unpackb(record.body, use_list=False))
                     producer = producer_of(self._writer, decision.batch, attempts[token].partition)
@@ -242,8 +242,8 @@ class Publisher:
                 path=self._staged,
             )
 
-    async def _tidy(self) -> None:
-        """Nothing that is staged by now is needed: the next batch begins after this one."""
+    async def _truncate_staged(self) -> None:
+        """Truncate the staged rows: the next batch stages its own after this one."""
         if self._wal.capabilities.truncate:
             latest = await self._wal.latest_id(self._staged)
             if latest is not None:

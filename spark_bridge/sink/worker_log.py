@@ -1,4 +1,4 @@
-"""The log as one of Spark's processes has it open for writing: once per process, for all tasks that it ever runs."""
+"""The log as a process of Spark has it open for writing: once per process, for all its tasks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ...runtime.errors import TidewalError, Unavailable
 from ...runtime.factory import open_wal
 from ...runtime.names import Names
 from ...runtime.redaction import shown_url
-from ...runtime.rpc import Caller
+from ...runtime.rpc import RpcClient
 from ...runtime.wal import ChannelPolicy, Wal
-from .patience import persistently
+from .retry import retry_until
 
 T = TypeVar("T")
 
-CALLER: Final = "spark"  # shared by all of Spark's processes: these come and go, and none may leave a channel behind
+# Shared by all of Spark's processes: these come and go, and none may leave a reply channel behind.
+CLIENT_NAME: Final = "spark"
 CLOSE_S: Final = 5.0
 
 _opened: dict[tuple[int, str], WorkerLog] = {}  # of a process, for workers are forked
@@ -29,19 +30,19 @@ _opening = threading.Lock()
 
 
 class WorkerLog:
-    """An open log whose coroutines run on a thread of its own. It never owns a RocksMQ: a process of Spark's may be
-    killed at any time, and another one must not wait for it."""
+    """An open log whose coroutines run on a thread of its own. It never owns a RocksMQ: a process of Spark may be
+    killed at any time, and other processes must not wait for it."""
 
     def __init__(self, url: str, deadline_s: float = 0.0) -> None:
-        """Opening it is tried once, or `persistently` for `deadline_s`."""
+        """Open the log at `url`: once, or again after retryable errors (`retry_until`) for `deadline_s` seconds."""
         self.url = url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tidewal-spark-sink", daemon=True)
         self._thread.start()
-        self._callers: dict[str, Caller] = {}
+        self._rpc_clients: dict[str, RpcClient] = {}
         self._created: set[str] = set()
         try:
-            self.wal: Wal = self.persist(self._open, "a batch", deadline_s) if deadline_s else self.run(self._open())
+            self.wal: Wal = self.retry(self._open, "a batch", deadline_s) if deadline_s else self.run(self._open())
         except BaseException:
             self._end()
             raise
@@ -62,21 +63,23 @@ class WorkerLog:
         """The result of `work`, which runs on the log's own thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def persist(self, work: Callable[[], Coroutine[Any, Any, T]], what: str, deadline_s: float) -> T:
-        """The same, `persistently`: a query goes on under which the log's owner is away for a moment."""
-        return self.run(persistently(work, what, deadline_s))
+    def retry(self, work: Callable[[], Coroutine[Any, Any, T]], what: str, deadline_s: float) -> T:
+        """As `run`, with `retry_until` for `deadline_s` seconds: a query goes on when the log's owner is away for a
+        moment. `what` names the work in errors."""
+        return self.run(retry_until(work, what, deadline_s))
 
-    async def caller(self, prefix: str) -> Caller:
-        """Who asks the roles of the cluster with that prefix; another one where the log has failed under the last."""
-        caller = self._callers.get(prefix)
-        if caller is None or not caller.listening:
-            caller = Caller(self.wal, Names(prefix), name=CALLER, shared=True)
-            await caller.open()
-            self._callers[prefix] = caller
-        return caller
+    async def rpc_client(self, prefix: str) -> RpcClient:
+        """The client that calls the roles of the cluster with `prefix`; a new one where the log has failed under the
+        last."""
+        rpc_client = self._rpc_clients.get(prefix)
+        if rpc_client is None or not rpc_client.listening:
+            rpc_client = RpcClient(self.wal, Names(prefix), name=CLIENT_NAME, shared=True)
+            await rpc_client.open()
+            self._rpc_clients[prefix] = rpc_client
+        return rpc_client
 
     async def create(self, channel: str, policy: ChannelPolicy) -> None:
-        """Make the channel, unless this process knows that it is there."""
+        """Create `channel` with `policy`, unless this process knows that it is there."""
         if channel not in self._created:
             await self.wal.create_channel(channel, policy)
             self._created.add(channel)
@@ -91,8 +94,8 @@ class WorkerLog:
             self._end()
 
     async def _close(self) -> None:
-        for caller in self._callers.values():
-            await caller.close()
+        for rpc_client in self._rpc_clients.values():
+            await rpc_client.close()
         await self.wal.close()
 
     def _end(self) -> None:
@@ -102,7 +105,8 @@ class WorkerLog:
 
 
 def worker_log(url: str, deadline_s: float = 0.0) -> WorkerLog:
-    """The log at `url` as this process has it open. Raises what opening it raises; it is tried for `deadline_s`."""
+    """The log at `url` as this process has it open. Opening it is retried for
+    `deadline_s` seconds; raises what it raises then."""
     with _opening:
         known = _opened.get((os.getpid(), url))
         if known is None:
@@ -112,7 +116,7 @@ def worker_log(url: str, deadline_s: float = 0.0) -> WorkerLog:
 
 @atexit.register
 def close_all() -> None:
-    """Close the logs of this process. Workers that Spark kills leave that to the log's owner, or to the brokers."""
+    """Close the logs of this process. For workers that Spark kills the log's owner or the brokers do that."""
     with _opening:
         for pid, url in list(_opened):
             log = _opened.pop((pid, url))

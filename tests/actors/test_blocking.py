@@ -56,7 +56,7 @@ async def test_ticks_and_heartbeats_go_on_while_a_handler_blocks(home, monkeypat
             for told in announcements(record)
             if begin < told.time < end
         ]
-        assert len(times) >= BLOCKED_S * 1000 / TICK_MS / 2, "the heart stood still"
+        assert len(times) >= BLOCKED_S * 1000 / TICK_MS / 2, "the heartbeat thread stood still"
         channel = collection.vchannels[0].rsplit("_", 1)[0]
         ticks = [each.ts for each in await records_of(wal, channel) if each.type is RecordType.TIME_TICK]
         assert any(written.ts <= tick < end for tick in ticks), "no tick was stored"

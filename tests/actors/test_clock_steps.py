@@ -13,12 +13,12 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.adapters.memory import MemoryWal
-from tidewal.runtime.arrow import decode_rows
 from tidewal.runtime.catalog_log import CatalogLog
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import DeadlineExceeded, TidewalError
-from tidewal.runtime.names import Names, physical
+from tidewal.runtime.names import Names, pchannel_of
 from tidewal.runtime.record import RecordType
+from tidewal.runtime.row_codec import decode_rows
 from tidewal.runtime.testing.clock import MachineClock
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.tt_stream import TtMsgStream
@@ -31,7 +31,7 @@ RATES = Rates(unknown=0.01, lost=0.01, fail=0.02, delay=0.1, delay_s_max=0.3)
 
 
 class Shared(MemoryWal):
-    """As a broker: whoever has its address may open it, and leases alone tell who owns it."""
+    """As on brokers: every process with the address may open it, and leases alone decide its owner."""
 
     capabilities = replace(MemoryWal.capabilities, one_node=False)
 
@@ -79,9 +79,9 @@ async def ids_in(node, wal: MemoryWal) -> Counter[int]:
     await catalog.open()
     collection = catalog.catalog.collection("people")
     stream = TtMsgStream(wal, grants=catalog)
-    stream.as_consumer(sorted({physical(vchannel) for vchannel in collection.vchannels}))
+    stream.as_consumer(sorted({pchannel_of(vchannel) for vchannel in collection.vchannels}))
     proxy = next(cell for cell in node.system._cells.values() if cell.name == "proxy")._life.actor
-    present = proxy._writer.sync_point()
+    present = proxy._owner.sync_point()
     for channel, last in present.channels.items():
         stream.announce(channel, last.term, last.cseq, present.time)
     found: Counter[int] = Counter()

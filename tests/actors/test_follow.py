@@ -40,13 +40,13 @@ async def test_a_stopped_node_answers_at_once(home) -> None:
 
 @MEMORY_ONLY
 async def test_nodes_can_stop_and_start_many_times(home) -> None:
-    for life in range(10):
+    for round in range(10):
         async with home.client() as client:
             await client.create_collection(home.PEOPLE)
-            await client.insert("people", home.people(life))
-            if life % 3 == 0:
+            await client.insert("people", home.people(round))
+            if round % 3 == 0:
                 await client.flush("people")
-            assert await client.count("people", consistency="strong") == life + 1
+            assert await client.count("people", consistency="strong") == round + 1
 
 
 @pytest.mark.slow

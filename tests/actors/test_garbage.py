@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from tidewal.runtime.clock import MAX_TIMESTAMP
-from tidewal.runtime.names import physical
+from tidewal.runtime.names import pchannel_of
 from tidewal.runtime.record import Record, RecordType, encode, stamp
 from tidewal.runtime.wal import Append
 
@@ -101,7 +101,7 @@ async def test_a_node_outlives_garbage_in_every_channel_and_says_what_it_skipped
         await home.elapse(2)
         wal, names = node.node.wal, node.node.names
         collection = await client.describe_collection("people")
-        owned = sorted({physical(vchannel) for vchannel in collection.vchannels})
+        owned = sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
         seen = [bytes(entry.payload) for channel in home.log.channels.values() for entry in channel.entries]
         followed = [names.catalog, names.heartbeats, names.insert_events, *owned]
         followed += [names.requests(role) for role in ("mixcoord", "proxy", "datanode", "querynode")]

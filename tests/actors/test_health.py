@@ -22,7 +22,7 @@ async def test_a_node_whose_watermark_stands_still_is_not_well(home) -> None:
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
         await home.elapse(1)
-        node.system.heart.stop()
+        node.system.heartbeat.stop()
         await home.elapse(4)
         assert node.health().ok
         await home.elapse(2)

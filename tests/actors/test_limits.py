@@ -1,5 +1,5 @@
-"""A log that takes small messages only: rows are divided, requests and answers travel in pieces, and one row too large
-is refused before anything is sent."""
+"""A log that takes small messages only: rows are divided, requests and answers travel in fragments, and one row too
+large is refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidewal.runtime.errors import MessageTooLarge
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.record import RecordType, decode
 from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.settings import Kafka
+from tidewal.runtime.settings import KafkaSettings
 from tidewal.runtime.wal import Append, ChannelInfo, ChannelPolicy, OnAppended, Wal
 
 LIMIT = 64 * 1024
@@ -139,7 +139,7 @@ async def test_kafka_is_asked_what_a_topic_takes(kafka):
 
 @pytest.mark.broker
 async def test_kafka_takes_less_where_the_settings_say_so(kafka, tmp_path: Path):
-    settings = Kafka.model_validate({"producer": {"message.max.bytes": "300000", "compression.type": "gzip"}})
+    settings = KafkaSettings.model_validate({"producer": {"message.max.bytes": "300000", "compression.type": "gzip"}})
     wal = await open_wal(f"{kafka.url}/{uuid4().hex}", settings=settings)
     await check_a_node_under(300_000, wal, tmp_path)
     with pytest.raises(MessageTooLarge):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tidewal.actors.measures import ScanMeasures
+from tidewal.actors.metrics import ScanMetrics
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.actor import Actor, ActorSystem
-from tidewal.runtime.actor.measures import ActorMeasures
+from tidewal.runtime.actor.metrics import ActorMetrics
 from tidewal.runtime.catalog import Collection
 from tidewal.runtime.clock import HybridClock, add_ms, physical_ms
 from tidewal.runtime.errors import JournalFailed, Lagging, OrderViolated, Overloaded, Unavailable
@@ -26,8 +26,8 @@ from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.tt_stream import TtMsgStream
 from tidewal.runtime.wal import ChannelPolicy, Delivery, From
-from tidewal.runtime.writer import Grant, Writer
-from tidewal.runtime.writer.measures import WriterMeasures
+from tidewal.runtime.writer import ChannelGrant, ChannelOwner
+from tidewal.runtime.writer.metrics import ChannelOwnerMetrics
 
 PEOPLE = CollectionSchema("people", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
 ONLY_ON_FAULT = {  # each has a test below
@@ -107,23 +107,23 @@ async def test_a_node_at_work_writes_every_metric(tmp_path):
     assert metrics.value("proxy_insert_vectors_total", collection_name="people") == 0
 
 
-# ---- the writer ------------------------------------------------------------------------------------------------------
+# ---- the channel owner -----------------------------------------------------------------------------------------------
 
 
-async def owning(wal: MemoryWal, metrics: Metrics) -> Writer:
+async def owning(wal: MemoryWal, metrics: Metrics) -> ChannelOwner:
     clock = HybridClock()
     await wal.create_channel("c", ChannelPolicy())
-    writer = Writer(wal, clock, observer=WriterMeasures(metrics, clock))
-    await writer.take([Grant("c", 1, 0, add_ms(clock.now(), 60_000))])
-    writer.open(["c"])
-    return writer
+    owner = ChannelOwner(wal, clock, observer=ChannelOwnerMetrics(metrics, clock))
+    await owner.acquire([ChannelGrant("c", 1, 0, add_ms(clock.now(), 60_000))])
+    owner.activate(["c"])
+    return owner
 
 
 async def test_a_retry_is_counted():
     metrics = Metrics()
-    writer = await owning(MemoryWal(), metrics)
+    owner = await owning(MemoryWal(), metrics)
     for _ in range(2):
-        await writer.append([("c", Record(RecordType.ROWS, body=b"x"))], producer="p", pseq=1)
+        await owner.append([("c", Record(RecordType.ROWS, body=b"x"))], producer="p", pseq=1)
     assert metrics.value("wal_append_deduplicated_total") == 1
     assert metrics.value("wal_append_message_total", channel_name="c", status="success") == 1
     assert metrics.value("wal_term", channel_name="c") == 1
@@ -134,9 +134,9 @@ async def test_a_retry_is_counted():
 )
 async def test_an_append_that_fails_is_counted(rates: Rates, unknown: int, failed: int):
     metrics, plan = Metrics(), FaultPlan(1)
-    writer = await owning(MemoryWal(faults=plan), metrics)
+    owner = await owning(MemoryWal(faults=plan), metrics)
     plan.rates = rates
-    appended = writer.append([("c", Record(RecordType.ROWS, body=b"x"))])
+    appended = owner.append([("c", Record(RecordType.ROWS, body=b"x"))])
     if failed:
         with pytest.raises(Unavailable):
             await appended
@@ -169,12 +169,12 @@ async def test_what_a_reader_drops_is_counted():
         await wal.append("c", payload, 0)
     stream = TtMsgStream(wal, vchannels=["c_1v0"])
     stream.as_consumer(["c"], From.EARLIEST)
-    measures = ScanMeasures(metrics, "datanode", a_collection(), stream)
+    scan_metrics = ScanMetrics(metrics, "datanode", a_collection(), stream)
     with pytest.raises(OrderViolated):
         async for _ in stream:
             pass
     for _ in range(2):
-        measures.publish()
+        scan_metrics.publish()
     read = {"channel_name": "c", "role_name": "datanode"}
     assert metrics.value("wal_scan_message_total", **read) == 7
     assert metrics.value("wal_scan_message_bytes_total", **read) == sum(map(len, broken_log()))
@@ -292,15 +292,15 @@ class Fragile(Actor):
 
 async def test_restarts_and_blocked_handlers_are_counted():
     metrics = Metrics()
-    measures = ActorMeasures(metrics)
-    async with ActorSystem(threads=False, observer=measures) as system:
-        measures.watch(["fragile"], system.status, lambda: system.loop_lag_s)
+    actor_metrics = ActorMetrics(metrics)
+    async with ActorSystem(threads=False, observer=actor_metrics) as system:
+        actor_metrics.watch(["fragile"], system.status, lambda: system.loop_lag_s)
         ref = await system.spawn(Fragile, name="fragile")
         ref.tell("x")
         assert metrics.value("actor_mailbox_depth", actor="fragile") == 1
         while not metrics.value("actor_restart_total", actor="fragile"):  # noqa: ASYNC110 -- a counter has no event
             await asyncio.sleep(0)
-        measures.blocked("fragile/tick", 700, "")
+        actor_metrics.blocked("fragile/tick", 700, "")
     assert metrics.value("actor_restart_total", actor="fragile") == 1
     assert metrics.value("actor_blocked_total", actor="fragile") == 1
     assert metrics.value("event_loop_lag_seconds") == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.actors.datanode.origin import wal_of
+from tidewal.actors.datanode.wal_identity import wal_of
 from tidewal.actors.standalone import Standalone, log_url, standalone
 from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.config import load_settings

@@ -1,4 +1,4 @@
-"""What DataNode and QueryNode do with packs: unreadable rows are put aside, and nobody looks at half a pack."""
+"""What DataNode and QueryNode do with packs: unreadable rows become dead letters, and no query sees half a pack."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tidewal.actors import following
+from tidewal.actors import collection_reader
+from tidewal.actors.collection_reader import pchannels_of
 from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.datanode.log_table import LogTable
-from tidewal.actors.following import pchannels_of
 from tidewal.actors.proxy import proxy
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
-from tidewal.actors.querynode.segments import RowStore
+from tidewal.actors.querynode.row_store import RowStore
 from tidewal.runtime.errors import MemoryLimitExceeded, PositionLost
 from tidewal.runtime.names import Names
 from tidewal.runtime.record import decode
@@ -170,19 +170,19 @@ async def test_losses_that_are_over_do_not_count_for_the_next(home, monkeypatch)
         nonlocal losses
         running = asyncio.create_task(run(pipeline))
         try:
-            await asyncio.sleep(2 * following.UNREADABLE_MAX_S)
+            await asyncio.sleep(2 * collection_reader.UNREADABLE_MAX_S)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         losses += 1
         raise PositionLost("retention was faster")
 
-    monkeypatch.setattr(following, "UNREADABLE_MAX_S", 5.0)
+    monkeypatch.setattr(collection_reader, "UNREADABLE_MAX_S", 5.0)
     monkeypatch.setattr(RowPipeline, "run", losing)
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
         await client.insert("people", home.people(1))
-        while losses < following.LOSSES_MAX + 2:
+        while losses < collection_reader.LOSSES_MAX + 2:
             await home.elapse(0.5)
             assert not node.health().details["unreadable"]
         await home.elapse(0.5)

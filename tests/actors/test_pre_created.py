@@ -6,7 +6,7 @@ import pytest
 
 from tidewal.runtime.config import load_settings
 from tidewal.runtime.errors import ConfigError
-from tidewal.runtime.names import Names, physical
+from tidewal.runtime.names import Names, pchannel_of
 from tidewal.runtime.wal import ChannelPolicy, Delivery
 
 NAMES = Names()
@@ -48,14 +48,14 @@ async def test_collections_lie_on_the_channels_that_are_there_and_none_is_made(h
     await make(home, "orders-a", "orders-b")
     await make(home, "ticks", policy=HEARTBEATS)
     settings = using("orders-a", "orders-b", timeticker="ticks")
-    for life in range(2):  # the second finds entries, its own
+    for start in range(2):  # the second finds entries, its own
         async with home.client(settings=settings) as client:
             collection = await client.create_collection(home.PEOPLE, shards=3)
-            assert [physical(name) for name in collection.vchannels] == ["orders-a", "orders-b", "orders-a"]
+            assert [pchannel_of(name) for name in collection.vchannels] == ["orders-a", "orders-b", "orders-a"]
             assert len(set(collection.vchannels)) == 3
-            await client.insert("people", home.people(*range(10 * life, 10 * life + 10)))
+            await client.insert("people", home.people(*range(10 * start, 10 * start + 10)))
             await client.flush("people")
-            assert await client.count("people", consistency="strong") == 10 * life + 10
+            assert await client.count("people", consistency="strong") == 10 * start + 10
     made = await channels(home)
     assert not [name for name in made if name.startswith(NAMES.pchannel(0)[:-1])]
     assert NAMES.heartbeats not in made
@@ -70,7 +70,7 @@ async def test_a_channel_that_is_missing_or_not_empty_is_named_and_nothing_is_ma
     assert "used (has entries that this cluster did not write" in error.message
     assert not {"gone", "lost"} & await channels(home)
     wal = await home.wal()
-    assert await wal.latest_id(NAMES.catalog) is None, "nobody who works is deposed by a node that cannot"
+    assert await wal.latest_id(NAMES.catalog) is None, "a healthy node is not superseded by one that cannot start"
     assert await wal.latest_id("empty") is None
     await wal.close()
 
@@ -118,12 +118,12 @@ async def test_collections_made_before_stay_where_they_are(home) -> None:
         before = await client.describe_collection("people")
         await client.insert("people", home.people(1))
     await make(home, "a")
-    ours = physical(before.vchannels[0])
+    ours = pchannel_of(before.vchannels[0])
     async with home.client(settings=using("a", ours)) as client:
         assert await client.count("people", consistency="strong") == 1
         assert (await client.describe_collection("people")).vchannels == before.vchannels
         made = await client.create_collection(home.POINTS)
-        assert {physical(name) for name in made.vchannels} == {"a", ours}
+        assert {pchannel_of(name) for name in made.vchannels} == {"a", ours}
         await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
         assert await client.count("points", consistency="strong") == 1
 

@@ -213,8 +213,8 @@ async def test_a_role_that_crashes_again_and_again_gives_up(home, monkeypatch, r
 FLUSH_CRASHES = {
     "before the commit": (LogTable, "flush", False),
     "after the commit": (LogTable, "flush", True),
-    "before it is told": (FlushPipeline, "_tell", False),
-    "after it is told": (FlushPipeline, "_tell", True),
+    "before it is told": (FlushPipeline, "_publish", False),
+    "after it is told": (FlushPipeline, "_publish", True),
     "before the log is held": (MemoryWal, "hold", False),
     "after the log is held": (MemoryWal, "hold", True),
 }
@@ -355,7 +355,7 @@ async def test_crashes_at_any_moment_lose_and_double_nothing(home, rng, role) ->
 
         await asyncio.gather(*(write(worker) for worker in range(3)))
         assert crashed[0] > 5
-        for each in crashes:  # one that comes while the node closes is told by whoever closes it
+        for each in crashes:  # a crash while the node closes is raised by the close
             each.cancel()
         await client.flush("people", deadline_s=600)
         assert_each_once(home, 120)

@@ -14,7 +14,7 @@ from tidewal.runtime import rpc
 from tidewal.runtime.errors import CorruptLog, Unavailable
 from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import SIGN_OF_LIFE_S, Caller, RequestInbox
+from tidewal.runtime.rpc import SIGN_OF_LIFE_S, RpcClient, RpcServer
 from tidewal.runtime.testing.clock import VirtualClock, elapse, run_virtual
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 from tidewal.runtime.wal import ChannelPolicy
@@ -26,7 +26,7 @@ SILENT_S = SILENT_SWEEPS * SWEEP_INTERVAL_S
 async def killed_callers(log: MemoryLog, count: int) -> set[str]:
     """Reply channels of callers whose process has ended without a farewell."""
     process = MemoryWal(log)
-    callers = [Caller(process, NAMES) for _ in range(count)]
+    callers = [RpcClient(process, NAMES) for _ in range(count)]
     for caller in callers:
         await caller.open()
     await process.close()
@@ -47,7 +47,7 @@ async def leading(wal: MemoryWal) -> AsyncIterator[Metrics]:
 
 @asynccontextmanager
 async def answering(wal: MemoryWal) -> AsyncIterator[None]:
-    inbox = RequestInbox(wal, "role", NAMES)
+    inbox = RpcServer(wal, "role", NAMES)
     await inbox.open()
 
     async def serve() -> None:
@@ -67,7 +67,7 @@ def test_thousands_of_killed_callers_leave_nothing_and_an_idle_one_keeps_its_cha
     async def main() -> None:
         log = MemoryLog()
         wal = MemoryWal(log)
-        idle, shared = Caller(wal, NAMES), Caller(wal, NAMES, name="many", shared=True)
+        idle, shared = RpcClient(wal, NAMES), RpcClient(wal, NAMES, name="many", shared=True)
         await idle.open()
         await shared.open()
         await shared.close()
@@ -96,7 +96,7 @@ def test_thousands_of_killed_callers_leave_nothing_and_an_idle_one_keeps_its_cha
 def test_a_caller_that_was_held_up_for_so_long_goes_on_with_a_channel_made_anew() -> None:
     async def main() -> None:
         wal = MemoryWal()
-        caller = Caller(wal, NAMES)
+        caller = RpcClient(wal, NAMES)
         await caller.open()
         assert caller._sign_of_life is not None
         caller._sign_of_life.cancel()  # its machine sleeps
@@ -114,7 +114,7 @@ def test_time_in_which_the_leader_was_suspended_makes_nobody_silent() -> None:
 
     async def main() -> None:
         wal = MemoryWal()
-        caller = Caller(wal, NAMES)
+        caller = RpcClient(wal, NAMES)
         await caller.open()
         async with leading(wal) as metrics:
             for _ in range(5):

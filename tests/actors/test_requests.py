@@ -106,7 +106,7 @@ async def test_no_request_ends_a_role(home, seed: int) -> None:
                     params = damaged(rng, right)
                 body = rng.choice([b"", rng.randbytes(30), b"\x93\x01\x02\x03", b"\xc1"])
                 with suppress(TidewalError):
-                    await client._caller.call(role, called, params, body, deadline_s=1)
+                    await client._rpc.call(role, called, params, body, deadline_s=1)
         assert {status.name: status.restarts for status in node.system.status()} == before
         await client.insert("people", home.people(4))
         assert await client.count("people", "id in [1, 2, 3, 4]", consistency="strong") == 4
@@ -120,7 +120,7 @@ async def test_a_request_that_cannot_be_read_is_refused(home) -> None:
                 continue
             called = "query" if method == "search" else method
             for params in ({}, {"collection": 5, "id": "x", "channels": None, "node": 1, "schema": [], "grants": 1}):
-                error = await home.error_of(client._caller.call(role, called, params))
+                error = await home.error_of(client._rpc.call(role, called, params))
                 assert isinstance(error, InvalidRequest), (role, method, error)
 
 
@@ -156,7 +156,7 @@ async def test_a_ready_collection_is_not_released_nor_announced_as_gone(home) ->
         await client.insert("people", home.people(1))
         wire = (await client.describe_collection("people")).to_wire()
         for role, method in (("datanode", "release"), ("querynode", "release"), ("proxy", "announce")):
-            call = client._caller.call(role, method, {"collection": wire, "what": "drop"})
+            call = client._rpc.call(role, method, {"collection": wire, "what": "drop"})
             assert isinstance(await home.error_of(call), InvalidRequest)
         assert await client.count("people", consistency="strong") == 1
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.actors.rows import split_by_bytes, split_by_shard, to_batch
-from tidewal.runtime.arrow import encode_rows
 from tidewal.runtime.errors import InvalidRows, MessageTooLarge
 from tidewal.runtime.hashing import shard_of_key
+from tidewal.runtime.row_codec import encode_rows
 from tidewal.runtime.schema import CollectionSchema, Field, Op
 
 SCHEMA = CollectionSchema(
@@ -262,10 +262,10 @@ def test_every_row_of_a_batch_is_in_one_message_and_in_its_place(sizes, shards, 
             assert caught.value.limit == limit
             assert limit < int(caught.value.size or 0) <= largest
             continue
-        pieces = split_by_bytes(part, limit, "id")
-        assert all(len(encode_rows(piece)) <= limit for piece in pieces)
-        assert pa.Table.from_batches(pieces).to_pylist() == part.to_pylist()
-        if len(pieces) > 1:
+        slices = split_by_bytes(part, limit, "id")
+        assert all(len(encode_rows(each)) <= limit for each in slices)
+        assert pa.Table.from_batches(slices).to_pylist() == part.to_pylist()
+        if len(slices) > 1:
             assert len(encode_rows(part)) > limit
 
 

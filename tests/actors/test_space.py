@@ -28,7 +28,7 @@ async def open_log(tmp_path, disk) -> RocksMQ:
 
 
 async def ready(log) -> None:
-    while not (log._segments.ready and log.check_space()):  # noqa: ASYNC110 -- the keeper's thread knows no event
+    while not (log._segments.ready and log.check_space()):  # noqa: ASYNC110 -- the maintenance thread has no event
         await asyncio.sleep(0)
 
 

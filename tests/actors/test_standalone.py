@@ -17,7 +17,7 @@ from tidewal.runtime.errors import (
     InvalidRequest,
     InvalidSchema,
 )
-from tidewal.runtime.names import physical
+from tidewal.runtime.names import pchannel_of
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.settings import Settings
 
@@ -127,19 +127,19 @@ async def test_everything_is_there_after_a_restart(home) -> None:
         await client.upsert("people", home.people(3, name="three"))
         await client.delete("people", [4])
     terms = []
-    for life in range(3):
+    for start in range(3):
         async with home.node() as node, node.client() as client:
-            await client.insert("people", home.people(100 + life))
-            assert await client.count("people", consistency="strong") == 50 + life
+            await client.insert("people", home.people(100 + start))
+            assert await client.count("people", consistency="strong") == 50 + start
             rows = (await client.get("people", [3, 4], consistency="strong")).table.to_pylist()
             assert [row["name"] for row in rows] == ["three"]
             collection = await client.describe_collection("people")
-            if life == 1:
+            if start == 1:
                 await client.flush("people")
-            reply = await client._caller.call("proxy", "sync", {"channels": channels_of(collection)})
+            reply = await client._rpc.call("proxy", "sync", {"channels": channels_of(collection)})
             terms.append([point[0] for point in reply.values["channels"].values()])
     assert terms == sorted(terms)
-    assert len({tuple(each) for each in terms}) == 3, "each life has terms of its own"
+    assert len({tuple(each) for each in terms}) == 3, "each start has terms of its own"
 
 
 def channels_of(collection) -> list[str]:
@@ -203,7 +203,7 @@ async def test_each_log_has_its_own_retention(home, backend) -> None:
     settings = {name: {"retentionTimeInMinutes": n, "retentionSizeInMB": -n} for n, name in enumerate(BACKENDS, 1)}
     async with home.people_client(settings=settings) as client:
         collection = await client.describe_collection("people")
-    policy = home.log.channels[physical(collection.vchannels[0])].policy
+    policy = home.log.channels[pchannel_of(collection.vchannels[0])].policy
     assert policy.retention_s == 60.0 * (BACKENDS.index(backend) + 1)
     assert policy.retention_bytes is None
 

@@ -17,14 +17,14 @@ from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
 from tidewal.runtime.record import Record, RecordType
 from tidewal.runtime.testing.clock import MachineClock
-from tidewal.runtime.writer import Writer
+from tidewal.runtime.writer import ChannelOwner
 from tidewal.runtime.writer.lease import LEASE_S
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
 
 class SharedMemory(MemoryWal):
-    """As a broker: whoever has its address may open it."""
+    """As on brokers: every process with the address may open it."""
 
     capabilities = replace(MemoryWal.capabilities, one_node=False)
 
@@ -79,7 +79,7 @@ async def test_the_newest_of_many_nodes_has_the_log_and_no_row_is_lost_or_double
                 await shared.elapse(rng.uniform(0, 4))
                 before, began = node, now_s()
                 node = await stack.enter_async_context(shared.node(name=name))
-                assert now_s() - began < 2, "a node that lives lets go at once"
+                assert now_s() - began < 2, "a running node releases its channels at once"
                 error = await asyncio.wait_for(before.failed(), 1)
                 assert isinstance(error, Fenced)
                 assert f"{name}-" in error.message
@@ -101,7 +101,7 @@ async def test_a_node_that_was_killed_is_waited_for_as_long_as_it_might_live(
 ) -> None:
     """How long ago that was no clock can tell: that of the new node may be ahead."""
     with monkeypatch.context() as patch:
-        patch.setattr(Writer, "channels", ())  # it has nothing to give back
+        patch.setattr(ChannelOwner, "channels", ())  # it has nothing to give back
         async with shared.people_client() as client:
             await client.insert("people", shared.people(1))
     await shared.elapse(away_s)
@@ -151,12 +151,12 @@ async def test_an_owner_whose_clock_was_set_acknowledges_nothing_behind_its_leas
         newer = await stack.enter_async_context(shared.node(name="newer", clock=clocks[1]))
         assert role_of(newer, "proxy")._registered.is_set()
         assert LEASE_S - 0.5 < now_s() - began < LEASE_S + 0.5
-        writer = role_of(older, "proxy")._writer
-        (channel,) = writer.channels
+        owner = role_of(older, "proxy")._owner
+        (channel,) = owner.channels
         with pytest.raises(Unavailable, match="lease"):
-            writer.sync_point()
+            owner.sync_point()
         with pytest.raises((TidewalError, TimeoutError)):
-            await asyncio.wait_for(writer.append([(channel, Record(RecordType.FLUSH, vchannel=channel))]), 60)
+            await asyncio.wait_for(owner.append([(channel, Record(RecordType.FLUSH, vchannel=channel))]), 60)
         async with newer.client() as client:  # the older one hears the questions, too, and can answer none
             for _ in range(5):
                 await client.insert("people", shared.people(1))
@@ -170,11 +170,11 @@ async def test_time_that_a_machine_was_suspended_counts_for_the_lease(shared) ->
     clock = asyncio.get_running_loop().clock
     async with shared.node() as node, node.client() as client:
         await client.create_collection(shared.PEOPLE)
-        writer = role_of(node, "proxy")._writer
-        writer.sync_point()
+        owner = role_of(node, "proxy")._owner
+        owner.sync_point()
         clock.suspend(LEASE_S + 1)
         with pytest.raises(Unavailable, match="lease"):
-            writer.sync_point()
+            owner.sync_point()
         await shared.elapse(4)  # the lease is renewed
         await client.insert("people", shared.people(1))
         assert await client.count("people", consistency="strong") == 1
@@ -190,17 +190,17 @@ async def test_a_node_that_has_ended_is_not_waited_for(shared) -> None:
 
 
 async def test_a_coordinator_that_restarts_under_another_leader_does_not_take_the_log_back(shared, monkeypatch) -> None:
-    end = MixCoord._end_when_deposed
+    end = MixCoord._end_when_superseded
     crashes = ["once"]
 
     async def crash_first(self) -> None:
-        while not self.deposed:
+        while not self.superseded:
             await self.catalog.changed()
         if crashes:
             raise RuntimeError(crashes.pop())
         await end(self)
 
-    monkeypatch.setattr(MixCoord, "_end_when_deposed", crash_first)
+    monkeypatch.setattr(MixCoord, "_end_when_superseded", crash_first)
     async with shared.node(name="first") as first:
         async with first.client() as client:
             await client.create_collection(shared.PEOPLE)
@@ -216,16 +216,16 @@ async def test_a_coordinator_that_restarts_under_another_leader_does_not_take_th
 async def test_a_proxy_that_is_refused_before_it_has_read_of_the_new_leader_ends_without_a_crash(
     shared, monkeypatch, caplog
 ) -> None:
-    end = Proxy._end_when_deposed
+    end = Proxy._end_when_superseded
 
     async def end_late(self) -> None:
-        while not self.deposed:
+        while not self.superseded:
             await self.catalog.changed()
         self.register()  # as after an append whose outcome it does not know
         await shared.elapse(0.5)
         await end(self)
 
-    monkeypatch.setattr(Proxy, "_end_when_deposed", end_late)
+    monkeypatch.setattr(Proxy, "_end_when_superseded", end_late)
     async with shared.node(name="first") as first:
         async with first.client() as client:
             await client.create_collection(shared.PEOPLE)

@@ -94,7 +94,7 @@ async def test_an_error_of_compaction_waits_for_the_next_and_loses_nothing(home,
         await client.create_collection(home.PEOPLE)
         with monkeypatch.context() as patched:
             patched.setattr(pipeline, "compact", full)
-            patched.setattr(pipeline, "FLUSHES_PER_TIDYING", 1)
+            patched.setattr(pipeline, "FLUSHES_PER_VACUUM", 1)
             for number in range(3):
                 await client.insert("people", home.people(number))
                 await home.elapse(1)

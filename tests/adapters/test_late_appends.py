@@ -17,7 +17,7 @@ from tidewal.runtime.factory import open_wal
 from tidewal.runtime.record import Record, RecordType, decode
 from tidewal.runtime.tt_stream import TtMsgStream
 from tidewal.runtime.wal import ChannelPolicy, From
-from tidewal.runtime.writer import Appended, Grant, Writer
+from tidewal.runtime.writer import Appended, ChannelGrant, ChannelOwner
 
 CHANNEL = "a"
 WITHIN_S = 60.0
@@ -46,7 +46,7 @@ class Scene:
     def __init__(self, wal, proxy):
         self.wal, self.proxy = wal, proxy
         self.clock = HybridClock()
-        self.writer = Writer(wal, self.clock)
+        self.writer = ChannelOwner(wal, self.clock)
         self.stream = TtMsgStream(wal)
         self.seen: list[Record] = []
         self._term, self._limit, self._fences = 0, 0, {}
@@ -66,10 +66,10 @@ class Scene:
             while True:
                 self._term += 1
                 previous, self._limit = self._limit, add_ms(self.clock.now(), LIMIT_MS)
-                grant = Grant(CHANNEL, self._term, previous, self._limit, fences=dict(self._fences))
+                grant = ChannelGrant(CHANNEL, self._term, previous, self._limit, fences=dict(self._fences))
                 with suppress(Unavailable):
-                    self._fences[self._term] = (await self.writer.take([grant]))[CHANNEL]
-                    self.writer.open([CHANNEL])
+                    self._fences[self._term] = (await self.writer.acquire([grant]))[CHANNEL]
+                    self.writer.activate([CHANNEL])
                     return
 
     def submit(self, body, number):
@@ -90,7 +90,7 @@ class Scene:
         assert not append.done()
         with pytest.raises(Unavailable):
             self.writer.sync_point()
-        self.writer.beat()
+        self.writer.tick_all()
         self.proxy.pass_new()
         return append
 

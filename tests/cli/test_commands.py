@@ -15,7 +15,7 @@ import pytest
 
 from tidewal.actors.standalone import standalone
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.adapters.rocksmq.link import Link
+from tidewal.adapters.rocksmq.owner_connection import OwnerConnection
 from tidewal.runtime.schema import CollectionSchema, Field
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_tail_follows_until_it_is_interrupted(start: Callable[..., subprocess.Po
 
 
 async def cut(directory: Path) -> int:
-    """Be a node once more; which life of the log that was."""
+    """Run a node once more; returns the number of that run on the log."""
     async with standalone(directory) as node, node.client() as client:
         await client.cut("things")
         assert isinstance(node.node.wal, RocksMQ)
@@ -141,7 +141,7 @@ def test_a_command_does_not_take_the_place_of_a_node(
 
 
 async def life_of(data: Path) -> int:
-    link = await Link.open(str(data / "log"), bytes(16), on_lost=print)
+    link = await OwnerConnection.open(str(data / "log"), bytes(16), on_lost=print)
     await link.close()
     return link.boot
 
@@ -177,7 +177,7 @@ def test_inspect_without_an_owner(command: Callable[..., Any], data: Path):
     check_inspection(json.loads(ended.out))
     shown = command("inspect", url(data), "--no-count").out
     assert "things (id 1, ready): 2 shards" in shown
-    assert ": given back, term 1, to " in shown
+    assert ": released, term 1, to " in shown
 
 
 def test_inspect_through_the_owner(command: Callable[..., Any], running: dict[str, Any]):

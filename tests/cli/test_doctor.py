@@ -12,7 +12,7 @@ import typer
 
 from tidewal.cli import doctor as doctor_module
 from tidewal.cli.doctor import Check, examine
-from tidewal.cli.java import Java, find_java
+from tidewal.cli.jdk import Java, find_java
 from tidewal.cli.main import main
 from tidewal.runtime.errors import PositionLost
 

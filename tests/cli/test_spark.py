@@ -19,10 +19,10 @@ from tests.brokers.processes import free_ports
 from tests.cli.conftest import tracebacks
 from tidewal.actors.standalone import standalone
 from tidewal.cli import spark_running
-from tidewal.cli.java import Java
+from tidewal.cli.jdk import Java
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.wal import ChannelPolicy
-from tidewal.spark_bridge import local
+from tidewal.spark_bridge import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,10 +64,10 @@ def test_what_is_missing_is_named(command: Callable[..., Any], monkeypatch: pyte
     monkeypatch.setattr(spark_running, "find_java", lambda: old)
     assert "JDK 17 or newer, found only 11.0.2" in command("spark", "count", log, "things").err
     monkeypatch.setattr(spark_running, "find_java", lambda: None)
-    monkeypatch.setattr(local.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(spark_session.shutil, "which", lambda *_, **__: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert "Java is missing: install a JDK 17" in command("spark", "count", log, "things").err
-    monkeypatch.setattr(local, "find_spec", lambda _: None)
+    monkeypatch.setattr(spark_session, "find_spec", lambda _: None)
     assert "PySpark is missing: pip install 'tidewal[spark]'" in command("spark", "count", log, "things").err
 
 

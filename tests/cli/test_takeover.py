@@ -1,5 +1,5 @@
 """`tidewal run` on a log of brokers where a node runs already, as in a rolling upgrade: the new one has it, the old one
-ends, and whoever writes meanwhile notices a pause."""
+ends, and clients that write meanwhile notice a pause."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def ready(node: subprocess.Popen[str]) -> None:
     assert await asyncio.wait_for(asyncio.to_thread(started), BOUND_S)
 
 
-async def assert_deposed(node: subprocess.Popen[str]) -> None:
+async def assert_superseded(node: subprocess.Popen[str]) -> None:
     out, _ = await asyncio.to_thread(node.communicate, timeout=BOUND_S)
     assert node.returncode == 2, out
     assert "Fenced: " in out
@@ -85,14 +85,14 @@ async def test_the_newest_node_has_the_log_and_nothing_is_lost_or_doubled(
             await writers.more(100)
             second = run("second")
             await ready(second)
-            await assert_deposed(first)
+            await assert_superseded(first)
             await writers.more(100)
             second.send_signal(signal.SIGSTOP)
             third = run("third")
             await ready(third)
             await writers.more(100)
             second.send_signal(signal.SIGCONT)
-            await assert_deposed(second)
+            await assert_superseded(second)
             await writers.more(100)
             writers.stop()
         assert await client.count("things", consistency="strong") == writers.written

@@ -1,4 +1,4 @@
-"""A small world for the tests of writers and streams: one log, its owners, and who follows it."""
+"""A small world for the tests of channel owners and streams: one log, its owners, and its readers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tidewal.runtime.channel_pumps import reading
 from tidewal.runtime.clock import HybridClock, add_ms
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.heartbeats import announcements
 from tidewal.runtime.messages import MsgPack
 from tidewal.runtime.record import Record, RecordType, decode
+from tidewal.runtime.stream_base import reading
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 from tidewal.runtime.tt_stream import TtMsgStream
 from tidewal.runtime.wal import Append, ChannelPolicy, From, OnAppended
-from tidewal.runtime.writer import Grant, Writer
+from tidewal.runtime.writer import ChannelGrant, ChannelOwner
 
 BEATS = "heartbeats"
 LEASE_MS = 10_000
@@ -50,25 +50,25 @@ class HoldingWal(MemoryWal):
 
 
 @dataclass
-class Owner:
-    """A node that owns channels: what a proxy is to its writer."""
+class OwnerNode:
+    """A node with a channel owner, as a Proxy is."""
 
     wal: MemoryWal
     clock: HybridClock
-    writer: Writer
+    channel_owner: ChannelOwner
     limit: int = 0
 
     async def own(self, *channels: str, term: int = 1, previous_limit: int = 0, **grant: object) -> dict[str, bytes]:
         self.limit = add_ms(max(self.clock.now(), previous_limit), LEASE_MS)
-        grants = [Grant(channel, term, previous_limit, self.limit, **grant) for channel in channels]
-        fences = await self.writer.take(grants)
-        self.writer.open(channels)
+        grants = [ChannelGrant(channel, term, previous_limit, self.limit, **grant) for channel in channels]
+        fences = await self.channel_owner.acquire(grants)
+        self.channel_owner.activate(channels)
         return fences
 
 
 @dataclass
-class Following:
-    """A stream that is read as it comes, with the heartbeats passed on."""
+class FollowedStream:
+    """A stream that is read as packs come, with the heartbeats passed on to it."""
 
     stream: TtMsgStream
     wal: MemoryWal
@@ -83,8 +83,8 @@ class Following:
         async with reading(self.wal, BEATS, From.EARLIEST) as batches:
             async for entries in batches:
                 for entry in entries:
-                    for told in announcements(decode(entry.payload)):
-                        self.stream.announce(*told)
+                    for announcement in announcements(decode(entry.payload)):
+                        self.stream.announce(*announcement)
 
     async def stop(self) -> list[MsgPack]:
         await self.stream.close()
@@ -98,7 +98,7 @@ class Following:
 
 
 class World:
-    """Makes owners and followers over one log."""
+    """Makes owners and followed streams over one log."""
 
     def __init__(self) -> None:
         self.source = VirtualClock()
@@ -110,18 +110,18 @@ class World:
         for name in names:
             await wal.create_channel(name, ChannelPolicy())
 
-    def owner(self, wal: MemoryWal | None = None, **options: object) -> Owner:
+    def owner(self, wal: MemoryWal | None = None, **options: object) -> OwnerNode:
         wal = wal or MemoryWal(self.log)
         clock = HybridClock(self.source)
-        return Owner(wal, clock, Writer(wal, clock, heartbeat_channel=BEATS, **options))
+        return OwnerNode(wal, clock, ChannelOwner(wal, clock, heartbeat_channel=BEATS, **options))
 
-    def follow(self, *channels: str, start: From = From.EARLIEST, **options: object) -> Following:
+    def follow(self, *channels: str, start: From = From.EARLIEST, **options: object) -> FollowedStream:
         wal = MemoryWal(self.log)
         stream = TtMsgStream(wal, group="g", **options)
         stream.as_consumer(channels, start)
-        following = Following(stream, wal)
-        following.tasks = [asyncio.ensure_future(following._read()), asyncio.ensure_future(following._listen())]
-        return following
+        followed = FollowedStream(stream, wal)
+        followed.tasks = [asyncio.ensure_future(followed._read()), asyncio.ensure_future(followed._listen())]
+        return followed
 
     def records(self, channel: str) -> list[Record]:
         return [decode(entry.payload, entry.id) for entry in self.log.channels[channel].entries]

@@ -1,4 +1,4 @@
-"""The catalog's fold: log order decides who leads, the deposed are not heard, and a snapshot tells everything."""
+"""The catalog's fold: log order decides which node leads, superseded leaders do nothing, and a snapshot holds all."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_collection_begins_becomes_ready_and_ends():
     assert catalog.next_id == 6  # an id is never used again
 
 
-def test_of_two_claims_the_first_in_the_log_wins_and_the_deposed_are_not_heard():
+def test_of_two_claims_the_first_in_the_log_wins_and_superseded_leaders_have_no_effect():
     log = Log()
     catalog = led(log, 1, "first")
     claim = catalog.leader_id
@@ -80,7 +80,7 @@ def test_of_two_claims_the_first_in_the_log_wins_and_the_deposed_are_not_heard()
     assert catalog.leader == "second"
 
 
-def test_grants_leases_and_fences_tell_the_next_owner_what_it_must_pass():
+def test_grants_leases_and_fences_give_the_next_owner_what_it_must_pass():
     log = Log()
     catalog = led(log)
     catalog.apply(log.put(1, "grant", node="a", channels={"p0": 1, "p1": 1}, limit=100))
@@ -127,7 +127,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=40), st.data())
-def test_a_snapshot_and_the_rest_tell_what_the_whole_log_tells(history, data):
+def test_a_snapshot_and_the_rest_give_the_state_of_the_whole_log(history, data):
     log = Log()
     catalog = led(log)
     for kind, fields in history:
@@ -155,12 +155,12 @@ def test_a_snapshot_and_the_rest_tell_what_the_whole_log_tells(history, data):
     assert state(late) == state(whole) == state(catalog)
 
 
-def test_other_records_are_none_of_its_business():
+def test_other_records_are_ignored():
     assert Catalog().apply(Record(RecordType.ROWS)) is False
 
 
 @given(st.binary(max_size=40))
-def test_arbitrary_bytes_are_told(body):
+def test_arbitrary_bytes_are_bad_records(body):
     with pytest.raises(BadRecord):
         decode_event(Record(RecordType.CATALOG, body=body))
 
@@ -182,7 +182,7 @@ def test_arbitrary_bytes_are_told(body):
         {"kind": "snapshot"},
     ],
 )
-def test_a_malformed_event_is_told_and_changes_nothing(event):
+def test_a_malformed_event_is_a_bad_record_and_changes_nothing(event):
     log = Log()
     catalog = led(log)
     before = state(catalog)
@@ -233,7 +233,7 @@ def test_a_claim_under_any_other_term_than_the_next_does_not_count():
     assert catalog.apply(log.put(2, "leader", node="n", previous=catalog.leader_id))
 
 
-def test_entries_that_are_no_events_are_handed_over_and_passed_by():
+def test_entries_that_are_no_events_are_handed_over_and_skipped():
     log = Log()
     catalog = led(log)
     bad: list[str] = []

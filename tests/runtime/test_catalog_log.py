@@ -1,4 +1,4 @@
-"""The catalog as followers and leaders know it: one order for all, and snapshots that hide nothing."""
+"""The catalog as followers and leaders have it: one order for all, and snapshots that hide nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_followers_see_what_the_leader_wrote() -> None:
     run_virtual(main())
 
 
-def test_only_a_leader_is_heard() -> None:
+def test_only_a_leader_has_an_effect() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with following(wal) as one, following(wal) as two:
@@ -81,7 +81,7 @@ def test_only_a_leader_is_heard() -> None:
     run_virtual(main())
 
 
-def test_who_loses_an_election_is_not_heard_under_the_winners_term(monkeypatch) -> None:
+def test_the_loser_of_an_election_has_no_effect_under_the_winners_term(monkeypatch) -> None:
     monkeypatch.setattr(catalog_log, "CLAIMS_MAX", 1)
 
     async def main() -> None:
@@ -222,7 +222,7 @@ def test_waiting_ends_with_the_change_the_deadline_or_the_log() -> None:
     run_virtual(main())
 
 
-def test_what_is_no_event_is_counted_handed_over_and_passed_by() -> None:
+def test_what_is_no_event_is_counted_handed_over_and_skipped() -> None:
     async def main() -> None:
         wal = MemoryWal()
         handed: list[tuple[str, str]] = []
@@ -327,9 +327,9 @@ def test_a_claim_is_made_again_when_the_log_has_recovered() -> None:
     run_virtual(main())
 
 
-def test_who_loses_every_election_is_fenced() -> None:
+def test_the_loser_of_every_election_is_fenced() -> None:
     class Overtaken(MemoryWal):
-        """Another node's claim comes before each of ours."""
+        """Another node's claim comes before each claim of this one."""
 
         def submit(self, entries, done) -> None:
             event = {"kind": "leader", "node": "b", "previous": other.catalog.leader_id}

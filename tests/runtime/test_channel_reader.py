@@ -121,7 +121,7 @@ def test_a_bad_record_is_handed_over_counted_and_skipped():
 
 
 def intact_and_unreadable() -> bytes:
-    """A record of a version that is to come."""
+    """A record of a future version."""
     return b"TW\x63" + encode(row(1, 9))[3:]
 
 

@@ -1,4 +1,4 @@
-"""Timestamps only ever rise, whatever the wall clock and other threads do; virtual time passes only when told."""
+"""Timestamps only ever rise, whatever the wall clock and other threads do; a test controls virtual time."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_after_a_restart_with_the_wall_clock_set_back_timestamps_pass_the_old_li
     assert after.now() > limit
 
 
-def test_a_wall_clock_that_leaps_days_ahead_is_not_followed_until_it_is_back(caplog):
+def test_a_wall_clock_that_steps_days_ahead_is_not_followed_until_it_is_back(caplog):
     source = VirtualClock()
     clock = HybridClock(source)
     before = clock.now()
@@ -106,7 +106,7 @@ def test_a_wall_clock_that_leaps_days_ahead_is_not_followed_until_it_is_back(cap
     assert physical_ms(clock.now()) == source.wall_ms(), "no step, however often, is refused below the limit"
 
 
-def test_a_log_that_carries_the_clock_ahead_is_told_once_and_measured(caplog):
+def test_a_log_that_carries_the_clock_ahead_is_reported_once_and_measured(caplog):
     source = VirtualClock()
     clock = HybridClock(source)
     clock.observe(compose(EPOCH_MS + AHEAD_MS_TOLD))
@@ -119,7 +119,7 @@ def test_a_log_that_carries_the_clock_ahead_is_told_once_and_measured(caplog):
     assert clock.ahead_ms == 0
 
 
-def test_times_days_ahead_are_not_believed():
+def test_times_days_ahead_are_not_accepted():
     clock = HybridClock(VirtualClock())
     assert clock.believes(compose(EPOCH_MS + AHEAD_MS_MAX, MAX_LOGICAL))
     assert not clock.believes(compose(EPOCH_MS + AHEAD_MS_MAX + 1))

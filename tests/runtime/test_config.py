@@ -269,7 +269,7 @@ def test_the_url_of_the_log(given: dict[str, object], expected: str):
 
 
 @pytest.mark.parametrize("name", ["rocksmq", "kafka", "pulsar", "woodpecker"])
-def test_a_type_without_a_place_is_an_error(name: str):
+def test_a_type_without_an_address_is_an_error(name: str):
     (key,) = [key for key in SWITCHES if key.startswith(name)]
     with pytest.raises(ConfigError, match=f"set {re.escape(key)}"):
         wal_url(settings_with((0, 0, 0, 0), **{"mq.type": name}))
@@ -326,7 +326,7 @@ async def test_rocksmq_is_opened_as_configured(tmp_path):
     assert wal_options(load_settings(environment={}, arguments={"wal": "memory://"})) == {}
 
 
-def test_kafka_is_opened_by_who_may_log_in():
+def test_kafka_is_opened_with_its_credentials():
     settings = load_settings(environment={}, arguments={"wal": "kafka://a:1", "kafka.saslUsername": "me"})
     assert wal_options(settings) == {"settings": settings.kafka, "metrics": None}
 

@@ -1,4 +1,4 @@
-"""Bad records are kept aside with their reason; too many are counted only; nothing of it stops the reader."""
+"""Bad records become dead letters with their reason; too many are counted only; none of it stops the reader."""
 
 from __future__ import annotations
 

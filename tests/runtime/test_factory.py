@@ -9,7 +9,7 @@ import pytest
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import ConfigError
 from tidewal.runtime.factory import PACK_BYTES, Factory, open_wal
-from tidewal.runtime.settings import Mq, Settings
+from tidewal.runtime.settings import MqSettings, Settings
 from tidewal.runtime.stream import MsgStream
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.tt_stream import TtMsgStream
@@ -57,7 +57,7 @@ async def test_an_adapter_whose_package_is_missing_names_what_to_install(install
 
 
 async def test_streams_have_the_configured_buffers():
-    factory = Factory(MemoryWal(), HybridClock(), Settings(mq=Mq(mq_buf_size=3)))
+    factory = Factory(MemoryWal(), HybridClock(), Settings(mq=MqSettings(mq_buf_size=3)))
     plain, ticked = factory.stream("g"), factory.tt_stream("g", vchannels=["v"])
     assert isinstance(plain, MsgStream)
     assert isinstance(ticked, TtMsgStream)

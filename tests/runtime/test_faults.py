@@ -9,7 +9,7 @@ from tidewal.runtime.clock import add_ms
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import Fault, FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.writer import Grant
+from tidewal.runtime.writer import ChannelGrant
 
 RATES = Rates(fail=0.1, unknown=0.03, lost=0.03, delay=0.3, drop=0.2, duplicate=0.2)
 
@@ -19,7 +19,7 @@ def traced(world_type, seed: int) -> tuple[object, ...]:
     world = world_type()
     rng = random.Random(seed)
     plan = FaultPlan(seed)
-    told: list[object] = []
+    seen: list[object] = []
 
     async def main() -> None:
         await world.channels("a", "b")
@@ -32,10 +32,13 @@ def traced(world_type, seed: int) -> tuple[object, ...]:
             term += 1
             rates, plan.rates = plan.rates, Rates()
             limit = add_ms(owner.clock.now(), 1_000_000)
-            grants = [Grant(name, term, owner.limit, limit, owner.writer.checkpoints().get(name, b"")) for name in "ab"]
+            grants = [
+                ChannelGrant(name, term, owner.limit, limit, owner.channel_owner.checkpoints().get(name, b""))
+                for name in "ab"
+            ]
             owner.limit = limit
-            await owner.writer.take(grants)
-            owner.writer.open(["a", "b"])
+            await owner.channel_owner.acquire(grants)
+            owner.channel_owner.activate(["a", "b"])
             plan.rates = rates
 
         async def produce(name: str) -> None:
@@ -43,17 +46,17 @@ def traced(world_type, seed: int) -> tuple[object, ...]:
                 batch = [(rng.choice("ab"), world.rows(f"{name}{number}".encode())) for _ in range(rng.randint(1, 3))]
                 for _ in range(5):
                     try:
-                        told.append((name, await owner.writer.append(batch, producer=name, pseq=number)))
+                        seen.append((name, await owner.channel_owner.append(batch, producer=name, pseq=number)))
                         break
-                    except Exception as error:  # -- part of the trace, whatever it is
-                        told.append((name, repr(error)))
+                    except Exception as error:  # -- every error is part of the trace
+                        seen.append((name, repr(error)))
                         await asyncio.sleep(rng.random() * 0.05)
 
         async def beat() -> None:
             while True:
-                if owner.writer.stalled:
+                if owner.channel_owner.stalled:
                     await take()
-                owner.writer.beat()
+                owner.channel_owner.tick_all()
                 await asyncio.sleep(0.02)
 
         await take()
@@ -63,11 +66,11 @@ def traced(world_type, seed: int) -> tuple[object, ...]:
         await asyncio.sleep(1)
         beats.cancel()
         packs = await following.stop()
-        told.extend((pack.begin_ts, pack.end_ts, [bytes(m.body) for m in pack.messages]) for pack in packs)
-        told.append([position.to_bytes() for position in packs[-1].end_positions.values()])
+        seen.extend((pack.begin_ts, pack.end_ts, [bytes(m.body) for m in pack.messages]) for pack in packs)
+        seen.append([position.to_bytes() for position in packs[-1].end_positions.values()])
 
     run_virtual(main(), world.source)
-    return world.log.dump(), plan.trace, told
+    return world.log.dump(), plan.trace, seen
 
 
 def test_two_runs_with_one_seed_are_identical_to_the_byte(seed, make_world):
@@ -81,10 +84,10 @@ def test_two_runs_with_one_seed_are_identical_to_the_byte(seed, make_world):
 
 def test_what_was_acknowledged_is_delivered_once_and_the_rest_not_at_all(seed, make_world):
     for run in range(5):
-        _, _, told = traced(make_world, seed + run)
-        packs = [item for item in told if isinstance(item, tuple) and len(item) == 3]
+        _, _, seen = traced(make_world, seed + run)
+        packs = [item for item in seen if isinstance(item, tuple) and len(item) == 3]
         delivered = [body for _, _, bodies in packs for body in bodies]
-        acknowledged = {(name, item.ts) for name, item in (t for t in told if len(t) == 2) if hasattr(item, "ts")}
+        acknowledged = {(name, item.ts) for name, item in (t for t in seen if len(t) == 2) if hasattr(item, "ts")}
         by_batch: dict[bytes, int] = {}
         for body in delivered:
             by_batch[body] = by_batch.get(body, 0) + 1

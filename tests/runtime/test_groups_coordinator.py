@@ -1,4 +1,4 @@
-"""The coordinator against a model: whatever joins, leaves, dies, commits and fails, in any order."""
+"""The coordinator against a model: members that join, leave, die, commit and fail, in any order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Overloaded, Unavailable
+from tidewal.runtime.groups import assignment_state
 from tidewal.runtime.groups import coordinator as coordinating
-from tidewal.runtime.groups import seating
-from tidewal.runtime.groups.coordinator import Coordinator
-from tidewal.runtime.groups.link import Ack
-from tidewal.runtime.groups.progress import Progress
+from tidewal.runtime.groups.coordinator import GroupCoordinator
+from tidewal.runtime.groups.coordinator_client import Ack
+from tidewal.runtime.groups.progress import GroupProgress
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From
 
@@ -35,7 +35,7 @@ class Log:
 
     def __init__(self):
         self.ends: dict[str, int] = {}
-        self.positions: dict[str, dict[str, Progress]] = {}
+        self.positions: dict[str, dict[str, GroupProgress]] = {}
         self.policies: dict[str, ChannelPolicy] = {}
         self.outputs: list[Append] = []
         self.waiting = []  # (outputs, changes, done), in log order
@@ -70,7 +70,7 @@ class Log:
 
     def commit(self, outputs, changes, done):
         if self.refuse:
-            raise Unavailable("told to refuse")
+            raise Unavailable("refused by the test")
         self.waiting.append((outputs, changes, done))
         if self.at_once:
             self.decide("written")
@@ -81,21 +81,21 @@ class Log:
         done([])
 
     def decide(self, outcome):
-        """Let the oldest commit happen, or not."""
+        """Decide the oldest commit: it happens or not."""
         outputs, changes, done = self.waiting.pop(0)
         if outcome != "failed":
             self.outputs += outputs
             for change in changes:
                 if change.channel in self.positions:
-                    self.positions[change.channel].setdefault(change.group, Progress()).apply(change)
+                    self.positions[change.channel].setdefault(change.group, GroupProgress()).apply(change)
         done([id_of(0)] * len(outputs) if outcome == "written" else Unavailable(outcome))
 
 
 class Client:
-    """A member as the coordinator sees it; what it was delivered under each lease."""
+    """A member as the coordinator sees it; what it was delivered under each epoch."""
 
     def __init__(self):
-        self.leases: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
         self.delivered: dict[str, set[int]] = {}
 
 
@@ -114,11 +114,11 @@ class Groups(RuleBasedStateMachine):
         super().__init__()
         self.clock = VirtualClock()
         self.log = Log()
-        self.coordinator = Coordinator(self.clock, self.log, boot=3)
+        self.coordinator = GroupCoordinator(self.clock, self.log, boot=3)
         self.clients: dict[tuple[str, str], Client] = {}
         self.dead: set[tuple[str, str]] = set()
         self.stale: list[tuple[str, str, str, int]] = []
-        self.seen_leases: set[int] = set()
+        self.seen_epochs: set[int] = set()
         self.done: dict[tuple[str, str], set[int]] = {}  # what is durably done, by group and channel
         self.count = 0
 
@@ -197,31 +197,35 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), count=st.integers(1, 3))
     def read(self, data, count):
-        found = self.choose_share(data)
+        found = self.choose_assigned(data)
         if found is None:
             return
-        group, member, channel, share = found
+        group, member, channel, assigned = found
         delivered = self.clients[group, member].delivered[channel]
-        behind = max([*delivered, number_of(share.acked_to)])
-        new = [n for n in range(behind + 1, self.log.ends[channel] + 1) if id_of(n) not in share.acked][:count]
+        behind = max([*delivered, number_of(assigned.acked_to)])
+        new = [n for n in range(behind + 1, self.log.ends[channel] + 1) if id_of(n) not in assigned.acked][:count]
         assert not self.done[group, channel].intersection(new), "what is acknowledged is delivered again"
         delivered.update(new)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), single=st.booleans())
     def commit(self, data, single):
-        found = self.choose_share(data)
+        found = self.choose_assigned(data)
         delivered = set() if found is None else self.clients[found[0], found[1]].delivered[found[2]]
         if found is None or not delivered:
             return
-        group, member, channel, share = found
+        group, member, channel, assigned = found
         number = data.draw(st.sampled_from(sorted(delivered)))
         output = Append("out", str(self.count).encode())
         self.count += 1
-        ack = Ack(channel, share.lease, None, (id_of(number),)) if single else Ack(channel, share.lease, id_of(number))
+        ack = (
+            Ack(channel, assigned.epoch, None, (id_of(number),))
+            if single
+            else Ack(channel, assigned.epoch, id_of(number))
+        )
         ids = {number} if single else set(range(1, number + 1))
         before = len(self.log.outputs)
-        position = self.log.positions[channel].get(group, Progress())
+        position = self.log.positions[channel].get(group, GroupProgress())
         if not single and id_of(number) <= position.acked_to:
             with pytest.raises(InvalidRequest):
                 self.coordinator.commit(group, member, [ack], [output], Heard())
@@ -237,30 +241,30 @@ class Groups(RuleBasedStateMachine):
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data())
-    def commit_under_a_lease_that_is_over(self, data):
-        group, member, channel, lease = data.draw(st.sampled_from(self.stale))
+    def commit_under_an_epoch_that_is_over(self, data):
+        group, member, channel, epoch = data.draw(st.sampled_from(self.stale))
         if channel in self.log.ends:
             waiting = len(self.log.waiting)
             with pytest.raises(Fenced):
-                self.coordinator.commit(group, member, [Ack(channel, lease, id_of(0))], [Append("out", b"!")], Heard())
-            self.coordinator.release(group, member, channel, lease)  # changes nothing
+                self.coordinator.commit(group, member, [Ack(channel, epoch, id_of(0))], [Append("out", b"!")], Heard())
+            self.coordinator.release(group, member, channel, epoch)  # changes nothing
             assert len(self.log.waiting) == waiting
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
-    def let_go(self, data):
-        found = self.choose_share(data)
+    def release(self, data):
+        found = self.choose_assigned(data)
         if found is not None:
-            group, member, channel, share = found
-            self.coordinator.release(group, member, channel, share.lease)
+            group, member, channel, assigned = found
+            self.coordinator.release(group, member, channel, assigned.epoch)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), back=st.integers(0, 3))
     def seek(self, data, back):
-        found = self.choose_share(data)
+        found = self.choose_assigned(data)
         if found is None:
             return
-        group, member, channel, share = found
+        group, member, channel, assigned = found
         number = max(1, self.log.ends[channel] - back) if self.log.ends[channel] else 0
 
         def done(error):
@@ -268,66 +272,66 @@ class Groups(RuleBasedStateMachine):
             if (group, channel) in self.done and moved is not None and (error is None or str(error) == "unknown"):
                 self.done[group, channel] = set(range(1, number + 1))
 
-        self.coordinator.seek(group, member, channel, share.lease, id_of(number), done)
+        self.coordinator.seek(group, member, channel, assigned.epoch, id_of(number), done)
 
-    # ---- what must hold ---------------------------------------------------------------------------------------------
+    # ---- invariants -------------------------------------------------------------------------------------------------
 
     @invariant()
     def each_channel_is_with_one_member(self):
         holders: Counter[tuple[str, str]] = Counter()
-        for (group, _), shares in self.all_shares().items():
-            holders.update((group, channel) for channel in shares.held)
+        for (group, _), assignment in self.all_assignments().items():
+            holders.update((group, channel) for channel in assignment.held)
         assert all(count == 1 for count in holders.values()), holders
 
     @invariant()
-    def a_lease_starts_from_all_that_was_accepted(self):
+    def an_epoch_starts_from_all_that_was_accepted(self):
         """And so what was delivered and not acknowledged comes again, and nothing else does."""
-        for (group, member), shares in self.all_shares().items():
+        for (group, member), assignment in self.all_assignments().items():
             client = self.clients[group, member]
-            for channel in set(client.leases) - set(shares.held):
-                self.stale.append((group, member, channel, client.leases.pop(channel)))
-            for channel, share in shares.held.items():
-                if client.leases.get(channel) == share.lease:
+            for channel in set(client.epochs) - set(assignment.held):
+                self.stale.append((group, member, channel, client.epochs.pop(channel)))
+            for channel, assigned in assignment.held.items():
+                if client.epochs.get(channel) == assigned.epoch:
                     continue
-                if channel in client.leases:
-                    self.stale.append((group, member, channel, client.leases[channel]))
-                assert share.lease not in self.seen_leases
-                assert share.lease >> 32 == 3
-                self.seen_leases.add(share.lease)
+                if channel in client.epochs:
+                    self.stale.append((group, member, channel, client.epochs[channel]))
+                assert assigned.epoch not in self.seen_epochs
+                assert assigned.epoch >> 32 == 3
+                self.seen_epochs.add(assigned.epoch)
                 undecided = [change for _, changes, _ in self.log.waiting for change in changes]
                 assert not [c for c in undecided if (c.group, c.channel) == (group, channel)]
-                told = {n for n in range(1, 200) if id_of(n) <= share.acked_to or id_of(n) in share.acked}
+                acknowledged = {n for n in range(1, 200) if id_of(n) <= assigned.acked_to or id_of(n) in assigned.acked}
                 if (group, channel) in self.done:
-                    assert told == self.done[group, channel]
-                self.done[group, channel] = told
-                client.leases[channel], client.delivered[channel] = share.lease, set()
+                    assert acknowledged == self.done[group, channel]
+                self.done[group, channel] = acknowledged
+                client.epochs[channel], client.delivered[channel] = assigned.epoch, set()
 
     def teardown(self):
-        """Left alone, with everybody giving back what is wanted back, all channels find a member, evenly."""
+        """Left alone, when each member releases what is being revoked, all channels find a member, evenly."""
         for _ in range(50):
             while self.log.waiting:
                 self.log.decide("written")
-            for (group, member), shares in self.all_shares().items():
-                for channel in shares.wanted_back:
-                    self.coordinator.release(group, member, channel, shares.held[channel].lease)
+            for (group, member), assignment in self.all_assignments().items():
+                for channel in assignment.revoking:
+                    self.coordinator.release(group, member, channel, assignment.held[channel].epoch)
             self.coordinator.expire()
         for group in {group for group, _ in self.clients}:
-            everything = [s for (name, _), s in self.all_shares().items() if name == group]
-            assert not any(shares.wanted_back for shares in everything)
+            everything = [s for (name, _), s in self.all_assignments().items() if name == group]
+            assert not any(assignment.revoking for assignment in everything)
         for info in self.coordinator.groups():
             assert {(info.name, member) for member in info.members} <= set(self.clients)
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def all_shares(self):
+    def all_assignments(self):
         found = {}
         for group, member in list(self.clients):
             members = {name: info for info in self.coordinator.groups() for name in info.members if info.name == group}
             if member in members:
                 alive = (group, member) not in self.dead
                 seen = self.coordinator._groups[group].members[member].seen_alive
-                found[group, member] = self.coordinator.shares(group, member)
-                if not alive:  # looking is no sign of life here
+                found[group, member] = self.coordinator.assignment(group, member)
+                if not alive:  # reading the assignment must not count as a heartbeat here
                     self.coordinator._groups[group].members[member].seen_alive = seen
             else:
                 self.forget(group, member)
@@ -336,18 +340,18 @@ class Groups(RuleBasedStateMachine):
     def forget(self, group, member):
         client = self.clients.pop((group, member), None)
         if client is not None:
-            self.stale += [(group, member, channel, lease) for channel, lease in client.leases.items()]
+            self.stale += [(group, member, channel, epoch) for channel, epoch in client.epochs.items()]
 
-    def choose_share(self, data):
+    def choose_assigned(self, data):
         held = [
             (group, member, channel)
-            for (group, member), shares in sorted(self.all_shares().items())
-            for channel in shares.held
+            for (group, member), assignment in sorted(self.all_assignments().items())
+            for channel in assignment.held
         ]
         if not held:
             return None
         group, member, channel = data.draw(st.sampled_from(held))
-        return group, member, channel, self.coordinator.shares(group, member).held[channel]
+        return group, member, channel, self.coordinator.assignment(group, member).held[channel]
 
 
 Groups.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -374,7 +378,7 @@ def clock():
 
 @pytest.fixture
 def coordinator(log, clock):
-    return Coordinator(clock, log, 1)
+    return GroupCoordinator(clock, log, 1)
 
 
 def join(coordinator, member, channels=("*",), group="g", session_s=SESSION_S, changed=lambda: None):
@@ -383,56 +387,56 @@ def join(coordinator, member, channels=("*",), group="g", session_s=SESSION_S, c
     return heard
 
 
-def test_a_session_without_life_ends_and_one_in_this_process_has_none(coordinator, clock):
+def test_a_silent_session_ends_and_a_member_in_this_process_has_none(coordinator, clock):
     join(coordinator, "remote")
     join(coordinator, "local", session_s=None)
     clock.advance(SESSION_S + 1)
     coordinator.expire()
     with pytest.raises(Fenced):
-        coordinator.shares("g", "remote")
-    assert set(coordinator.shares("g", "local").held) == {"a", "b"}
+        coordinator.assignment("g", "remote")
+    assert set(coordinator.assignment("g", "local").held) == {"a", "b"}
 
 
 def test_a_channel_that_is_not_given_back_is_taken_after_the_session_timeout(coordinator, clock):
     join(coordinator, "m1")
-    lease = coordinator.shares("g", "m1").held["b"].lease
+    epoch = coordinator.assignment("g", "m1").held["b"].epoch
     join(coordinator, "m2")
-    (wanted,) = coordinator.shares("g", "m1").wanted_back
+    (revoking,) = coordinator.assignment("g", "m1").revoking
     clock.advance(SESSION_S - 0.1)
     coordinator.beat("g", "m1")
     coordinator.beat("g", "m2")
     coordinator.expire()
-    assert not coordinator.shares("g", "m2").held
+    assert not coordinator.assignment("g", "m2").held
     clock.advance(0.2)
     coordinator.expire()
-    assert set(coordinator.shares("g", "m2").held) == {wanted}
-    assert wanted == "b"
+    assert set(coordinator.assignment("g", "m2").held) == {revoking}
+    assert revoking == "b"
     with pytest.raises(Fenced):
-        coordinator.commit("g", "m1", [Ack("b", lease, id_of(1))], [], Heard())
+        coordinator.commit("g", "m1", [Ack("b", epoch, id_of(1))], [], Heard())
 
 
-def test_a_hand_over_waits_for_the_commit_in_flight(coordinator, log):
+def test_a_revocation_waits_for_the_commit_in_flight(coordinator, log):
     join(coordinator, "m1")
     join(coordinator, "m2")
     log.at_once = False
-    (wanted,) = coordinator.shares("g", "m1").wanted_back
-    lease = coordinator.shares("g", "m1").held[wanted].lease
+    (revoking,) = coordinator.assignment("g", "m1").revoking
+    epoch = coordinator.assignment("g", "m1").held[revoking].epoch
     heard = Heard()
-    coordinator.commit("g", "m1", [Ack(wanted, lease, id_of(3))], [], heard)
+    coordinator.commit("g", "m1", [Ack(revoking, epoch, id_of(3))], [], heard)
     coordinator.leave("g", "m1")
-    assert wanted not in coordinator.shares("g", "m2").held
+    assert revoking not in coordinator.assignment("g", "m2").held
     log.decide("written")
     assert heard.results == [[]]
-    assert coordinator.shares("g", "m2").held[wanted].acked_to == id_of(3)
+    assert coordinator.assignment("g", "m2").held[revoking].acked_to == id_of(3)
 
 
-def test_changes_are_told_without_the_lock(coordinator):
+def test_changes_are_reported_without_the_lock(coordinator):
     versions = []
     join(coordinator, "m1")
-    join(coordinator, "m2", changed=lambda: versions.append(coordinator.shares("g", "m2").version))
+    join(coordinator, "m2", changed=lambda: versions.append(coordinator.assignment("g", "m2").version))
     coordinator.leave("g", "m1")
     assert versions == sorted(set(versions))
-    assert coordinator.shares("g", "m2").version == versions[-1]
+    assert coordinator.assignment("g", "m2").version == versions[-1]
 
 
 def test_a_first_position_that_cannot_be_stored_fails_the_join(coordinator, log):
@@ -449,15 +453,15 @@ def test_a_new_channel_whose_position_cannot_be_stored_is_given_out_later(coordi
     log.refuse = True
     log.create("c")
     coordinator.channels_changed()
-    assert "c" not in coordinator.shares("g", "m1").held
+    assert "c" not in coordinator.assignment("g", "m1").held
     log.refuse = False
     coordinator.expire()
-    assert "c" in coordinator.shares("g", "m1").held
+    assert "c" in coordinator.assignment("g", "m1").held
 
 
 def test_limits_have_names(coordinator, log, monkeypatch):
-    monkeypatch.setattr(seating, "MAX_MEMBERS_PER_GROUP", 1)
-    monkeypatch.setattr(seating, "MAX_GROUPS", 2)
+    monkeypatch.setattr(assignment_state, "MAX_MEMBERS_PER_GROUP", 1)
+    monkeypatch.setattr(assignment_state, "MAX_GROUPS", 2)
     monkeypatch.setattr(coordinating, "MAX_SINGLE_ACKS", 2)
     join(coordinator, "m1")
     join(coordinator, "m1", group="h")
@@ -471,23 +475,23 @@ def test_limits_have_names(coordinator, log, monkeypatch):
         with pytest.raises(Overloaded) as refused:
             attempt()
         limits.append(refused.value.limit)
-    lease = coordinator.shares("g", "m1").held["a"].lease
-    coordinator.commit("g", "m1", [Ack("a", lease, None, (id_of(3), id_of(4)))], [], Heard())
+    epoch = coordinator.assignment("g", "m1").held["a"].epoch
+    coordinator.commit("g", "m1", [Ack("a", epoch, None, (id_of(3), id_of(4)))], [], Heard())
     with pytest.raises(Overloaded) as refused:
-        coordinator.commit("g", "m1", [Ack("a", lease, None, (id_of(5),))], [], Heard())
+        coordinator.commit("g", "m1", [Ack("a", epoch, None, (id_of(5),))], [], Heard())
     limits.append(refused.value.limit)
-    coordinator.commit("g", "m1", [Ack("a", lease, id_of(3), (id_of(5),))], [], Heard())
+    coordinator.commit("g", "m1", [Ack("a", epoch, id_of(3), (id_of(5),))], [], Heard())
     assert limits == ["members_per_group", "groups", "subscriptions", "patterns", "single_acks"]
 
 
 def test_what_lies_past_the_end_cannot_be_acknowledged(coordinator):
     join(coordinator, "m1")
-    lease = coordinator.shares("g", "m1").held["a"].lease
-    for ack in (Ack("a", lease, id_of(6)), Ack("a", lease, None, (id_of(6),))):
+    epoch = coordinator.assignment("g", "m1").held["a"].epoch
+    for ack in (Ack("a", epoch, id_of(6)), Ack("a", epoch, None, (id_of(6),))):
         with pytest.raises(InvalidRequest):
             coordinator.commit("g", "m1", [ack], [], Heard())
     with pytest.raises(InvalidRequest):
-        coordinator.seek("g", "m1", "a", lease, id_of(6), Heard())
+        coordinator.seek("g", "m1", "a", epoch, id_of(6), Heard())
 
 
 def test_a_queue_created_for_two_patterns_goes_to_one_group(coordinator, log):
@@ -495,18 +499,18 @@ def test_a_queue_created_for_two_patterns_goes_to_one_group(coordinator, log):
     join(coordinator, "m1", group="h")
     log.create("jobs", QUEUE)
     coordinator.channels_changed()
-    having = [group for group in "gh" if "jobs" in coordinator.shares(group, "m1").held]
+    having = [group for group in "gh" if "jobs" in coordinator.assignment(group, "m1").held]
     assert having == ["g"]
 
 
-def test_closing_wakes_everybody_and_refuses_the_rest(coordinator):
+def test_closing_wakes_all_members_and_refuses_later_calls(coordinator):
     woken = []
     join(coordinator, "m1", changed=lambda: woken.append(True))
     del woken[:]
     coordinator.close()
     assert woken
     for call in (
-        lambda: coordinator.shares("g", "m1"),
+        lambda: coordinator.assignment("g", "m1"),
         lambda: join(coordinator, "m2"),
         coordinator.groups,
     ):
@@ -520,42 +524,42 @@ def test_outputs_of_what_is_acknowledged_are_refused():
     log.at_once = True
     log.create("a")
     log.ends["a"] = 5
-    coordinator = Coordinator(VirtualClock(), log, 1)
+    coordinator = GroupCoordinator(VirtualClock(), log, 1)
     coordinator.join("g", "m", ["a"], From.EARLIEST, SESSION_S, lambda: None, lambda _: None)
-    lease = coordinator.shares("g", "m").held["a"].lease
+    epoch = coordinator.assignment("g", "m").held["a"].epoch
     answers = []
-    coordinator.commit("g", "m", [Ack("a", lease, id_of(3))], [Append("out", b"x")], answers.append)
+    coordinator.commit("g", "m", [Ack("a", epoch, id_of(3))], [Append("out", b"x")], answers.append)
     for upto in (2, 3):
         with pytest.raises(InvalidRequest):
-            coordinator.commit("g", "m", [Ack("a", lease, id_of(upto))], [Append("out", b"x")], answers.append)
+            coordinator.commit("g", "m", [Ack("a", epoch, id_of(upto))], [Append("out", b"x")], answers.append)
     coordinator.commit(
-        "g", "m", [Ack("a", lease, id_of(3))], [], answers.append
+        "g", "m", [Ack("a", epoch, id_of(3))], [], answers.append
     )  # says nothing new, and doubles nothing
-    coordinator.commit("g", "m", [Ack("a", lease, id_of(4))], [Append("out", b"y")], answers.append)
+    coordinator.commit("g", "m", [Ack("a", epoch, id_of(4))], [Append("out", b"y")], answers.append)
     assert [bytes(output.payload) for output in log.outputs] == [b"x", b"y"]
     assert len(answers) == 3
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
-def test_sessions_and_hand_overs_believe_no_wall_clock(step_ms):
+def test_sessions_and_revocations_ignore_the_wall_clock(step_ms):
     log, clock = Log(), VirtualClock()
     log.at_once = True
     log.create("a")
-    coordinator = Coordinator(clock, log, 1)
+    coordinator = GroupCoordinator(clock, log, 1)
     for member in ("holds", "waits"):
         coordinator.join("g", member, ["a"], From.EARLIEST, SESSION_S, lambda: None, lambda _: None)
-    (holder,) = [member for member in ("holds", "waits") if coordinator.shares("g", member).held]
+    (holder,) = [member for member in ("holds", "waits") if coordinator.assignment("g", member).held]
     other = {"holds": "waits", "waits": "holds"}[holder]
     for _ in range(3):
         clock.jump_wall(step_ms)
         clock.advance(SESSION_S / 4)
         coordinator.beat("g", other)
         coordinator.expire()
-    assert coordinator.shares("g", holder).held, "a step of the wall clock has ended a session"
+    assert coordinator.assignment("g", holder).held, "a step of the wall clock has ended a session"
     clock.jump_wall(step_ms)
     clock.advance(SESSION_S / 2)
     coordinator.beat("g", other)
     clock.advance(SESSION_S)
     coordinator.beat("g", other)
     coordinator.expire()
-    assert coordinator.shares("g", other).held, "a step of the wall clock has kept a silent member alive"
+    assert coordinator.assignment("g", other).held, "a step of the wall clock has kept a silent member alive"

@@ -1,4 +1,4 @@
-"""Members over the memory WAL on virtual time: exactly once through crashes, links that are lost, limits."""
+"""Members over the memory WAL on virtual time: exactly once through crashes, connections that are lost, limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidewal.runtime.errors import Fenced, Overloaded, TidewalError, Unavailable
-from tidewal.runtime.groups import feed as feeding
-from tidewal.runtime.groups.local_link import LocalLink
-from tidewal.runtime.groups.member import start_member
+from tidewal.runtime.groups import member_fetcher
+from tidewal.runtime.groups.group_consumer import start_member
+from tidewal.runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.testing.clock import elapse, run_virtual, until
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -68,7 +68,7 @@ async def crashing_transformers(seed):
         await calm.append_many([Append(channel, payload) for payload in payloads])
         expected.update(payload.upper() for payload in payloads)
         await elapse(chance.random() * 0.2)
-        if chance.random() < 0.3:  # in the middle of whatever it does, a commit in flight perhaps
+        if chance.random() < 0.3:  # at any point of its work, a commit in flight perhaps
             crashed = chance.randrange(len(workers))
             workers[crashed].cancel()
             await asyncio.gather(workers[crashed], return_exceptions=True)
@@ -100,11 +100,11 @@ def test_equal_seeds_give_equal_runs():
     assert run_virtual(crashing_transformers(7))[1].dump() == run_virtual(crashing_transformers(7))[1].dump()
 
 
-# ---- links that are lost --------------------------------------------------------------------------------------------
+# ---- connections that are lost --------------------------------------------------------------------------------------
 
 
-class FlakyLink(LocalLink):
-    """Loses the owner when told to: every call fails, and those that wait too."""
+class FlakyCoordinatorClient(LocalCoordinatorClient):
+    """Loses the owner while `down` is set: every call fails, and those that wait too."""
 
     def __init__(self, coordinator):
         super().__init__(coordinator)
@@ -116,9 +116,9 @@ class FlakyLink(LocalLink):
         self.joins.append(start)
         await super().join(group, member, channels, start, session_timeout_s)
 
-    async def shares(self, group, member, seen, wait_s):
+    async def assignment(self, group, member, seen, wait_s):
         self._check()
-        answer = asyncio.ensure_future(super().shares(group, member, seen, wait_s))
+        answer = asyncio.ensure_future(super().assignment(group, member, seen, wait_s))
         lost = asyncio.ensure_future(self.down.wait())
         try:
             await asyncio.wait({answer, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,25 +141,25 @@ async def flaky_member(**options):
     wal = MemoryWal()
     ids = await filled(wal)
     wal.log.groups.use(wal._submit)
-    link = FlakyLink(wal.log.groups.coordinator)
-    return wal, ids, link, await start_member(wal, link, "g", ["a"], start=From.LATEST, member="m", **options)
+    client = FlakyCoordinatorClient(wal.log.groups.coordinator)
+    return wal, ids, client, await start_member(wal, client, "g", ["a"], start=From.LATEST, member="m", **options)
 
 
 def test_a_member_joins_again_by_itself_and_misses_nothing():
     async def main():
-        wal, _, link, member = await flaky_member()
+        wal, _, client, member = await flaky_member()
         ids = await wal.append_many([Append("a", b"x")] * 4)
         delivered = await anext(member)
         await member.acknowledge(delivered, ids[:2])
-        link.down.set()
+        client.down.set()
         await until(lambda: not member.channels)
         with pytest.raises(Fenced):
             await member.acknowledge(delivered)
         await elapse(5)
-        link.down.clear()
+        client.down.clear()
         again = await anext(member)
         assert [entry.id for entry in again.entries] == ids[2:]
-        assert link.joins == [From.LATEST, From.EARLIEST], "what was created meanwhile is read from its start"
+        assert client.joins == [From.LATEST, From.EARLIEST], "what was created meanwhile is read from its start"
         await member.acknowledge(again)
         await member.aclose()
 
@@ -174,7 +174,7 @@ def test_an_unknown_member_joins_again_by_itself():
         wal.log.groups.coordinator.leave("g", "m")  # as its session would end
         again = await anext(member)
         assert [entry.id for entry in again.entries] == [entry.id for entry in delivered.entries] == ids
-        assert again.lease > delivered.lease
+        assert again.assignment_epoch > delivered.assignment_epoch
         await member.aclose()
 
     run_virtual(main())
@@ -182,15 +182,15 @@ def test_an_unknown_member_joins_again_by_itself():
 
 def test_an_owner_that_stays_away_is_reported_and_still_awaited():
     async def main():
-        wal, _, link, member = await flaky_member(session_timeout_s=10.0)
-        link.down.set()
+        wal, _, client, member = await flaky_member(session_timeout_s=10.0)
+        client.down.set()
         for _ in range(2):
             with pytest.raises(Unavailable):
                 await anext(member)
-        link.down.clear()
+        client.down.clear()
         (id,) = await wal.append_many([Append("a", b"x")])
         assert (await anext(member)).entries[0].id == id
-        link.down.set()
+        client.down.set()
         await member.aclose()
 
     run_virtual(main())
@@ -198,11 +198,11 @@ def test_an_owner_that_stays_away_is_reported_and_still_awaited():
 
 def test_a_subscription_that_can_never_be_had_again_is_an_error_for_good():
     async def main():
-        wal, _, link, member = await flaky_member()
-        link.down.set()
+        wal, _, client, member = await flaky_member()
+        client.down.set()
         await until(lambda: not member.channels)
         await wal.drop_channel("a")
-        link.down.clear()
+        client.down.clear()
         for _ in range(2):
             with pytest.raises(TidewalError, match="no channel a"):
                 await anext(member)
@@ -211,7 +211,7 @@ def test_a_subscription_that_can_never_be_had_again_is_an_error_for_good():
     run_virtual(main())
 
 
-# ---- hand-over, turns and limits ------------------------------------------------------------------------------------
+# ---- revocation, turns and limits ----------------------------------------------------------------------------------
 
 
 def test_a_channel_that_is_never_acknowledged_is_taken_after_the_timeout():
@@ -255,7 +255,7 @@ async def test_reading_ahead_is_one_batch_per_channel():
 
 
 async def test_too_much_unacknowledged_is_refused_and_goes_on_after_an_acknowledgement(monkeypatch):
-    monkeypatch.setattr(feeding, "MAX_UNACKNOWLEDGED_BATCHES", 2)
+    monkeypatch.setattr(member_fetcher, "MAX_UNACKNOWLEDGED_BATCHES", 2)
     wal = MemoryWal()
     await filled(wal, 1000)
     member = await wal.join("g", ["a"])
@@ -278,7 +278,7 @@ async def test_what_reset_to_moves_is_counted():
     await wal.truncate("a", ids[4])
     member = await start_member(
         wal,
-        LocalLink(wal.log.groups.coordinator),
+        LocalCoordinatorClient(wal.log.groups.coordinator),
         "g",
         ["a"],
         reset_to=From.EARLIEST,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.runtime.errors import InvalidRequest
-from tidewal.runtime.groups.progress import Change, Progress
+from tidewal.runtime.groups.progress import Change, GroupProgress
 from tidewal.runtime.groups.unacknowledged import Unacknowledged
 from tidewal.runtime.wal import Delivered, Entry
 
@@ -23,8 +23,8 @@ def batch(numbers):
 @given(st.data())
 def test_what_is_stored_is_what_was_acknowledged(data):
     sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
-    before = data.draw(st.sets(st.integers(1, 20)))  # acknowledged one by one in an earlier lease
-    unacknowledged, progress = Unacknowledged(b""), Progress()
+    before = data.draw(st.sets(st.integers(1, 20)))  # acknowledged one by one in an earlier assignment epoch
+    unacknowledged, progress = Unacknowledged(b""), GroupProgress()
     progress.apply(Change("g", "a", None, tuple(id_of(n) for n in before)))
     batches, at = [], 0
     for size in sizes:

@@ -46,7 +46,7 @@ def test_every_metric_of_the_table_can_be_used_and_is_shown():
 
 
 def uses_in_the_source() -> Iterator[tuple[str, str, str, set[str | None]]]:
-    """Yield (place, kind, name, labels) of each call that names its metric; None stands for `**labels`."""
+    """Yield (location, kind, name, labels) of each call that names its metric; None stands for `**labels`."""
     root = Path(__file__).parents[2]
     for floor in ("runtime", "adapters", "actors", "spark_bridge", "cli"):
         for path in (root / floor).rglob("*.py"):

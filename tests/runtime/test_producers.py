@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from tidewal.runtime.errors import BadRecord, OutcomeUnknown
 from tidewal.runtime.writer import producers
-from tidewal.runtime.writer.producers import EXPIRY_MS, REMEMBERED_PER_PRODUCER, Outcome, ProducerTable
+from tidewal.runtime.writer.producers import EXPIRY_MS, REMEMBERED_PER_PRODUCER, BatchOutcome, ProducerTable
 
 
 def test_a_number_too_old_to_tell_is_unknown_and_a_new_one_never_happened():
     table = ProducerTable()
     for pseq in range(REMEMBERED_PER_PRODUCER + 10):
-        table.remember("p", pseq, Outcome(pseq, 1), 0)
+        table.remember("p", pseq, BatchOutcome(pseq, 1), 0)
     for pseq in range(10):
         with pytest.raises(OutcomeUnknown):
             table.find("p", pseq)
-    assert table.find("p", 10) == Outcome(10, 1)
+    assert table.find("p", 10) == BatchOutcome(10, 1)
     assert table.find("p", REMEMBERED_PER_PRODUCER + 10) is None
     assert table.find("stranger", 5) is None
 
@@ -27,34 +27,34 @@ def test_a_number_too_old_to_tell_is_unknown_and_a_new_one_never_happened():
 def test_what_is_forgotten_says_up_to_where_it_happened():
     table = ProducerTable()
     for pseq in range(0, 4 * REMEMBERED_PER_PRODUCER, 2):
-        table.remember("p", pseq, Outcome(pseq, 1), 0)
-    with pytest.raises(OutcomeUnknown) as told:
+        table.remember("p", pseq, BatchOutcome(pseq, 1), 0)
+    with pytest.raises(OutcomeUnknown) as caught:
         table.find("p", 4)
-    assert told.value.fields["forgotten"] == 2 * REMEMBERED_PER_PRODUCER - 2
+    assert caught.value.fields["forgotten"] == 2 * REMEMBERED_PER_PRODUCER - 2
 
 
 def test_digests_are_kept_and_tables_without_them_are_read():
     table = ProducerTable()
-    table.remember("p", 1, Outcome(5, 2, 77), 0)
+    table.remember("p", 1, BatchOutcome(5, 2, 77), 0)
     [page] = table.pages()
-    assert ProducerTable.from_bytes(page).find("p", 1) == Outcome(5, 2, 77)
+    assert ProducerTable.from_bytes(page).find("p", 1) == BatchOutcome(5, 2, 77)
     older = msgpack.packb((1, [("p", 0, -1, [(1, (5, 2))])]))
-    assert ProducerTable.from_bytes(older).find("p", 1) == Outcome(5, 2)
+    assert ProducerTable.from_bytes(older).find("p", 1) == BatchOutcome(5, 2)
 
 
 def test_a_producer_silent_for_too_long_is_known_only_by_its_last_number():
     table = ProducerTable()
-    table.remember("quiet", 5, Outcome(1, 1), 0)
-    table.remember("other", 1, Outcome(2, 1), EXPIRY_MS)
-    assert table.find("quiet", 5) == Outcome(1, 1)
-    table.remember("other", 2, Outcome(3, 1), EXPIRY_MS + 1)
+    table.remember("quiet", 5, BatchOutcome(1, 1), 0)
+    table.remember("other", 1, BatchOutcome(2, 1), EXPIRY_MS)
+    assert table.find("quiet", 5) == BatchOutcome(1, 1)
+    table.remember("other", 2, BatchOutcome(3, 1), EXPIRY_MS + 1)
     with pytest.raises(OutcomeUnknown):
         table.find("quiet", 5)
     assert table.find("quiet", 6) is None
-    table.remember("quiet", 6, Outcome(4, 1), EXPIRY_MS + 2)
+    table.remember("quiet", 6, BatchOutcome(4, 1), EXPIRY_MS + 2)
     with pytest.raises(OutcomeUnknown):
         table.find("quiet", 5)
-    assert table.find("quiet", 6) == Outcome(4, 1)
+    assert table.find("quiet", 6) == BatchOutcome(4, 1)
 
 
 def test_outcomes_and_names_are_bounded(monkeypatch):
@@ -63,8 +63,8 @@ def test_outcomes_and_names_are_bounded(monkeypatch):
     table = ProducerTable()
     for number in range(100):
         for pseq in (1, 2):
-            table.remember(f"p{number}", pseq, Outcome(number, 1), number)
-    assert table.find("p99", 2) == Outcome(99, 1)
+            table.remember(f"p{number}", pseq, BatchOutcome(number, 1), number)
+    assert table.find("p99", 2) == BatchOutcome(99, 1)
     with pytest.raises(OutcomeUnknown):
         table.find("p70", 2)
     assert table.find("p0", 2) is None  # forgotten altogether
@@ -79,10 +79,10 @@ def test_channels_read_one_after_another_make_no_number_forgotten_that_never_hap
         for channel in order:
             for pseq, of_batch in enumerate(channels, 1):
                 if of_batch == channel:
-                    table.remember("p", pseq, Outcome(pseq, 1), 0)
+                    table.remember("p", pseq, BatchOutcome(pseq, 1), 0)
         last = len(channels)
         for pseq in range(max(1, last - 3), last + 1):
-            assert table.find("p", pseq) == Outcome(pseq, 1)
+            assert table.find("p", pseq) == BatchOutcome(pseq, 1)
         for pseq in range(last + 1, last + 4):
             assert table.find("p", pseq) is None
 
@@ -98,11 +98,11 @@ def test_the_pages_of_a_snapshot_are_the_table(history, page):
         patch.setattr(producers, "OUTCOMES_PER_PAGE", page)
         table, copy = ProducerTable(), ProducerTable()
         for now, (name, pseq, ts) in enumerate(history):
-            table.remember(name, pseq, Outcome(ts, 1), now)
+            table.remember(name, pseq, BatchOutcome(ts, 1), now)
         for data in table.pages():
             copy.merge(ProducerTable.from_bytes(data))
 
-        def answer(of: ProducerTable, name: str, pseq: int) -> Outcome | str | None:
+        def answer(of: ProducerTable, name: str, pseq: int) -> BatchOutcome | str | None:
             try:
                 return of.find(name, pseq)
             except OutcomeUnknown:
@@ -114,13 +114,13 @@ def test_the_pages_of_a_snapshot_are_the_table(history, page):
 
 
 @given(st.one_of(st.binary(max_size=40), st.sampled_from([(2, []), (1, 3), (1, [("p", 1)]), (1, [("p", 0, 0, [1])])])))
-def test_a_damaged_snapshot_is_told(data):
+def test_a_damaged_snapshot_is_a_bad_record(data):
     wire = data if isinstance(data, bytes) else msgpack.packb(data)
     with pytest.raises(BadRecord):
         ProducerTable.from_bytes(wire)
 
 
-A, B = Outcome(5, 2, 0, ("a",), 3), Outcome(6, 2, 0, ("b",), 3)
+A, B = BatchOutcome(5, 2, 0, ("a",), 3), BatchOutcome(6, 2, 0, ("b",), 3)
 
 
 def test_a_batch_known_in_parts_is_whole_once_every_channel_has_it():
@@ -133,25 +133,25 @@ def test_a_batch_known_in_parts_is_whole_once_every_channel_has_it():
     assert other.find("p", 1) == table.find("p", 1)
     other.remember("p", 1, A._replace(present=("c",)), 0)
     assert other.find("p", 1).present == ()
-    table.merge(other)  # whichever knows more is right
+    table.merge(other)  # the table that knows more is right
     other.merge(ProducerTable.from_bytes(page))
     assert table.find("p", 1).present == other.find("p", 1).present == ()
 
 
-def test_parts_of_what_was_forgotten_are_no_news_and_parts_alone_are_not_taken_for_the_whole():
+def test_parts_of_forgotten_batches_are_ignored_and_parts_alone_are_not_taken_for_the_whole():
     table, forgetful = ProducerTable(), ProducerTable()
     table.remember("p", 1, A, 0)
     for pseq in range(REMEMBERED_PER_PRODUCER + 2):
-        forgetful.remember("p", pseq, Outcome(pseq, 1), 0)
+        forgetful.remember("p", pseq, BatchOutcome(pseq, 1), 0)
     table.merge(forgetful)
     forgetful.remember("p", 1, A, 0)
     for each in (table, forgetful):
         with pytest.raises(OutcomeUnknown):
             each.find("p", 1)
     silent = ProducerTable()
-    silent.remember("q", 1, Outcome(1, 1), 0)
+    silent.remember("q", 1, BatchOutcome(1, 1), 0)
     silent.remember("q", 2, A, 0)
-    silent.remember("other", 1, Outcome(2, 1), EXPIRY_MS + 1)
-    with pytest.raises(OutcomeUnknown) as told:
+    silent.remember("other", 1, BatchOutcome(2, 1), EXPIRY_MS + 1)
+    with pytest.raises(OutcomeUnknown) as caught:
         silent.find("q", 1)
-    assert told.value.fields["forgotten"] == 1
+    assert caught.value.fields["forgotten"] == 1

@@ -1,4 +1,4 @@
-"""Records, packs, positions, heartbeats, cuts and row bodies: what was written comes back, what was damaged is told."""
+"""Records, packs, positions, heartbeats, cuts and row bodies: what was written comes back, damage is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidewal.runtime.arrow import count_rows, decode_rows, encode_rows
 from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.cuts import Cut, CutEnd
 from tidewal.runtime.errors import BadRecord
@@ -30,6 +29,7 @@ from tidewal.runtime.record import (
     encode,
     stamp,
 )
+from tidewal.runtime.row_codec import count_rows, decode_rows, encode_rows
 
 numbers = st.integers(0, MAX_TIMESTAMP)
 words = st.text(max_size=40)
@@ -63,7 +63,7 @@ def same(left: Record, right: Record) -> bool:
 
 
 def framed(header: bytes, body: bytes = b"", version: int = 1) -> bytes:
-    """A record with a good checksum around whatever header."""
+    """A record with a good checksum around any header."""
     rest = header + bytes(-len(header) % BODY_ALIGNMENT) + body
     return struct.pack("<2sBBIQ", b"TW", version, 0, len(header), xxhash.xxh3_64_intdigest(rest)) + rest
 
@@ -76,7 +76,7 @@ def test_what_was_encoded_comes_back(record):
 
 
 @given(records, st.data())
-def test_a_changed_byte_is_told_or_changes_nothing(record, data):
+def test_a_changed_byte_is_detected_or_changes_nothing(record, data):
     payload = bytearray(encode(record))
     at = data.draw(st.integers(0, len(payload) - 1))
     payload[at] ^= data.draw(st.integers(1, 255))
@@ -88,7 +88,7 @@ def test_a_changed_byte_is_told_or_changes_nothing(record, data):
 
 
 @given(records, st.data())
-def test_a_cut_or_lengthened_record_is_told(record, data):
+def test_a_cut_or_lengthened_record_is_detected(record, data):
     payload = encode(record)
     with pytest.raises(BadRecord):
         decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
@@ -97,7 +97,7 @@ def test_a_cut_or_lengthened_record_is_told(record, data):
 
 
 @given(st.binary(max_size=300), st.integers(0, 255))
-def test_a_hostile_header_with_a_good_checksum_is_told(header, version):
+def test_a_hostile_header_with_a_good_checksum_is_detected(header, version):
     with pytest.raises(BadRecord):
         decode(framed(header, version=version))
 
@@ -129,7 +129,7 @@ GOOD = (2, 1, 1, 1, "p", 1, None, "v", b"k", {}, "", 0)
         (11, "0"),
     ],
 )
-def test_a_field_of_the_wrong_kind_is_told(field, value):
+def test_a_field_of_the_wrong_kind_is_detected(field, value):
     fields = list(GOOD)
     assert decode(framed(msgpack.packb(fields))).producer == "p"
     fields[field] = value
@@ -162,7 +162,7 @@ def test_a_bomb_does_not_go_off(bomb):
             read(Record(RecordType.CUT, body=bomb))
 
 
-def test_hostile_lengths_are_told():
+def test_hostile_lengths_are_detected():
     for header_bytes in (1, MAX_HEADER_BYTES, MAX_HEADER_BYTES + 1, 2**32 - 1):
         with pytest.raises(BadRecord):
             decode(struct.pack("<2sBBIQ", b"TW", 1, 0, header_bytes, 0))
@@ -185,7 +185,7 @@ def test_a_body_is_a_view_and_aligned():
 
 
 @given(st.builds(Position, words, st.binary(), numbers, numbers, numbers, words, words), st.data())
-def test_positions_come_back_and_damage_is_told(position, data):
+def test_positions_come_back_and_damage_is_detected(position, data):
     wire = position.to_bytes()
     assert Position.from_bytes(wire) == position
     with pytest.raises(BadRecord):
@@ -207,8 +207,8 @@ def test_arbitrary_bytes_are_no_position_heartbeat_or_cut(data):
 
 
 def test_heartbeats_and_cuts_come_back():
-    told = [Announcement("a", 1, 2, 3), Announcement("b", 4, 5, 6)]
-    assert announcements(decode(encode(heartbeat(told)))) == told
+    sent = [Announcement("a", 1, 2, 3), Announcement("b", 4, 5, 6)]
+    assert announcements(decode(encode(heartbeat(sent)))) == sent
     cut = Cut(7, "flights", 99, {"a": CutEnd(1, 2, b"x"), "b": CutEnd(3, 4, b"y")})
     assert Cut.from_record(decode(encode(cut.to_record()))) == cut
     for body in ({"v": 2}, {"v": 1, "id": 1, "time": 2, "ends": [1]}, {"v": 1, "ends": {"a": 3}}, {"v": 1}):
@@ -216,7 +216,7 @@ def test_heartbeats_and_cuts_come_back():
             Cut.from_record(Record(RecordType.CUT, body=msgpack.packb(body)))
 
 
-def test_rows_come_back_and_damage_is_told_or_harmless(rng):
+def test_rows_come_back_and_damage_is_detected_or_harmless(rng):
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("vector", pa.list_(pa.float32(), 2))])
     rows = [[1, 2, None], ["a", None, "ccc"], [[1.0, 2.0], [3.0, 4.0], None]]
     batch = pa.record_batch(rows, schema=schema)

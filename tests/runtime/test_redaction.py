@@ -18,9 +18,9 @@ from tidewal.runtime.config import load_settings
 from tidewal.runtime.errors import ConfigError, TidewalError
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.redaction import shown_url
-from tidewal.runtime.settings import Kafka, Pulsar, Settings
+from tidewal.runtime.settings import KafkaSettings, PulsarSettings, Settings
 from tidewal.spark_bridge.log import open_log
-from tidewal.spark_bridge.options import Options as SourceOptions
+from tidewal.spark_bridge.options import ReadOptions as SourceOptions
 from tidewal.spark_bridge.sink.options import SinkOptions
 
 SECRET = "hunter2"
@@ -67,12 +67,12 @@ WRONG = [
         ("", ""),
     ],
 )
-def test_a_url_is_shown_without_what_logs_in(url: str, shown: str):
+def test_a_url_is_shown_without_credentials(url: str, shown: str):
     assert shown_url(url) == shown
 
 
 @pytest.mark.parametrize("url", WRONG)
-async def test_no_error_and_no_log_line_tells_a_secret(url: str, caplog: pytest.LogCaptureFixture):
+async def test_no_error_and_no_log_line_has_a_secret(url: str, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     with pytest.raises(TidewalError) as raised:
         await open_wal(url)
@@ -80,8 +80,8 @@ async def test_no_error_and_no_log_line_tells_a_secret(url: str, caplog: pytest.
 
 
 @pytest.mark.parametrize("url", WRONG)
-def test_no_error_of_spark_and_the_tools_tells_a_secret(url: str, monkeypatch: pytest.MonkeyPatch):
-    if not url.startswith(("kafka://", "pulsar")):  # those are opened when they are first asked something
+def test_no_error_of_spark_and_the_tools_has_a_secret(url: str, monkeypatch: pytest.MonkeyPatch):
+    if not url.startswith(("kafka://", "pulsar")):  # those are opened by their first request
         with pytest.raises((TidewalError, ValueError)) as raised:
             open_log(url).channels()
         assert SECRET not in str(raised.value)
@@ -95,27 +95,27 @@ def test_no_error_of_spark_and_the_tools_tells_a_secret(url: str, monkeypatch: p
 async def test_brokers_that_are_not_there_are_named_without_the_login(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     login = {"sasl_username": "user", "sasl_password": SecretStr(SECRET)}
-    settings = Kafka(security_protocol="SASL_PLAINTEXT", **login)  # pyright: ignore[reportArgumentType] -- by name
+    settings = KafkaSettings(security_protocol="SASL_PLAINTEXT", **login)  # pyright: ignore[reportArgumentType] -- by name
     with pytest.raises(TidewalError) as raised:
         await open_wal("kafka://127.0.0.1:1?request_timeout_s=0.2&delivery_timeout_s=0.5", settings=settings)
     assert SECRET not in "".join(traceback.format_exception(raised.value)) + caplog.text
 
 
-def test_no_repr_of_options_or_settings_tells_a_secret():
+def test_no_repr_of_options_or_settings_has_a_secret():
     url = f"pulsar://h/public/default?token={SECRET}"
     login = {"sasl.username": "user", "sasl.password": SECRET}
-    kafka = Kafka(
+    kafka = KafkaSettings(
         security_protocol="SASL_PLAINTEXT", sasl_username="user", sasl_password=SecretStr(SECRET), producer=login
     )
-    pulsar = Pulsar(address=url, webaddress=f"http://u:{SECRET}@h", auth_params=SecretStr(f"token:{SECRET}"))
-    told: list[object] = [
+    pulsar = PulsarSettings(address=url, webaddress=f"http://u:{SECRET}@h", auth_params=SecretStr(f"token:{SECRET}"))
+    printed: list[object] = [
         Settings(wal=url, kafka=kafka, pulsar=pulsar),
         kafka_options("kafka://h:1", kafka),
         pulsar_options(url),
         SourceOptions.parse({"wal": url, "topic": "t"}),
         SinkOptions.parse({"wal": url, "topic": "t"}, streaming=False),
     ]
-    for each in told:
+    for each in printed:
         assert SECRET not in f"{each!r} {each}"
 
 
@@ -133,7 +133,7 @@ def test_settings_that_are_wrong_are_named_without_their_secrets(monkeypatch: py
         assert SECRET not in str(raised.value)
 
 
-async def test_a_node_and_the_tools_tell_no_secret_of_their_log(tmp_path, caplog: pytest.LogCaptureFixture):
+async def test_a_node_and_the_tools_show_no_secret_of_their_log(tmp_path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     url = f"memory://user:{SECRET}@host?token={SECRET}"
     async with standalone(tmp_path, wal=url, settings=Settings()) as node:
@@ -144,7 +144,7 @@ async def test_a_node_and_the_tools_tell_no_secret_of_their_log(tmp_path, caplog
     assert SECRET not in metrics.render().decode() + caplog.text
 
 
-def test_inspect_shows_the_log_without_what_logs_in():
+def test_inspect_shows_the_log_without_credentials():
     result = CliRunner().invoke(app, ["inspect", f"memory://user:{SECRET}@host?token={SECRET}", "--json"])
     assert result.exit_code == 0, result.output
     assert SECRET not in result.output

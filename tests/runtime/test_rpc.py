@@ -1,4 +1,4 @@
-"""Requests and replies over a log that loses, doubles and delays them, and roles that live more than once."""
+"""Requests and replies over a log that loses, duplicates and delays them, and roles with several incarnations."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tidewal.runtime.errors import (
     MessageTooLarge,
     Overloaded,
 )
+from tidewal.runtime.fragments import FragmentAssembler, fragments_of
 from tidewal.runtime.names import Names
-from tidewal.runtime.pieces import Pieces, pieces_of
 from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.rpc import MESSAGE_BYTES_MAX, REMEMBERED_BYTES, Caller, Request, RequestInbox
+from tidewal.runtime.rpc import MESSAGE_BYTES_MAX, REMEMBERED_BYTES, Request, RpcClient, RpcServer
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
@@ -32,10 +32,10 @@ SMALL_BYTES = 4096
 
 
 class Server:
-    """Answers `echo`, `fail`, and counts what it was asked."""
+    """Answers `echo`, `fail`, and counts its requests."""
 
     def __init__(self, wal: MemoryWal) -> None:
-        self.inbox = RequestInbox(wal, "server", NAMES)
+        self.inbox = RpcServer(wal, "server", NAMES)
         self.asked: list[tuple[str, str]] = []
         self.silent = False
 
@@ -70,8 +70,8 @@ async def serving(wal: MemoryWal) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def calling(wal: MemoryWal, name: str = "") -> AsyncIterator[Caller]:
-    caller = Caller(wal, NAMES, name=name)
+async def calling(wal: MemoryWal, name: str = "") -> AsyncIterator[RpcClient]:
+    caller = RpcClient(wal, NAMES, name=name)
     await caller.open()
     try:
         yield caller
@@ -80,7 +80,7 @@ async def calling(wal: MemoryWal, name: str = "") -> AsyncIterator[Caller]:
 
 
 @pytest.mark.parametrize("refusal", [Overloaded("no room", limit="channels"), ChannelNotFound("dropped again")])
-def test_a_caller_listens_again_once_the_log_takes_its_channel_again(monkeypatch, refusal) -> None:
+def test_a_client_listens_again_once_the_log_accepts_its_channel_again(monkeypatch, refusal) -> None:
     refused = 0
 
     async def refuse(*_: object) -> None:
@@ -117,7 +117,7 @@ def test_answers_with_values_and_bytes_and_raises_what_was_raised() -> None:
 
 
 @pytest.mark.parametrize("kind", ["drop", "duplicate", "delay"])
-def test_each_request_is_worked_on_once_while_the_server_lives(seed: int, kind: str) -> None:
+def test_each_request_is_served_once_while_the_server_runs(seed: int, kind: str) -> None:
     async def main() -> None:
         plan = FaultPlan(seed, Rates(**{kind: 0.4}))
         wal = MemoryWal(faults=plan)
@@ -132,7 +132,7 @@ def test_each_request_is_worked_on_once_while_the_server_lives(seed: int, kind: 
     run_virtual(main())
 
 
-def test_nobody_there_ends_with_the_deadline() -> None:
+def test_a_call_without_a_server_ends_with_the_deadline() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with calling(wal) as caller:
@@ -156,7 +156,7 @@ def test_a_server_that_comes_later_is_found() -> None:
     run_virtual(main())
 
 
-def test_the_next_life_of_a_server_does_nothing_of_the_last_one_again() -> None:
+def test_the_next_incarnation_of_a_server_serves_no_request_again() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with calling(wal) as caller:
@@ -174,7 +174,7 @@ def test_the_next_life_of_a_server_does_nothing_of_the_last_one_again() -> None:
     run_virtual(main())
 
 
-def test_a_refusal_is_certain_only_where_no_earlier_life_can_have_served_the_request() -> None:
+def test_a_refusal_is_certain_only_where_no_earlier_incarnation_can_have_served_the_request() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with calling(wal) as caller:
@@ -194,7 +194,7 @@ def test_a_refusal_is_certain_only_where_no_earlier_life_can_have_served_the_req
     run_virtual(main())
 
 
-def test_a_new_caller_over_the_same_log_gets_answers_of_its_own() -> None:
+def test_a_new_client_over_the_same_log_gets_replies_of_its_own() -> None:
     async def main() -> None:
         log = MemoryLog()
         async with serving(MemoryWal(log)) as server:
@@ -256,7 +256,7 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
     run_virtual(main())
 
 
-def test_garbage_on_the_channels_is_passed_over() -> None:
+def test_garbage_on_the_channels_is_skipped() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with serving(wal), calling(wal, "me") as caller:
@@ -279,7 +279,7 @@ class SmallWal(MemoryWal):
 
 
 @pytest.mark.parametrize("kind", ["", "drop", "duplicate", "delay"])
-def test_large_requests_and_answers_travel_in_pieces(seed: int, kind: str) -> None:
+def test_large_requests_and_replies_travel_in_fragments(seed: int, kind: str) -> None:
     async def main() -> None:
         wal = SmallWal(faults=FaultPlan(seed, Rates(**{kind: 0.3})) if kind else None)
         async with serving(wal) as server, calling(wal) as one, calling(wal) as other:
@@ -305,17 +305,17 @@ def test_large_requests_and_answers_travel_in_pieces(seed: int, kind: str) -> No
     run_virtual(main())
 
 
-def test_pieces_that_never_become_whole_are_forgotten(seed: int) -> None:
+def test_fragments_that_never_become_whole_are_forgotten(seed: int) -> None:
     record = Record(RecordType.REQUEST, producer="me", key=b"key", body=bytes(range(256)) * 100)
-    whole = [decode(piece) for piece in pieces_of(record, SMALL_BYTES, MESSAGE_BYTES_MAX)]
+    whole = [decode(piece) for piece in fragments_of(record, SMALL_BYTES, MESSAGE_BYTES_MAX)]
     random.Random(seed).shuffle(whole)
-    pieces = Pieces(4 * len(record.body))
+    fragments = FragmentAssembler(4 * len(record.body))
     for number in range(100):
         for piece in whole[:-1]:
-            assert pieces.take(replace(piece, pseq=number)) is None
-        assert pieces._bytes <= 4 * len(record.body)
-    assert pieces.take(replace(whole[-1], pseq=0)) is None  # the rest of it is forgotten
-    found = pieces.take(replace(whole[-1], pseq=99))
+            assert fragments.take(replace(piece, pseq=number)) is None
+        assert fragments._bytes <= 4 * len(record.body)
+    assert fragments.take(replace(whole[-1], pseq=0)) is None  # the rest of it is forgotten
+    found = fragments.take(replace(whole[-1], pseq=99))
     assert found is not None
     assert (found.key, bytes(found.body), found.part) == (b"key", bytes(record.body), None)
 
@@ -344,11 +344,11 @@ def test_what_the_log_refuses_later_is_an_error_and_not_a_silence() -> None:
     run_virtual(main())
 
 
-def test_callers_that_share_a_name_hear_their_own_answers_only_and_leave_the_channel() -> None:
+def test_clients_that_share_a_name_get_their_own_replies_only_and_leave_the_channel() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with serving(wal) as server:
-            callers = [Caller(wal, NAMES, name="many", shared=True) for _ in range(3)]
+            callers = [RpcClient(wal, NAMES, name="many", shared=True) for _ in range(3)]
             for _ in range(2):  # each anew under the same name, as after a kill
                 for caller in callers:
                     await caller.open()
@@ -363,7 +363,7 @@ def test_callers_that_share_a_name_hear_their_own_answers_only_and_leave_the_cha
                 for caller in callers:
                     await caller.close()
                 assert NAMES.replies("many") in await wal.channels()
-                callers = [Caller(wal, NAMES, name="many", shared=True) for _ in range(3)]
+                callers = [RpcClient(wal, NAMES, name="many", shared=True) for _ in range(3)]
             assert len(server.asked) == 20
 
     run_virtual(main())

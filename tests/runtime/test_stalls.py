@@ -1,4 +1,4 @@
-"""What waits too long is reported once, and once when it is over; what makes progress is not."""
+"""An operation that waits too long is reported once, and once when it is over; one that makes progress is not."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_a_stall_is_reported_once_and_once_when_it_is_over(watch, metrics, caplo
     watch.look(waiting.since_s + 1000)
     assert counted(metrics, operation) == 1
     assert counted(metrics, operation, "wal_backend_stalled") == 0
-    told = [record.message for record in caplog.records]
-    assert len(told) == 2
-    assert "nobody there" in told[0]
-    assert "over" in told[1]
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2
+    assert "nobody there" in messages[0]
+    assert "over" in messages[1]
 
 
 def test_what_makes_progress_is_no_stall(watch, metrics):
@@ -73,7 +73,7 @@ def test_without_metrics_it_only_logs(caplog):
     assert len(caplog.records) == 2
 
 
-def test_its_thread_looks_until_it_is_closed(metrics, monkeypatch):
+def test_its_thread_checks_until_it_is_closed(metrics, monkeypatch):
     monkeypatch.setattr(stalls_module, "LOOK_S", 0.001)
     watch = StallWatch(metrics)
     waiting = watch.begin("append", "a")

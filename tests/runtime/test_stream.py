@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from tidewal.runtime.channel_pumps import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.messages import Position
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.stream import MsgStream
+from tidewal.runtime.stream_base import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -123,12 +123,12 @@ async def test_the_edges_of_producing(wal):
         await stream.produce([message(b"x")])
 
 
-async def test_through_a_writer_messages_are_stamped_and_acknowledged(world):
+async def test_through_an_owner_messages_are_stamped_and_acknowledged(world):
     await world.channels("a", "b")
     owner = world.owner()
     await owner.own("a", "b")
     stream = MsgStream(owner.wal, owner.clock)
-    stream.as_producer(["a", "b"], writer=owner.writer)
+    stream.as_producer(["a", "b"], owner=owner.channel_owner)
     ids = await stream.broadcast(world.rows(b"x"))
     assert ids == {name: [world.records(name)[-1].id] for name in "ab"}
     assert {(r.term, r.cseq) for name in "ab" for r in world.records(name)[-1:]} == {(1, 2)}
@@ -180,14 +180,14 @@ async def test_reopening_at_every_pack_gives_each_message_once(world, owned, rng
     if owned:
         await owner.own("a", "b")
     sender = MsgStream(owner.wal, owner.clock)
-    sender.as_producer(["a", "b"], writer=owner.writer if owned else None)
+    sender.as_producer(["a", "b"], owner=owner.channel_owner if owned else None)
     received: list[Record] = []
     saved: dict[str, Position] = {}
     sent = [b"%d" % number for number in range(40)]
     for body in sent:
         await sender.produce([message(body, key=body)])
         if owned and rng.random() < 0.3:
-            owner.writer.beat()
+            owner.channel_owner.tick_all()
         if rng.random() < 0.5 or body == sent[-1]:
             reader = consumer(owner.wal, "a", "b")
             if any(position.message_id for position in saved.values()):
@@ -268,7 +268,7 @@ async def test_a_bad_record_between_good_ones_is_skipped(wal):
     await stream.close()
 
 
-async def test_what_nobody_takes_is_bounded(wal):
+async def test_what_is_not_taken_is_bounded(wal):
     body = bytes(100_000)
     await wal.append_many([Append("c1", b"junk")])
     stream = consumer(wal, "c1", buffer_bytes=1)

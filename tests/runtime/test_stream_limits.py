@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.channel_pumps import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.channel_reader import Granted
 from tidewal.runtime.clock import HybridClock, compose
 from tidewal.runtime.errors import PositionLost, WatermarkStalled
@@ -19,6 +18,7 @@ from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.pursuit import Pursuit
 from tidewal.runtime.record import Record, RecordType, encode
 from tidewal.runtime.settings import Settings
+from tidewal.runtime.stream_base import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, elapse, run_virtual
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.tt_stream import STALLED_S, TtMsgStream
@@ -66,7 +66,7 @@ def test_a_channel_that_holds_the_stream_back_is_named_in_time_and_nothing_is_lo
                 await anext(stream)
             assert clock.monotonic() - before == pytest.approx(STALLED_S)
             assert (stalled.value.channel, stalled.value.time) == ("c2", 3)
-            await put(wal, "c1", tick(20))  # it goes on, and is not what is waited for
+            await put(wal, "c1", tick(20))  # it goes on, and is not what the stream waits for
         waiting = asyncio.ensure_future(anext(stream))
         await elapse(STALLED_S - 1)
         await put(wal, "c2", tick(10))
@@ -221,15 +221,15 @@ def test_pursuit_joins_packs_and_changes_nothing_in_them(seed, size):
     assert len(joined) <= len(plain)
     assert joined[-1].end_ts == plain[-1].end_ts
     assert {pack.end_ts for pack in joined} <= {pack.end_ts for pack in plain}
-    told = [[(m.ts, bytes(m.body)) for pack in packs for m in pack.messages] for packs in (plain, joined)]
-    assert told[0] == told[1]
+    delivered = [[(m.ts, bytes(m.body)) for pack in packs for m in pack.messages] for packs in (plain, joined)]
+    assert delivered[0] == delivered[1]
     for before, after in itertools.pairwise(joined):
         assert (after.begin_ts, after.start_positions) == (before.end_ts, before.end_positions)
         assert all(after.begin_ts < message.ts <= after.end_ts for message in after.messages)
 
 
 def joined_ends(records, **options):
-    """Where the packs of a stream end that finds these records one by one, all in one instant; and when it was done."""
+    """Where the packs of a stream end that reads these records one by one, all at one time; and when it was done."""
     clock = VirtualClock()
 
     async def main():
@@ -261,7 +261,7 @@ def test_a_pack_ends_where_the_stream_has_caught_up():
     assert waited_s == 0
 
 
-def test_the_end_of_a_collection_is_told_at_once():
+def test_the_end_of_a_collection_is_handed_out_at_once():
     drop = row(compose(50), type=RecordType.DROP_COLLECTION)
     ends, _ = joined_ends([row(compose(10)), tick(compose(20)), drop, row(compose(60)), tick(compose(100))])
     assert ends == [compose(50), compose(100)]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.backends import Backend, Observed, fill_segment
-from tidewal.runtime.channel_pumps import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.channel_reader import Granted
 from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.errors import (
@@ -23,11 +22,12 @@ from tidewal.runtime.errors import (
 )
 from tidewal.runtime.messages import MsgPack, Position
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.stream_base import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.tt_stream import PROMISES_MAX, TtMsgStream
+from tidewal.runtime.tt_stream import ANNOUNCED_MAX, TtMsgStream
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromTime, Wal
 
-ROUNDS = {"memory": 12}  # others have 2
+ROUNDS = {"memory": 12}  # the other backends have 2
 
 Key = tuple[int, str, bytes]
 
@@ -38,20 +38,20 @@ class Step:
 
     payload: bytes
     counts: list[Key]  # the messages that count once it was read
-    told: int  # the time the channel has told by then
+    time: int  # the time of the channel by then
     at: tuple[int, int]  # how far its owner has come
 
 
 @dataclass
 class Script:
-    """Writes one channel's log: what an owner, its successors, a zombie and a faulty network would leave there."""
+    """Writes one channel's log: what owners, a superseded owner and a faulty network would leave there."""
 
     name: str
     rng: random.Random
     ordered: bool
     steps: list[Step] = field(default_factory=list)
     now: int = 0
-    told: int = 0
+    known_time: int = 0
     term: int = 0
     cseq: int = 0
     serial: int = 0
@@ -83,57 +83,57 @@ class Script:
 
     def put(self, record: Record, counts: list[Record] | None = None) -> Record:
         keys = [(each.ts, self.name, bytes(each.body)) for each in counts or []]
-        self.steps.append(Step(encode(record), keys, self.told, (self.term, self.cseq)))
+        self.steps.append(Step(encode(record), keys, self.known_time, (self.term, self.cseq)))
         return record
 
     def stamp(self) -> int:
         if self.ordered:
             self.now += self.rng.randint(1, 5)
-            self.told = self.now
+            self.known_time = self.now
             return self.now
-        ts = self.told + self.rng.randint(1, 20)
+        ts = self.known_time + self.rng.randint(1, 20)
         self.now = max(self.now, ts)
         return ts
 
     def row(self) -> None:
         record = self.add(RecordType.ROWS, self.stamp())
         self.steps[-1] = Step(
-            encode(record), [(record.ts, self.name, bytes(record.body))], self.told, self.steps[-1].at
+            encode(record), [(record.ts, self.name, bytes(record.body))], self.known_time, self.steps[-1].at
         )
 
     def batch(self) -> None:
-        told = self.told
+        known_time = self.known_time
         ts, of = self.stamp(), self.rng.randint(2, 3)
-        after, self.told = self.told, told
+        after, self.known_time = self.known_time, known_time
         records = [self.add(RecordType.ROWS, ts, part=BatchPart(ts, number, of)) for number in range(of)]
-        self.told = after
+        self.known_time = after
         keys = [(record.ts, self.name, bytes(record.body)) for record in records]
-        self.steps[-1] = Step(encode(records[-1]), keys, self.told, self.steps[-1].at)
+        self.steps[-1] = Step(encode(records[-1]), keys, self.known_time, self.steps[-1].at)
 
     def half(self) -> None:
-        told = self.told
+        known_time = self.known_time
         ts = self.stamp()
-        self.told = told
+        self.known_time = known_time
         for number in range(2):
             self.add(RecordType.ROWS, ts, part=BatchPart(ts, number, 3))
         self.tick()
 
     def tick(self, time: int = 0) -> None:
-        time = max(time, self.told + self.rng.randint(0, 15))
-        self.told, self.now = time, max(self.now, time)
+        time = max(time, self.known_time + self.rng.randint(0, 15))
+        self.known_time, self.now = time, max(self.now, time)
         self.add(RecordType.TIME_TICK, time)
 
     def duplicate(self) -> None:
         step = self.rng.choice(self.steps)
-        self.steps.append(Step(step.payload, [], self.told, (self.term, self.cseq)))
+        self.steps.append(Step(step.payload, [], self.known_time, (self.term, self.cseq)))
 
     def junk(self) -> None:
-        self.steps.append(Step(self.rng.randbytes(20), [], self.told, (self.term, self.cseq)))
+        self.steps.append(Step(self.rng.randbytes(20), [], self.known_time, (self.term, self.cseq)))
 
     def fence(self) -> None:
         self.term, self.cseq = self.term + 1, 0
         self.now += 1
-        self.told = self.now
+        self.known_time = self.now
         self.add(RecordType.FENCE, self.now)
 
     def zombie(self) -> None:
@@ -173,7 +173,7 @@ class Follower:
         self.task: asyncio.Task[None] | None = None
 
     async def settle(self) -> None:
-        """Wait until it has read all there is, and has given the packs of that."""
+        """Wait until the stream has read all entries, and has given their packs."""
         await self.wal.settled(self.stream.times)
 
     @property
@@ -214,7 +214,7 @@ async def check_round(backend: Backend, rng: random.Random, ordered: bool, prefi
     follower.stream.as_consumer([*scripts, *scripts])
     follower.start()
     at = dict.fromkeys(scripts, 0)
-    told = dict.fromkeys(scripts, 0)
+    known_time = dict.fromkeys(scripts, 0)
     packs: list[MsgPack] = []
     while any(at[name] < len(scripts[name]) for name in scripts):
         name = rng.choice([name for name in scripts if at[name] < len(scripts[name])])
@@ -222,11 +222,11 @@ async def check_round(backend: Backend, rng: random.Random, ordered: bool, prefi
         at[name] += len(steps)
         beats_first = rng.random() < 0.5 and not steps[-1].payload.startswith(b"\x00")
         if beats_first:  # a heartbeat may overtake the records it speaks of
-            follower.stream.announce(name, *steps[-1].at, steps[-1].told)
+            follower.stream.announce(name, *steps[-1].at, steps[-1].time)
         await wal.append_many([Append(name, step.payload) for step in steps])
-        told[name] = steps[-1].told
+        known_time[name] = steps[-1].time
         await follower.settle()
-        assert all(pack.end_ts <= min(told.values()) for pack in follower.packs)
+        assert all(pack.end_ts <= min(known_time.values()) for pack in follower.packs)
         if follower.packs and rng.random() < 0.3:
             packs += await follower.stop()
             if rng.random() < 0.2:
@@ -239,7 +239,7 @@ async def check_round(backend: Backend, rng: random.Random, ordered: bool, prefi
     packs += await follower.stop()
     check_packs(packs)
     expected = sorted((key for steps in scripts.values() for step in steps for key in step.counts), key=lambda k: k[:2])
-    end = min(told.values())
+    end = min(known_time.values())
     assert packs[-1].end_ts == end
     assert keys_of(packs, names) == [key for key in expected if key[0] <= end]
     for pack in rng.sample(packs[1:], min(8, len(packs) - 1)):  # and exactly from any pack onward
@@ -315,11 +315,11 @@ async def test_a_heartbeat_moves_an_idle_channel_once_its_records_are_read(wal):
     await put(wal, "c1", rows(7, 2))
     await follower.settle()
     assert follower.packs[-1].end_ts == 50
-    for time in range(60, 60 + 500):  # many beats for a record that is not there yet do not pile up
+    for time in range(60, 60 + 500):  # many heartbeats for a record that is not there yet do not accumulate
         follower.stream.announce("c1", 1, 3, time)
     for cseq in range(4, 500):
         follower.stream.announce("c1", 1, cseq, 600 + cseq)
-    assert len(follower.stream._channels["c1"].promises) <= PROMISES_MAX
+    assert len(follower.stream._channels["c1"].announced) <= ANNOUNCED_MAX
     await put(wal, "c1", rows(600, 3))
     await follower.settle()
     assert follower.packs[-1].end_ts == 600
@@ -394,7 +394,7 @@ async def test_from_a_time_on_only_what_lies_behind_it_is_delivered(wal):
 
 
 async def test_a_record_appended_while_a_start_at_a_time_is_looked_up_is_delivered(memory, monkeypatch):
-    """Nothing at or behind the time is there yet when the reader asks: what comes next is no history."""
+    """Nothing at or behind the time is there yet when the start is looked up: what comes next is no history."""
     await put(memory, "c1", rows(5, 1))
     id_at = memory.id_at
 
@@ -411,7 +411,7 @@ async def test_a_record_appended_while_a_start_at_a_time_is_looked_up_is_deliver
     await follower.stop()
 
 
-async def test_what_retention_removes_behind_a_start_that_was_placed_is_told(memory):
+async def test_what_retention_removes_behind_a_fixed_start_is_reported(memory):
     ids = await put(memory, "c1", *(rows(ts, ts) for ts in range(1, 11)))
     stream = TtMsgStream(memory)
     stream.as_consumer(["c1"], FromTime(5))
@@ -448,7 +448,7 @@ async def test_with_include_current_the_message_at_the_position_comes_again(wal)
     await again.close()
 
 
-async def test_a_vchannel_sees_its_own_messages_and_everybodys_time(wal):
+async def test_a_vchannel_sees_its_own_messages_and_the_time_of_all(wal):
     await put(wal, "c1", rows(1, 1, vchannel="v0"), rows(2, 2, vchannel="v1"), rows(3, 3, vchannel="v1"))
     follower = following(wal, "c1", vchannels=["v0"])
     await follower.settle()
@@ -501,7 +501,7 @@ async def test_a_channel_that_is_ahead_is_not_read_beyond_its_buffer(memory):
     for number in range(1, count + 1):
         await put(memory, "c1", rows(number, number, body))
         await turns()
-    # a batch of entries may be on its way into the full buffer, no more
+    # one batch of entries may still enter the full buffer, no more
     assert follower.stream.buffered_bytes <= CHANNEL_BUFFER_BYTES_MIN + 2 * len(body)
     assert follower.packs == []
     await put(memory, "c2", tick(count, 1))
@@ -556,7 +556,7 @@ async def test_wrong_starts_are_refused(memory):
         stream.as_consumer(["c2"])
 
 
-async def test_a_position_that_retention_removed_is_told(backend, wal):
+async def test_a_position_that_retention_removed_is_an_error(backend, wal):
     first = (await put(wal, "c1", rows(1, 1)))[0]
     await fill_segment(wal)  # so that it can be removed where whole segments are
     kept = await put(wal, "c1", *(rows(ts, ts) for ts in range(2, 5)))
@@ -589,7 +589,7 @@ async def test_close_ends_the_iteration_and_the_end_of_the_log_is_an_error(memor
 
 
 def free(ts: int, body: bytes = b"") -> Record:
-    """A row of a channel that nobody owns."""
+    """A row of a channel without an owner."""
     return Record(RecordType.ROWS, ts=ts, body=body)
 
 
@@ -633,7 +633,7 @@ async def test_a_channel_that_was_empty_is_resumed_from_its_first_entry(wal):
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("handled", [True, False])
-async def test_a_late_record_right_behind_a_saved_position_is_told(wal, ordered, handled):
+async def test_a_late_record_right_behind_a_saved_position_is_reported(wal, ordered, handled):
     late: list[int] = []
     options = {"ordered": ordered, "on_late": (lambda _, record: late.append(record.ts)) if handled else None}
     follower = following(wal, "c1", **options)

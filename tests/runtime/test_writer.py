@@ -1,4 +1,4 @@
-"""The channel writer: acknowledged means in the log, a tick never lies, a retry is recognised, an owner can be lost."""
+"""The channel owner: acknowledged means in the log, a tick never lies, a retry is recognised, an owner can be lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.wal import Append, From
-from tidewal.runtime.writer import AckManager, Appended, Grant, WriterObserver
+from tidewal.runtime.writer import AckManager, Appended, ChannelGrant, ChannelOwnerObserver
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ def test_ticks_never_lie_under_delays_and_failures(seed, round, make_world):
         plan.rates, rates = Rates(), plan.rates
         await owner.own("a", "b")
         plan.rates = rates
-        owner.writer.extend(add_ms(owner.limit, 600_000))
+        owner.channel_owner.renew(add_ms(owner.limit, 600_000))
         following, unordered = world.follow("a", "b"), world.follow("a", "b", ordered=False)
         outcomes: dict[bytes, Appended | TidewalError] = {}
         sizes: dict[bytes, int] = {}
@@ -75,36 +75,36 @@ def test_ticks_never_lie_under_delays_and_failures(seed, round, make_world):
                 body = f"{name}{number}".encode()
                 pairs = [(channel, world.rows(body)) for channel in rng.sample(["a", "b", "b", "a"], rng.randint(1, 3))]
                 sizes[body] = len(pairs)
-                outcomes[body] = await world.outcome(owner.writer.append(pairs))
+                outcomes[body] = await world.outcome(owner.channel_owner.append(pairs))
                 if isinstance(outcomes[body], Appended):
                     answered.append(outcomes[body].ts)
                 await asyncio.sleep(rng.random() * 0.03)
 
         async def beat() -> None:
             while True:
-                owner.writer.beat()
-                watermarks.append(owner.writer.sync_point().time)
+                owner.channel_owner.tick_all()
+                watermarks.append(owner.channel_owner.sync_point().time)
                 if rng.random() < 0.3:
-                    await world.outcome(owner.writer.tick_now())
+                    await world.outcome(owner.channel_owner.tick_now())
                 await asyncio.sleep(0.02)
 
         beats = asyncio.ensure_future(beat())
         await asyncio.gather(*(produce(name) for name in "xyz"))
         beats.cancel()
         plan.rates = Rates()
-        await owner.writer.tick_now()
-        owner.writer.beat()
+        await owner.channel_owner.tick_now()
+        owner.channel_owner.tick_all()
         await asyncio.sleep(1)
 
         assert watermarks == sorted(watermarks)
         assert answered == sorted(answered)
         for channel in "ab":
-            told = 0
+            ticked_to = 0
             for record in world.records(channel):
                 if record.type is RecordType.TIME_TICK:
-                    told = max(told, record.ts)
+                    ticked_to = max(ticked_to, record.ts)
                 elif record.type is RecordType.ROWS:
-                    assert record.ts > told
+                    assert record.ts > ticked_to
         acked = Counter({body: sizes[body] for body, outcome in outcomes.items() if isinstance(outcome, Appended)})
         assert 0 < len(acked) < len(outcomes)
         for follower in (following, unordered):
@@ -113,7 +113,7 @@ def test_ticks_never_lie_under_delays_and_failures(seed, round, make_world):
                 assert all(pack.begin_ts < message.ts <= pack.end_ts for message in pack.messages)
             assert Counter(bytes(message.body) for message in follower.messages) == acked
             assert follower.stream.late == 0
-        await owner.writer.close()
+        await owner.channel_owner.close()
 
     run_virtual(main(), world.source)
 
@@ -123,13 +123,13 @@ async def test_idle_channels_store_nothing_and_their_readers_time_goes_on(world)
     owner = world.owner()
     await owner.own("a", "b")
     following = world.follow("a", "b")
-    await owner.writer.append([("a", world.rows())])
-    owner.writer.beat()
+    await owner.channel_owner.append([("a", world.rows())])
+    owner.channel_owner.tick_all()
     before = {name: len(world.records(name)) for name in "ab"}
     times = []
     for _ in range(100):
         world.source.advance(0.02)
-        owner.writer.beat()
+        owner.channel_owner.tick_all()
         await world.settle()
         times.append(following.stream.end_ts)
     assert {name: len(world.records(name)) for name in "ab"} == before
@@ -143,19 +143,19 @@ async def test_a_tick_asked_for_during_a_tick_follows_it_at_once_and_is_shared(w
     wal = holding_wal(world.log)
     owner = world.owner(wal)
     await owner.own("a")
-    await owner.writer.append([("a", world.rows())])
+    await owner.channel_owner.append([("a", world.rows())])
     wal.holding = True
-    first = owner.writer.tick_now()
-    append = owner.writer.append([("a", world.rows())])
-    others = [owner.writer.tick_now() for _ in range(10)]
+    first = owner.channel_owner.tick_now()
+    append = owner.channel_owner.append([("a", world.rows())])
+    others = [owner.channel_owner.tick_now() for _ in range(10)]
     assert len(wal.held) == 2
-    wal.held.pop(0)()  # the first tick is stored: another cannot cover what is still on its way
+    wal.held.pop(0)()  # the first tick is stored: another cannot cover what is still in flight
     await world.settle()
     assert first.done()
     wal.let_go()
     appended = await append
     await asyncio.gather(*others)
-    await owner.writer.tick_now()
+    await owner.channel_owner.tick_now()
     ticks = [record.ts for record in world.records("a") if record.type is RecordType.TIME_TICK]
     assert ticks[-1] >= appended.ts
     assert len(ticks) <= 3
@@ -166,26 +166,26 @@ async def test_a_tick_overtaken_by_its_appends_answer_is_followed_by_another(wor
     wal = holding_wal(world.log)
     owner = world.owner(wal)
     await owner.own("a")
-    await owner.writer.append([("a", world.rows())])
+    await owner.channel_owner.append([("a", world.rows())])
     wal.holding = True
-    append = owner.writer.append([("a", world.rows())])
-    owner.writer.beat()  # its tick stands below the append's timestamp, and behind it in the log
+    append = owner.channel_owner.append([("a", world.rows())])
+    owner.channel_owner.tick_all()  # its tick stands below the append's timestamp, and behind it in the log
     wal.let_go()
     appended = await append
-    owner.writer.beat()
+    owner.channel_owner.tick_all()
     assert max(r.ts for r in world.records("a") if r.type is RecordType.TIME_TICK) >= appended.ts
 
 
-async def test_time_is_told_while_the_loop_is_blocked(world):
+async def test_time_is_announced_while_the_loop_is_blocked(world):
     await world.channels("a")
     owner = world.owner()
     await owner.own("a")
-    await owner.writer.append([("a", world.rows())])
+    await owner.channel_owner.append([("a", world.rows())])
     following = world.follow("a")
     await world.settle()
-    heart = threading.Thread(target=lambda: [owner.writer.beat() for _ in range(3)])
-    heart.start()
-    heart.join()  # blocks the loop
+    heartbeat = threading.Thread(target=lambda: [owner.channel_owner.tick_all() for _ in range(3)])
+    heartbeat.start()
+    heartbeat.join()  # blocks the loop
     beats = len(world.log.channels["heartbeats"].entries)
     assert beats >= 3
     assert world.records("a")[-1].type is RecordType.TIME_TICK
@@ -202,12 +202,14 @@ async def test_records_that_share_a_channel_are_parts_of_one_whole(world):
     await world.channels("a", "b")
     owner = world.owner()
     await owner.own("a", "b")
-    await owner.writer.append([("a", world.rows(b"1", "v0")), ("b", world.rows(b"2")), ("a", world.rows(b"3", "v1"))])
+    await owner.channel_owner.append(
+        [("a", world.rows(b"1", "v0")), ("b", world.rows(b"2")), ("a", world.rows(b"3", "v1"))]
+    )
     first, second = (record for record in world.records("a") if record.type is RecordType.ROWS)
     assert (first.part, second.part) == (BatchPart(first.ts, 0, 2), BatchPart(first.ts, 1, 2))
     assert world.records("b")[-1].part is None
     following = world.follow("a", "b")
-    owner.writer.beat()
+    owner.channel_owner.tick_all()
     await world.settle()
     assert [[bytes(m.body) for m in pack.messages] for pack in await following.stop() if pack.messages] == [
         [b"1", b"3", b"2"]
@@ -219,23 +221,23 @@ async def test_an_append_that_is_refused_changes_nothing(world, holding_wal):
     wal = holding_wal(world.log)
     owner = world.owner(wal, inflight_bytes=1_000)
     await owner.own("a")
-    before = owner.writer.sync_point()
+    before = owner.channel_owner.sync_point()
     with pytest.raises(MessageTooLarge):
-        owner.writer.append([("a", world.rows(bytes(6 * 1024 * 1024)))])
+        owner.channel_owner.append([("a", world.rows(bytes(6 * 1024 * 1024)))])
     with pytest.raises(BadRecord):
-        owner.writer.append([("a", Record(RecordType.ROWS, tags={"t": "x" * 300_000}))])
+        owner.channel_owner.append([("a", Record(RecordType.ROWS, tags={"t": "x" * 300_000}))])
     with pytest.raises(Unavailable):
-        owner.writer.append([("unknown", world.rows())])
-    assert owner.writer.sync_point().time > before.time
+        owner.channel_owner.append([("unknown", world.rows())])
+    assert owner.channel_owner.sync_point().time > before.time
     wal.holding = True
-    first = owner.writer.append([("a", world.rows(bytes(900)))])
+    first = owner.channel_owner.append([("a", world.rows(bytes(900)))])
     with pytest.raises(Overloaded) as caught:
-        owner.writer.append([("a", world.rows(bytes(200)))])
+        owner.channel_owner.append([("a", world.rows(bytes(200)))])
     assert caught.value.retryable
-    assert owner.writer.sync_point().time < before.time + (1 << 30)
+    assert owner.channel_owner.sync_point().time < before.time + (1 << 30)
     wal.let_go()
     await first
-    await owner.writer.append([("a", world.rows(bytes(200)))])
+    await owner.channel_owner.append([("a", world.rows(bytes(200)))])
     assert [record.cseq for record in world.records("a")] == [1, 2, 3]
 
 
@@ -243,23 +245,23 @@ async def test_an_append_returns_the_ids_of_its_records(world):
     await world.channels("a", "b")
     owner = world.owner()
     await owner.own("a", "b")
-    appended = await owner.writer.append([("a", world.rows()), ("b", world.rows())])
+    appended = await owner.channel_owner.append([("a", world.rows()), ("b", world.rows())])
     assert appended.ids == (world.records("a")[-1].id, world.records("b")[-1].id)
 
 
-# ---- who owns --------------------------------------------------------------------------------------------------------
+# ---- ownership -------------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_taken_before_the_fence_is_in_the_catalog(world):
+async def test_nothing_is_acknowledged_before_the_fence_is_in_the_catalog(world):
     await world.channels("a")
     owner = world.owner()
-    grant = Grant("a", 1, 0, add_ms(owner.clock.now(), 1_000))
-    fences = await owner.writer.take([grant])
+    grant = ChannelGrant("a", 1, 0, add_ms(owner.clock.now(), 1_000))
+    fences = await owner.channel_owner.acquire([grant])
     assert world.records("a")[-1].id == fences["a"]
     with pytest.raises(Unavailable):
-        owner.writer.append([("a", world.rows())])
-    owner.writer.open(["a"])
-    assert (await owner.writer.append([("a", world.rows())])).ts > 0
+        owner.channel_owner.append([("a", world.rows())])
+    owner.channel_owner.activate(["a"])
+    assert (await owner.channel_owner.append([("a", world.rows())])).ts > 0
 
 
 async def test_beyond_its_limit_an_owner_neither_stamps_nor_promises(world):
@@ -269,15 +271,15 @@ async def test_beyond_its_limit_an_owner_neither_stamps_nor_promises(world):
     following = world.follow("a")
     world.source.advance(10.1)
     with pytest.raises(Unavailable):
-        owner.writer.append([("a", world.rows())])
+        owner.channel_owner.append([("a", world.rows())])
     with pytest.raises(Unavailable):
-        owner.writer.sync_point()
-    owner.writer.beat()
-    assert isinstance(await world.outcome(owner.writer.tick_now()), Unavailable)
+        owner.channel_owner.sync_point()
+    owner.channel_owner.tick_all()
+    assert isinstance(await world.outcome(owner.channel_owner.tick_now()), Unavailable)
     await world.settle()
     assert following.stream.end_ts < owner.limit
-    owner.writer.extend(add_ms(owner.limit, 5_000))
-    assert (await owner.writer.append([("a", world.rows())])).ts > owner.limit
+    owner.channel_owner.renew(add_ms(owner.limit, 5_000))
+    assert (await owner.channel_owner.append([("a", world.rows())])).ts > owner.limit
     await following.stop()
 
 
@@ -285,41 +287,41 @@ async def test_the_lowest_limit_of_the_open_channels_holds_for_all(world):
     await world.channels("a", "b")
     owner = world.owner()
     await owner.own("a")
-    await owner.writer.take([Grant("b", 1, 0, add_ms(owner.limit, 10_000))])
-    owner.writer.open(["b"])
+    await owner.channel_owner.acquire([ChannelGrant("b", 1, 0, add_ms(owner.limit, 10_000))])
+    owner.channel_owner.activate(["b"])
     world.source.advance(10.1)
     with pytest.raises(Unavailable):
-        owner.writer.sync_point()
+        owner.channel_owner.sync_point()
 
 
 async def test_a_new_owner_stamps_above_the_old_limit_though_the_wall_clock_went_back(world):
     await world.channels("a")
     old = world.owner()
     await old.own("a")
-    await old.writer.append([("a", world.rows(b"old"))])
+    await old.channel_owner.append([("a", world.rows(b"old"))])
     world.source.jump_wall(-3_600_000)
     new = world.owner()
     await new.own("a", term=2, previous_limit=old.limit)
-    assert (await new.writer.append([("a", world.rows(b"new"))])).ts > old.limit
+    assert (await new.channel_owner.append([("a", world.rows(b"new"))])).ts > old.limit
 
 
-async def test_what_a_deposed_owner_still_writes_is_never_seen(world):
+async def test_what_a_superseded_owner_still_writes_is_never_seen(world):
     await world.channels("a")
     old, new = world.owner(), world.owner()
     await old.own("a")
-    await old.writer.append([("a", world.rows(b"before"))])
+    await old.channel_owner.append([("a", world.rows(b"before"))])
     following = world.follow("a")
     fences = await new.own("a", term=2, previous_limit=old.limit)
-    await old.writer.append([("a", world.rows(b"zombie"))])
-    old.writer.beat()
-    await new.writer.append([("a", world.rows(b"after"))])
-    new.writer.beat()
+    await old.channel_owner.append([("a", world.rows(b"zombie"))])
+    old.channel_owner.tick_all()
+    await new.channel_owner.append([("a", world.rows(b"after"))])
+    new.channel_owner.tick_all()
     await world.settle()
     assert [bytes(m.body) for m in following.messages] == [b"before", b"after"]
     await following.stop()
     late = world.owner()
     await late.own("a", term=3, previous_limit=new.limit, fences={2: fences["a"]})
-    assert len(await late.writer.take([])) == 0
+    assert len(await late.channel_owner.acquire([])) == 0
 
 
 # ---- unknown outcomes ------------------------------------------------------------------------------------------------
@@ -333,43 +335,43 @@ async def test_an_unknown_outcome_stalls_until_a_new_term_decides_it(world, writ
     await owner.own("a")
     following = world.follow("a")
     plan.rates = Rates(unknown=1.0) if written else Rates(lost=1.0)
-    unknown = owner.writer.append([("a", world.rows(b"?"))], producer="p", pseq=1, rows=3)
+    unknown = owner.channel_owner.append([("a", world.rows(b"?"))], producer="p", pseq=1, rows=3)
     plan.rates = Rates()
-    retry = asyncio.ensure_future(world.outcome(owner.writer.append([], producer="p", pseq=1)))
+    retry = asyncio.ensure_future(world.outcome(owner.channel_owner.append([], producer="p", pseq=1)))
     entries = len(world.records("a"))
-    assert owner.writer.stalled
-    for refused in (lambda: owner.writer.append([("a", world.rows())]), owner.writer.sync_point):
+    assert owner.channel_owner.stalled
+    for refused in (lambda: owner.channel_owner.append([("a", world.rows())]), owner.channel_owner.sync_point):
         with pytest.raises(Unavailable):
             refused()
-    owner.writer.beat()
+    owner.channel_owner.tick_all()
     await world.settle()
     assert len(world.records("a")) == entries
     assert not unknown.done()
     await owner.own("a", term=2, previous_limit=owner.limit)
     outcome = await world.outcome(unknown)
-    assert not owner.writer.stalled
-    owner.writer.beat()
+    assert not owner.channel_owner.stalled
+    owner.channel_owner.tick_all()
     await world.settle()
     delivered = [bytes(message.body) for message in following.messages]
     if written:
         assert isinstance(outcome, Appended)
         assert await retry == outcome
         assert delivered == [b"?"]
-        assert (await owner.writer.append([], producer="p", pseq=1)).repeated
+        assert (await owner.channel_owner.append([], producer="p", pseq=1)).repeated
     else:
         assert isinstance(outcome, Unavailable)
         assert delivered == []
-        assert not (await owner.writer.append([("a", world.rows())], producer="p", pseq=1)).repeated
+        assert not (await owner.channel_owner.append([("a", world.rows())], producer="p", pseq=1)).repeated
     await following.stop()
 
 
-async def test_taking_one_more_channel_decides_nothing_in_the_others(world, holding_wal):
+async def test_acquiring_one_more_channel_decides_nothing_in_the_others(world, holding_wal):
     await world.channels("a", "b")
     wal = holding_wal(world.log)
     owner = world.owner(wal)
     await owner.own("a")
     wal.holding = True
-    append = owner.writer.append([("a", world.rows())])
+    append = owner.channel_owner.append([("a", world.rows())])
     held, wal.held = wal.held, []
     wal.holding = False
     await owner.own("b")
@@ -379,21 +381,21 @@ async def test_taking_one_more_channel_decides_nothing_in_the_others(world, hold
     assert (await append).ids
 
 
-async def test_a_batch_over_two_channels_is_decided_when_both_are_taken_again(world):
+async def test_a_batch_over_two_channels_is_decided_when_both_are_acquired_again(world):
     await world.channels("a", "b")
     plan = FaultPlan(0)
     owner = world.owner(MemoryWal(world.log, plan))
     await owner.own("a", "b")
     plan.rates = Rates(unknown=1.0)
-    unknown = owner.writer.append([("a", world.rows()), ("b", world.rows())])
+    unknown = owner.channel_owner.append([("a", world.rows()), ("b", world.rows())])
     plan.rates = Rates()
     await owner.own("a", term=2, previous_limit=owner.limit)
     await world.settle()
-    assert owner.writer.stalled
+    assert owner.channel_owner.stalled
     assert not unknown.done()
     await owner.own("b", term=2, previous_limit=owner.limit)
     assert isinstance(await unknown, Appended)
-    assert not owner.writer.stalled
+    assert not owner.channel_owner.stalled
 
 
 async def test_what_was_answered_after_the_lease_is_not_acknowledged(world):
@@ -402,9 +404,9 @@ async def test_what_was_answered_after_the_lease_is_not_acknowledged(world):
     owner = world.owner(lease_holds=lambda: lease[0])
     await owner.own("a")
     lease[0] = False
-    append = owner.writer.append([("a", world.rows())])
+    append = owner.channel_owner.append([("a", world.rows())])
     await world.settle()
-    assert owner.writer.stalled
+    assert owner.channel_owner.stalled
     assert not append.done()
     lease[0] = True
     await owner.own("a", term=2, previous_limit=owner.limit)
@@ -419,19 +421,19 @@ async def test_a_term_that_is_not_above_all_before_is_refused(world, term):
     for before in (1, 3):
         first = world.owner()
         await first.own("a", term=before, previous_limit=limit)
-        await first.writer.append([("a", world.rows(b"first"))])
+        await first.channel_owner.append([("a", world.rows(b"first"))])
         limit = first.limit
     again = world.owner()
-    with pytest.raises(Fenced, match="take it under a higher term than 3") as caught:
+    with pytest.raises(Fenced, match="acquire it under a higher term than 3") as caught:
         await again.own("a", term=term, previous_limit=limit)
     assert (caught.value.channel, caught.value.term) == ("a", 3)
     with pytest.raises(Unavailable):
-        again.writer.append([("a", world.rows(b"lost"))])
+        again.channel_owner.append([("a", world.rows(b"lost"))])
     await again.own("a", term=4, previous_limit=limit)
-    await again.writer.append([("a", world.rows(b"second"))])
+    await again.channel_owner.append([("a", world.rows(b"second"))])
     following = world.follow("a")
     await world.settle()
-    again.writer.beat()
+    again.channel_owner.tick_all()
     await world.settle()
     assert [bytes(message.body) for message in following.messages] == [b"first", b"first", b"second"]
     await following.stop()
@@ -449,8 +451,8 @@ class Granting:
     async def catch_up(self) -> None: ...
 
 
-async def test_an_owner_by_a_catalog_passes_by_what_nobody_was_granted_and_says_so(world):
-    class Bad(WriterObserver):
+async def test_an_owner_with_a_catalog_skips_and_reports_what_was_never_granted(world):
+    class Bad(ChannelOwnerObserver):
         ids: tuple[bytes, ...] = ()
 
         def bad(self, channel, entry, error) -> None:
@@ -461,7 +463,7 @@ async def test_an_owner_by_a_catalog_passes_by_what_nobody_was_granted_and_says_
     catalog = Granting(1)
     first = world.owner(grants=catalog)
     await first.own("a")
-    await first.writer.append([("a", world.rows())])
+    await first.channel_owner.append([("a", world.rows())])
     wal = MemoryWal(world.log)
     forged = [
         Record(RecordType.TIME_TICK, ts=2**63 - 1, term=2**62, cseq=1),
@@ -473,7 +475,7 @@ async def test_an_owner_by_a_catalog_passes_by_what_nobody_was_granted_and_says_
     await second.own("a", term=2, previous_limit=first.limit)
     assert list(bad.ids) == ids
     assert second.clock.last < add_ms(first.limit, 1_000), "only what counts moves the clock"
-    await second.writer.append([("a", world.rows())])
+    await second.channel_owner.append([("a", world.rows())])
     catalog.term = 4
     with pytest.raises(Fenced, match="higher term than 3"):
         await second.own("a", term=3, previous_limit=second.limit)
@@ -483,7 +485,7 @@ async def test_a_grant_whose_limit_has_passed_writes_no_fence(world):
     await world.channels("a")
     owner = world.owner()
     with pytest.raises(Unavailable, match="ask for another grant"):
-        await owner.writer.take([Grant("a", 1, 0, owner.clock.now())])
+        await owner.channel_owner.acquire([ChannelGrant("a", 1, 0, owner.clock.now())])
     assert world.records("a") == []
 
 
@@ -493,32 +495,32 @@ async def test_losing_ownership_ends_what_is_unknown_and_refuses_the_rest(world)
     owner = world.owner(MemoryWal(world.log, plan))
     await owner.own("a")
     plan.rates = Rates(unknown=1.0)
-    unknown = owner.writer.append([("a", world.rows())])
-    owner.writer.fence(Fenced("another node owns a", channel="a", term=2))
+    unknown = owner.channel_owner.append([("a", world.rows())])
+    owner.channel_owner.fence(Fenced("another node owns a", channel="a", term=2))
     assert isinstance(await world.outcome(unknown), DeadlineExceeded)
     with pytest.raises(Fenced):
-        owner.writer.append([("a", world.rows())])
+        owner.channel_owner.append([("a", world.rows())])
     with pytest.raises(Fenced):
-        owner.writer.sync_point()
-    await owner.writer.close()
+        owner.channel_owner.sync_point()
+    await owner.channel_owner.close()
 
 
 @pytest.mark.parametrize("fault", ["none", "unknown", "delay"])
-def test_close_leaves_nobody_waiting_and_tells_a_limit(world, fault):
+def test_close_ends_all_waiting_calls_and_returns_a_limit(world, fault):
     async def main() -> None:
         await world.channels("a")
         plan = FaultPlan(0)
         owner = world.owner(MemoryWal(world.log, plan))
         await owner.own("a")
         plan.rates = Rates(unknown=float(fault == "unknown"), delay=float(fault == "delay"))
-        append = owner.writer.append([("a", world.rows())])
+        append = owner.channel_owner.append([("a", world.rows())])
         append.add_done_callback(lambda done: done.cancelled() or done.exception())
-        limit = await owner.writer.close()
+        limit = await owner.channel_owner.close()
         await asyncio.sleep(0)
         assert append.done()
         assert limit >= max(record.ts for record in world.records("a"))
         with pytest.raises(Closed):
-            owner.writer.append([("a", world.rows())])
+            owner.channel_owner.append([("a", world.rows())])
         if fault != "unknown":
             assert world.records("a")[-1].type is RecordType.TIME_TICK
 
@@ -534,22 +536,24 @@ async def test_a_retry_is_recognised_in_flight_afterwards_and_by_the_next_owner(
     owner = world.owner(wal)
     await owner.own("a")
     wal.holding = True
-    attempts = [owner.writer.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5) for _ in range(3)]
+    attempts = [
+        owner.channel_owner.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5) for _ in range(3)
+    ]
     assert len(wal.held) == 1
     wal.let_go()
     results = await asyncio.gather(*attempts)
     assert len(set(results)) == 1
-    after = await owner.writer.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5)
+    after = await owner.channel_owner.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5)
     assert (after.ts, after.rows, after.repeated) == (results[0].ts, 5, True)
     successor = world.owner()
     await successor.own("a", term=2, previous_limit=owner.limit)
-    after = await successor.writer.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5)
+    after = await successor.channel_owner.append([("a", world.rows(b"once"))], producer="p", pseq=7, rows=5)
     assert (after.ts, after.rows, after.repeated) == (results[0].ts, 5, True)
     assert sum(record.type is RecordType.ROWS for record in world.records("a")) == 1
 
 
 class PartialWal(MemoryWal):
-    """Commits each channel by itself, as brokers do, and loses those in `failing`; nobody is told which."""
+    """Commits each channel by itself, as brokers do, and loses those in `failing`; the error does not say which."""
 
     failing: frozenset[str] = frozenset()
 
@@ -568,7 +572,7 @@ async def test_a_batch_that_some_channels_have_is_written_to_the_others_when_it_
     await owner.own("a", "b", "c")
     batch = [("a", world.rows(b"1")), ("b", world.rows(b"2")), ("b", world.rows(b"3")), ("c", world.rows(b"4"))]
     wal.failing = frozenset("bc")
-    lost = owner.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)
+    lost = owner.channel_owner.append(batch, producer="p", pseq=7, rows=4, digest=5)
     limit, terms = owner.limit, 1
     for failing in (frozenset("c"), frozenset()):  # each owner dies without an answer, and the next gets further
         terms += 1
@@ -576,30 +580,30 @@ async def test_a_batch_that_some_channels_have_is_written_to_the_others_when_it_
         owner = world.owner(wal, snapshot_records=1)
         await owner.own("a", "b", "c", term=terms, previous_limit=limit)
         limit = owner.limit
-        if snapshots:  # what is known in part outlives the records that told it
-            owner.writer.beat()
-            owner.writer.beat()
-            checkpoints = owner.writer.checkpoints()
+        if snapshots:  # what is known in part outlives the records it is known from
+            owner.channel_owner.tick_all()
+            owner.channel_owner.tick_all()
+            checkpoints = owner.channel_owner.checkpoints()
             terms += 1
             owner = world.owner(wal)
             for channel in "abc":
                 await owner.own(channel, term=terms, previous_limit=limit, checkpoint=checkpoints[channel])
             limit = owner.limit
         wal.failing = failing
-        other = owner.writer.append(batch, producer="p", pseq=7, rows=3, digest=6)
+        other = owner.channel_owner.append(batch, producer="p", pseq=7, rows=3, digest=6)
         assert (await other).repeated
         assert (await other).digest == 5
         with pytest.raises(OutcomeUnknown, match="for other channels now"):
-            owner.writer.append(batch[:2], producer="p", pseq=7, rows=2, digest=5)
-        again = owner.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)
+            owner.channel_owner.append(batch[:2], producer="p", pseq=7, rows=2, digest=5)
+        again = owner.channel_owner.append(batch, producer="p", pseq=7, rows=4, digest=5)
         if not failing:
             assert (await again)[1:3] == (4, False)
-    after = await owner.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)
+    after = await owner.channel_owner.append(batch, producer="p", pseq=7, rows=4, digest=5)
     assert (after.rows, after.repeated) == (4, True)
     assert not lost.done()
     successor = world.owner()
     await successor.own("a", "b", "c", term=terms + 1, previous_limit=limit)
-    assert (await successor.writer.append(batch, producer="p", pseq=7, rows=4, digest=5)).repeated
+    assert (await successor.channel_owner.append(batch, producer="p", pseq=7, rows=4, digest=5)).repeated
     bodies = Counter(
         bytes(record.body) for channel in "abc" for record in world.records(channel) if record.type is RecordType.ROWS
     )
@@ -607,7 +611,7 @@ async def test_a_batch_that_some_channels_have_is_written_to_the_others_when_it_
 
 
 async def test_snapshots_bound_what_the_next_owner_reads_and_forget_no_producer(world):
-    class Count(WriterObserver):
+    class Count(ChannelOwnerObserver):
         recovered_records = 0
 
         def recovered(self, channel: str, record: Record) -> None:
@@ -617,16 +621,16 @@ async def test_snapshots_bound_what_the_next_owner_reads_and_forget_no_producer(
     owner = world.owner(snapshot_records=10)
     await owner.own("a")
     for number in range(95):
-        await owner.writer.append([("a", world.rows())], producer="p", pseq=number, rows=1)
+        await owner.channel_owner.append([("a", world.rows())], producer="p", pseq=number, rows=1)
         if number % 3 == 0:
-            owner.writer.beat()
-    checkpoint = owner.writer.checkpoints()["a"]
+            owner.channel_owner.tick_all()
+    checkpoint = owner.channel_owner.checkpoints()["a"]
     count = Count()
     successor = world.owner(observer=count)
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
     assert 0 < count.recovered_records <= 20
     for number in range(95):
-        assert (await successor.writer.append([], producer="p", pseq=number)).repeated
+        assert (await successor.channel_owner.append([], producer="p", pseq=number)).repeated
 
 
 async def test_a_checkpoint_that_retention_has_passed_is_no_obstacle(world):
@@ -634,15 +638,15 @@ async def test_a_checkpoint_that_retention_has_passed_is_no_obstacle(world):
     owner = world.owner(snapshot_records=2)
     await owner.own("a")
     for number in range(4):
-        await owner.writer.append([("a", world.rows())], producer="p", pseq=number, rows=1)
-        owner.writer.beat()
-    checkpoint = owner.writer.checkpoints()["a"]
-    last = await owner.writer.append([("a", world.rows())], producer="p", pseq=4, rows=1)
+        await owner.channel_owner.append([("a", world.rows())], producer="p", pseq=number, rows=1)
+        owner.channel_owner.tick_all()
+    checkpoint = owner.channel_owner.checkpoints()["a"]
+    last = await owner.channel_owner.append([("a", world.rows())], producer="p", pseq=4, rows=1)
     assert b"" < checkpoint < last.ids[0]
     await MemoryWal(world.log).truncate("a", last.ids[0])
     successor = world.owner()
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
-    assert (await successor.writer.append([], producer="p", pseq=4)).repeated
+    assert (await successor.channel_owner.append([], producer="p", pseq=4)).repeated
 
 
 async def test_a_snapshot_beside_an_open_append_does_not_hide_it_from_the_next_owner(world, holding_wal):
@@ -650,34 +654,34 @@ async def test_a_snapshot_beside_an_open_append_does_not_hide_it_from_the_next_o
     wal = holding_wal(world.log)
     owner = world.owner(wal, snapshot_records=2)
     await owner.own("a")
-    await owner.writer.append([("a", world.rows())], producer="p", pseq=1)
+    await owner.channel_owner.append([("a", world.rows())], producer="p", pseq=1)
     wal.holding = True
-    second = owner.writer.append([("a", world.rows())], producer="p", pseq=2)
-    owner.writer.beat()
+    second = owner.channel_owner.append([("a", world.rows())], producer="p", pseq=2)
+    owner.channel_owner.tick_all()
     wal.let_go()
     await second
     successor = world.owner()
-    checkpoint = owner.writer.checkpoints()["a"]
+    checkpoint = owner.channel_owner.checkpoints()["a"]
     assert checkpoint
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
     for number in (1, 2):
-        assert (await successor.writer.append([], producer="p", pseq=number)).repeated
+        assert (await successor.channel_owner.append([], producer="p", pseq=number)).repeated
 
 
 async def test_strong_points_name_the_last_acknowledged_record(world):
     await world.channels("a", "b")
     owner = world.owner()
     await owner.own("a", "b")
-    appended = await owner.writer.append([("a", world.rows())])
-    point = owner.writer.sync_point()
+    appended = await owner.channel_owner.append([("a", world.rows())])
+    point = owner.channel_owner.sync_point()
     last = world.records("a")[-1]
     assert point.time >= appended.ts
     assert point.channels["a"] == (last.term, last.cseq, last.id)
     assert point.channels["b"].cseq == 1
-    assert owner.writer.channels == ["a", "b"]
+    assert owner.channel_owner.channels == ["a", "b"]
     following = world.follow("a", start=From.LATEST)
     await world.settle()
-    owner.writer.beat()
+    owner.channel_owner.tick_all()
     await world.settle()
     assert following.messages == []
     assert following.stream.end_ts >= point.time
@@ -689,18 +693,18 @@ async def test_a_tick_answered_before_an_append_below_it_hides_nothing_from_the_
     wal = holding_wal(world.log)
     owner = world.owner(wal, snapshot_records=2)
     await owner.own("a")
-    await owner.writer.append([("a", world.rows())], producer="p", pseq=1)
+    await owner.channel_owner.append([("a", world.rows())], producer="p", pseq=1)
     wal.holding_answers = True
-    owner.writer.append([("a", world.rows())], producer="p", pseq=2)  # in the log, and never answered
+    owner.channel_owner.append([("a", world.rows())], producer="p", pseq=2)  # in the log, and never answered
     wal.holding_answers = False
-    owner.writer.beat()
-    owner.writer.beat()
+    owner.channel_owner.tick_all()
+    owner.channel_owner.tick_all()
     successor = world.owner()
-    checkpoint = owner.writer.checkpoints()["a"]
+    checkpoint = owner.channel_owner.checkpoints()["a"]
     assert checkpoint
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
     for number in (1, 2):
-        assert (await successor.writer.append([], producer="p", pseq=number)).repeated
+        assert (await successor.channel_owner.append([], producer="p", pseq=number)).repeated
 
 
 async def test_owners_that_come_and_go_do_not_let_recovery_grow(world):
@@ -710,9 +714,9 @@ async def test_owners_that_come_and_go_do_not_let_recovery_grow(world):
         owner = world.owner(snapshot_records=10)
         await owner.own("a", term=term, previous_limit=limit, checkpoint=checkpoint)
         for _ in range(4):
-            await owner.writer.append([("a", world.rows())])
-        owner.writer.beat()
-        checkpoint, limit = owner.writer.checkpoints()["a"], owner.limit
+            await owner.channel_owner.append([("a", world.rows())])
+        owner.channel_owner.tick_all()
+        checkpoint, limit = owner.channel_owner.checkpoints()["a"], owner.limit
     assert checkpoint
 
 
@@ -728,11 +732,11 @@ async def test_an_answer_that_comes_after_the_new_fence_has_decided_changes_noth
     owner = world.owner(wal)
     await owner.own("a")
     wal.late = []
-    append = owner.writer.append([("a", world.rows())])
+    append = owner.channel_owner.append([("a", world.rows())])
     (answer,) = wal.late
     del wal.late
     await owner.own("a", term=2, previous_limit=owner.limit)
     assert isinstance(await append, Appended)
     answer(Unavailable("too late to matter", outcome_unknown=True))
-    assert not owner.writer.stalled
-    assert owner.writer.sync_point().channels["a"].term == 2
+    assert not owner.channel_owner.stalled
+    assert owner.channel_owner.sync_point().channels["a"].term == 2

@@ -37,7 +37,7 @@ class Owner:
         self._wal = self._run(RocksMQ.open(str(self._directory), segment_bytes=SEGMENT_BYTES))
 
     def stop(self) -> None:
-        """Until `start` nobody has the directory open."""
+        """Until `start` no process has the directory open."""
         self._run(self._wal.close())
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

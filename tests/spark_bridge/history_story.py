@@ -13,7 +13,7 @@ from tidewal.actors.datanode.log_table import LogTable
 from tidewal.runtime.catalog import Catalog
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.messages import Position
-from tidewal.runtime.names import physical
+from tidewal.runtime.names import pchannel_of
 from tidewal.runtime.record import Record, RecordType, decode
 from tidewal.runtime.tables import log_table
 from tidewal.runtime.wal import Entry
@@ -26,13 +26,13 @@ class StoredStory:
         """With `append` the log is another one, and `log` just tells what is in it."""
         self.folder = folder
         self.log = ListLog()
-        self.story = Story(self.log.append if append is None else partial(self._told, append))
+        self.story = Story(self.log.append if append is None else partial(self._append, append))
         self.flights = self.story.create(shards=3, pchannels=2)
         schema = self.flights.schema
         self.table = LogTable.open(log_table(folder, schema.name), schema.arrow(), schema.primary_key)
         self.times = dict.fromkeys(self.flights.vchannels, 0)
 
-    def _told(self, append: Append, channel: str, payload: bytes, timestamp: int) -> bytes:
+    def _append(self, append: Append, channel: str, payload: bytes, timestamp: int) -> bytes:
         id = append(channel, payload, timestamp)
         self.log.entries.setdefault(channel, []).append(Entry(id, timestamp, payload))
         return id
@@ -63,7 +63,7 @@ class StoredStory:
             pa.Table.from_pylist(rows, schema=self.table.schema),
             start=start,
             end=dict.fromkeys(start, end),
-            positions={name: self._position(physical(name), end, before=rng.random() < 0.5) for name in start},
+            positions={name: self._position(pchannel_of(name), end, before=rng.random() < 0.5) for name in start},
         )
         self.times.update(dict.fromkeys(start, end))
 
@@ -85,7 +85,7 @@ class StoredStory:
         for position in self.table.positions().values():
             channel, id = position.channel, position.message_id
             holds[channel] = min(holds.get(channel, id), id)
-        for channel in {physical(name) for name in self.flights.vchannels if not self.times[name]}:
+        for channel in {pchannel_of(name) for name in self.flights.vchannels if not self.times[name]}:
             holds.pop(channel, None)
         for channel, id in holds.items():
             entries = self.log.entries[channel]

@@ -95,7 +95,7 @@ class Child:
 
 
 class Node:
-    """A node that writes, life after life, and the model: which rows have happened, by timestamp."""
+    """A node that writes, run after run, and the model: which rows have happened, by timestamp."""
 
     def __init__(self, url: str, folder: Path, rng: random.Random) -> None:
         self.url = url
@@ -188,7 +188,7 @@ class Node:
 
 
 class Driver:
-    """A Spark driver with some of the queries of `kill_driver.py`, life after life, and what their files tell."""
+    """A Spark driver with some of the queries of `kill_driver.py`, run after run, and what their files hold."""
 
     def __init__(self, url: str, folder: Path, rng: random.Random, queries: Sequence[str]) -> None:
         self._url = url

@@ -3,7 +3,7 @@
 Three of its four channels are slow. It tells a line each: `ready`, `try FIRST COUNT` before a batch of so many rows
 with ids from FIRST on is written, and `ack FIRST COUNT TS` when it was acknowledged. What it is told, a line each:
 
-    flush    stores in the table what was acknowledged before, or by an earlier life: answers `flushed T`
+    flush    stores in the table what was acknowledged before, or by an earlier run: answers `flushed T`
     stop     ends the writers, lets a window of time pass, writes a last row, and answers as to `cut numbers`
     cut NAME answers `cut T`, a time that sees all that was acknowledged in this collection
     end      (or the end of input) ends

@@ -12,7 +12,7 @@ from story import NAMES, ListLog, Row, Story
 
 from tidewal.runtime.catalog import Collection
 from tidewal.runtime.cuts import Cut, CutEnd
-from tidewal.runtime.names import physical
+from tidewal.runtime.names import pchannel_of
 from tidewal.runtime.record import Record, decode, encode
 from tidewal.runtime.wal import Entry
 
@@ -78,7 +78,7 @@ class LateStory(Story):
         oldest = None if now else self.log.oldest_on_way()
         time = self.now if oldest is None else oldest - 1
         ends: dict[str, CutEnd] = {}
-        for channel in sorted(set(map(physical, collection.vchannels))):
+        for channel in sorted(set(map(pchannel_of, collection.vchannels))):
             before = [end for ts, end in self._points[channel] if ts <= time]
             if not before:
                 return  # an owner that has just come draws none below its fence
@@ -102,7 +102,7 @@ class LateStory(Story):
     def take_over(self, collection: Collection, landing: Mapping[str, int]) -> None:
         """A new owner's fence follows the first `landing` entries on their way of each channel; the rest is lost, or
         lands behind the fence later (see `zombie`)."""
-        channels = sorted(set(map(physical, collection.vchannels)))
+        channels = sorted(set(map(pchannel_of, collection.vchannels)))
         gone: set[tuple[str, int]] = set()
         for channel in channels:
             self.log.land(channel, landing.get(channel, 0))
@@ -113,7 +113,7 @@ class LateStory(Story):
                     gone.add((channel, entry.timestamp))
             if channel in self.log.on_way:
                 self.log.on_way[channel].clear()
-        self.rows = [row for row in self.rows if (physical(str(row["_channel"])), row["_ts"]) not in gone]
+        self.rows = [row for row in self.rows if (pchannel_of(str(row["_channel"])), row["_ts"]) not in gone]
         self.drawn = self.storable()
         self._points.clear()
         self.own(channels, self.term + 1)

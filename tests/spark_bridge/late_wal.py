@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.wakeup import conclude
+from tidewal.runtime.loop_bridge import conclude
 from tidewal.runtime.wal import Append, OnAppended, Payload
 
 

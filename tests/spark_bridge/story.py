@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from tidewal.runtime.arrow import encode_rows
 from tidewal.runtime.catalog import Collection, encode_event
 from tidewal.runtime.clock import compose, physical_ms
 from tidewal.runtime.cuts import Cut, CutEnd
 from tidewal.runtime.errors import ChannelNotFound, PositionLost
-from tidewal.runtime.names import Names, physical
+from tidewal.runtime.names import Names, pchannel_of
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode, stamp
+from tidewal.runtime.row_codec import encode_rows
 from tidewal.runtime.schema import OPS, CollectionSchema, Field
 from tidewal.runtime.wal import Entry
 
@@ -154,8 +154,10 @@ class Story:
             some = list(rows[number::parts])
             part = BatchPart(self.now, number, parts) if parts > 1 else None
             body = bytes(encode_rows(batch_of(collection.schema, some)))
-            self.stamped(physical(vchannel), Record(RecordType.ROWS, vchannel=vchannel, part=part, body=body), self.now)
-            cseq = self._cseq[physical(vchannel)]
+            self.stamped(
+                pchannel_of(vchannel), Record(RecordType.ROWS, vchannel=vchannel, part=part, body=body), self.now
+            )
+            cseq = self._cseq[pchannel_of(vchannel)]
             self.rows += [
                 {**dict.fromkeys(collection.schema.arrow().names), **row}
                 | {"_ts": self.now, "_time": time_of(self.now), "_channel": vchannel, "_cseq": cseq, "_row": place}
@@ -165,7 +167,7 @@ class Story:
     def cut(self, collection: Collection) -> Cut:
         """Store a cut of now."""
         self.now += 1
-        channels = sorted(map(physical, collection.vchannels))
+        channels = sorted(map(pchannel_of, collection.vchannels))
         cut = Cut(collection.id, collection.name, self.now, {name: self._ends[name] for name in channels})
         self.append(NAMES.cuts, encode(cut.to_record()), self.now)
         self.cuts.append(cut)

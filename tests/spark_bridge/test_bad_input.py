@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
-from tidewal.runtime.arrow import encode_rows
 from tidewal.runtime.catalog import Catalog
 from tidewal.runtime.record import Record, RecordType, decode
+from tidewal.runtime.row_codec import encode_rows
 from tidewal.runtime.wal import ChannelPolicy
 from tidewal.spark_bridge.log import open_log
 
@@ -51,7 +51,7 @@ def test_a_collection_that_is_dropped_under_a_query_and_made_again(
     with pytest.raises(StreamingQueryException, match=r"no collection 'flights' .* Check options"):
         query.awaitTermination(200)
     story.event({"kind": "dropped", "id": flights.id})
-    story.term += 1  # whoever makes channels anew owns them anew
+    story.term += 1  # channels that are created anew have a new owner
     again = story.create(id=8)
     story.rows.clear()
     story.play(again, rng, batches=3)

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 
 from tidewal.runtime.cuts import Cut
 from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
-from tidewal.runtime.names import physical
+from tidewal.runtime.names import pchannel_of
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.tables import commit_file, log_table
 from tidewal.spark_bridge import history
 from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
 from tidewal.spark_bridge.history_plan import HistoryPlan, HistoryPlanner, end_at
 from tidewal.spark_bridge.offsets import beginning, history_cut, is_history
-from tidewal.spark_bridge.options import Limits, Options
-from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
+from tidewal.spark_bridge.planning import CollectionPlanner
+from tidewal.spark_bridge.predicate import Predicate
 from tidewal.spark_bridge.stored import StoredRange
 from tidewal.spark_bridge.unstored import UnstoredRange, unstored_batches
-from tidewal.spark_bridge.where import Where
 
 sys.path.insert(0, str(Path(__file__).parent))
 from history_story import StoredStory
@@ -41,7 +41,7 @@ COLUMNS = tuple(arrow_columns(FLIGHTS))
 
 def planner(stored: StoredStory, **options: Any) -> HistoryPlanner:
     """One made anew, as after a restart."""
-    return HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history=str(stored.folder), **options))
+    return HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(stored.folder), **options))
 
 
 def rows_of(log: ListLog, tasks: Sequence[Any], columns: tuple[str, ...] = COLUMNS) -> list[Row]:
@@ -145,7 +145,7 @@ def test_nothing_below_the_tables_t_is_read_from_the_log(stored: StoredStory) ->
 def test_what_neither_log_nor_table_has_is_lost(stored: StoredStory) -> None:
     last = stored.story.cuts[-1]
     lost = next(row for row in stored.story.rows if number(row, "_ts") > stored.time)
-    entries = stored.log.entries[physical(str(lost["_channel"]))]
+    entries = stored.log.entries[pchannel_of(str(lost["_channel"]))]
     entries[:] = [entry for entry in entries if entry.timestamp > number(lost, "_ts")]
     with pytest.raises(PositionLost, match="failOnDataLoss=false"):
         read(stored, beginning(stored.flights), last)
@@ -205,18 +205,18 @@ def test_what_a_filter_does_not_ask_for_is_not_read(stored: StoredStory) -> None
     plan, start, end = planner(stored), beginning(stored.flights), stored.story.cuts[-1]
     everything = plan.tasks(start, end)
     assert len([task for task in everything if isinstance(task, UnstoredRange)]) == 2
-    [late] = plan.tasks(start, end, Where(last_ts=stored.time))
+    [late] = plan.tasks(start, end, Predicate(last_ts=stored.time))
     assert sorted_rows(rows_of(stored.log, [late])) == [
         {**row, "_watermark": end.time} for row in stored.story.between(0, stored.time)
     ]
     cut = stored.story.cuts[0].time
-    [first] = plan.tasks(start, end, Where(last_ts=cut))
+    [first] = plan.tasks(start, end, Predicate(last_ts=cut))
     assert set(first.files) < set(late.files)
     assert [row for row in sorted_rows(rows_of(stored.log, [first])) if number(row, "_ts") <= cut] == [
         {**row, "_watermark": end.time} for row in stored.story.between(0, cut)
     ]
     newest = max(number(row, "_ts") for row in stored.story.rows if number(row, "_ts") <= stored.time)
-    *_, last = plan.tasks(start, end, Where(first_ts=newest))
+    *_, last = plan.tasks(start, end, Predicate(first_ts=newest))
     assert {number(row, "_ts") for row in rows_of(stored.log, [last])} == {newest}
 
 
@@ -225,9 +225,18 @@ def test_what_a_filter_does_not_ask_for_is_not_read(stored: StoredStory) -> None
 
 @pytest.mark.parametrize(
     "limits",
-    [Limits(rows=1), Limits(rows=9), Limits(rows=40), Limits(entries=3), Limits(bytes=4000), Limits(rows=9999)],
+    [
+        MicroBatchLimits(rows=1),
+        MicroBatchLimits(rows=9),
+        MicroBatchLimits(rows=40),
+        MicroBatchLimits(entries=3),
+        MicroBatchLimits(bytes=4000),
+        MicroBatchLimits(rows=9999),
+    ],
 )
-def test_a_limit_holds_whole_timestamps_of_the_table_and_then_cuts(stored: StoredStory, limits: Limits) -> None:
+def test_a_limit_holds_whole_timestamps_of_the_table_and_then_cuts(
+    stored: StoredStory, limits: MicroBatchLimits
+) -> None:
     plan, last = planner(stored), stored.story.cuts[-1]
     passed = [beginning(stored.flights)]
     while (cut := planner(stored).next(passed[-1], limits, last)) is not None:
@@ -262,7 +271,7 @@ def test_a_step_is_what_counting_all_rows_would_give(tmp_path: Path, rng: random
         behind = [time for time in times if time > begin]
         within = [time for time in behind if sum(other <= time for other in behind) <= rows]
         expected = table.time if len(behind) <= rows else max(within, default=behind[0])
-        assert table.step(begin, table.time, Limits(rows=rows)) == expected
+        assert table.step(begin, table.time, MicroBatchLimits(rows=rows)) == expected
         assert table.count(begin, table.time, len(times)) == len(behind)
 
 
@@ -277,7 +286,7 @@ def test_a_step_over_many_small_files_reads_few_of_them(
     opened: list[object] = []
     original = table._stamps
     monkeypatch.setattr(table, "_stamps", lambda file, *rest: opened.append(file) or original(file, *rest))
-    time = table.step(0, table.time, Limits(rows=10))
+    time = table.step(0, table.time, MicroBatchLimits(rows=10))
     assert 0 < len(stored.story.between(0, time)) <= 10
     assert len(opened) < 8
 
@@ -311,7 +320,7 @@ def test_any_time_that_the_table_has_passed_may_be_named(stored: StoredStory) ->
 
 
 def as_of(stored: StoredStory, **options: Any) -> list[Row]:
-    given = Options("rocksmq:///x", "flights", history=str(stored.folder), **options)
+    given = ReadOptions("rocksmq:///x", "flights", history=str(stored.folder), **options)
     return sorted_rows(rows_of(stored.log, HistoryPlan(stored.log, given).all_tasks()))
 
 
@@ -341,16 +350,16 @@ def test_a_version_of_the_table_stays_what_it_was(stored: StoredStory, rng: rand
 
 def test_a_folder_without_the_table_is_told(stored: StoredStory, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no table at .*nowhere/flights/log: option history is the folder"):
-        HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history=str(tmp_path / "nowhere"))).look()
+        HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(tmp_path / "nowhere"))).look()
     with pytest.raises(ConfigError, match="must be a folder"):
-        HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history="s3://bucket/tables")).look()
-    file = Options("rocksmq:///x", "flights", history=f"file://{stored.folder}")
+        HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history="s3://bucket/tables")).look()
+    file = ReadOptions("rocksmq:///x", "flights", history=f"file://{stored.folder}")
     assert HistoryPlanner(stored.log, file).look().time == stored.time
 
 
 def test_the_table_of_another_log_or_collection_is_refused(stored: StoredStory) -> None:
     with pytest.raises(PositionMismatch, match="was filled from rocksmq, option wal names kafka"):
-        HistoryPlanner(stored.log, Options("kafka://x", "flights", history=str(stored.folder))).look()
+        HistoryPlanner(stored.log, ReadOptions("kafka://x", "flights", history=str(stored.folder))).look()
     stored.story.event({"kind": "drop", "id": 7})
     stored.story.event({"kind": "dropped", "id": 7})
     stored.story.create(id=8, shards=3, pchannels=2)
@@ -361,13 +370,13 @@ def test_the_table_of_another_log_or_collection_is_refused(stored: StoredStory) 
 def test_an_offset_of_history_needs_the_table_that_has_it(stored: StoredStory, tmp_path: Path) -> None:
     last = stored.story.cuts[-1]
     with pytest.raises(InvalidRequest, match="set option history as it was set before"):
-        Planner(stored.log, "rocksmq:///x", "flights", "by-dev").ranges(history_cut(stored.flights, 5), last)
+        CollectionPlanner(stored.log, "rocksmq:///x", "flights", "by-dev").ranges(history_cut(stored.flights, 5), last)
     behind = StoredStory(tmp_path / "other")
     for start, end in [
         (beginning(stored.flights), history_cut(stored.flights, stored.time)),
         (history_cut(stored.flights, stored.time), last),
     ]:
-        plan = HistoryPlanner(stored.log, Options("rocksmq:///x", "flights", history=str(behind.folder)))
+        plan = HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(behind.folder)))
         with pytest.raises(InvalidRequest, match=r"is one of history, but .* goes up to 0 only"):
             plan.tasks(start, end)
 

@@ -20,11 +20,11 @@ from tidewal.runtime.settings import Settings
 from tidewal.runtime.tables import log_table
 from tidewal.runtime.wal import Wal
 from tidewal.spark_bridge.columns import arrow_columns
+from tidewal.spark_bridge.connection_cache import close_idle
 from tidewal.spark_bridge.history_plan import HistoryPlanner
-from tidewal.spark_bridge.kept import close_kept
 from tidewal.spark_bridge.log import open_log
-from tidewal.spark_bridge.options import Options
-from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.options import ReadOptions
+from tidewal.spark_bridge.planning import CollectionPlanner
 from tidewal.spark_bridge.rows import arrow_batches
 from tidewal.spark_bridge.unstored import UnstoredRange
 
@@ -38,7 +38,7 @@ Applied = dict[int, list[tuple[str, str]]]
 def read(url: str, tables: Path, starting: str, ending: str) -> tuple[list[Row], int]:
     """The rows between two cuts, as Spark's processes get them, and how many of them came from the log."""
     log = open_log(url)
-    planner = HistoryPlanner(log, Options(url, "flights", history=str(tables)))
+    planner = HistoryPlanner(log, ReadOptions(url, "flights", history=str(tables)))
     tasks = planner.tasks(planner.resolve(starting), planner.resolve(ending))
     log.close()
     rows: list[Row] = []
@@ -47,13 +47,13 @@ def read(url: str, tables: Path, starting: str, ending: str) -> tuple[list[Row],
         some = [row for batch in task.batches(COLUMNS) for row in batch.to_pylist()]
         rows += some
         unstored += len(some) if isinstance(task, UnstoredRange) else 0
-    close_kept()
+    close_idle()
     return rows, unstored
 
 
 def left_in_log(url: str) -> int:
     log = open_log(url)
-    planner = Planner(log, url, "flights", "by-dev")
+    planner = CollectionPlanner(log, url, "flights", "by-dev")
     ranges = planner.ranges(planner.resolve("earliest"), planner.resolve("latest"))
     count = sum(batch.num_rows for each in ranges for batch in arrow_batches(log, each, ("_ts",)))
     log.close()
@@ -75,7 +75,7 @@ async def write(client: Client, rng: random.Random, applied: Applied, batches: i
 
 
 async def forget(backend: Backend, wal: Wal) -> None:
-    """Let retention take whatever nobody holds."""
+    """Let retention remove all that no hold keeps."""
     names = Names()
     for channel in await wal.channels():
         latest = await wal.latest_id(channel)

@@ -34,7 +34,7 @@ PCHANNELS = 4
 SHARDS = 6  # so that two channels carry two shards, and get batches in parts
 LATE = ("dml_1", "dml_2", "dml_3")
 WRITERS = 5
-WRITES = 30  # of each writer, per life of the node
+WRITES = 30  # of each writer, per incarnation of the node
 LIVES = 3
 OPTIONS = {"wal": "rocksmq:///not/on/disk", "collection": "flights", "startingOffsets": "earliest"}
 
@@ -78,7 +78,7 @@ class Lists:
 
 
 class Cluster:
-    """Lives of one node, its writers, and a query beside them, on virtual time."""
+    """Incarnations of one node, its writers, and a query beside them, on virtual time."""
 
     def __init__(self, tables: Path, rng: random.Random) -> None:
         self.log = MemoryLog()
@@ -89,7 +89,7 @@ class Cluster:
         self.crashes = 0
 
     async def live(self) -> None:
-        """One life of the node; its proxy crashes on the way, so that channels get new owners."""
+        """One incarnation of the node; its Proxy crashes on the way, so that channels get new owners."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         wal = LateWal(MemoryWal(self.log), LATE, lambda: self.rng.expovariate(8))

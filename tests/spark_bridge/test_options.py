@@ -9,7 +9,7 @@ import pytest
 from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import ConfigError
 from tidewal.spark_bridge.log import open_log
-from tidewal.spark_bridge.options import Limits, Options
+from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 
 LOG = {"wal": "rocksmq:///data"}
 GOOD = LOG | {"collection": "flights"}
@@ -17,24 +17,24 @@ TOPIC = LOG | {"topic": "orders, clicks"}
 
 
 def test_defaults_are_those_of_sparks_kafka_source() -> None:
-    batch, stream = Options.parse(GOOD, streaming=False), Options.parse(GOOD, streaming=True)
+    batch, stream = ReadOptions.parse(GOOD, streaming=False), ReadOptions.parse(GOOD, streaming=True)
     assert (batch.starting, batch.ending) == ("earliest", "latest")
     assert stream.starting == "latest"
-    assert stream.limits == Limits()
+    assert stream.limits == MicroBatchLimits()
     assert not stream.limits.bounded
     assert stream.fail_on_data_loss
-    assert Options.parse(TOPIC).consistency == "channel"
+    assert ReadOptions.parse(TOPIC).consistency == "channel"
 
 
 def test_names_are_taken_in_any_case() -> None:
-    options = Options.parse({"WAL": "w", "collection": "c", "maxrowspertrigger": "5", "FAILONDATALOSS": "False"})
+    options = ReadOptions.parse({"WAL": "w", "collection": "c", "maxrowspertrigger": "5", "FAILONDATALOSS": "False"})
     assert (options.wal, options.limits.rows, options.fail_on_data_loss) == ("w", 5, False)
 
 
 def test_lists_and_patterns_name_topics() -> None:
-    assert Options.parse(TOPIC).topics == ("orders", "clicks")
-    assert Options.parse(LOG | {"subscribePattern": "or.*"}).pattern == "or.*"
-    assert Options.parse(GOOD | {"columns": "a , _ts"}).columns == ("a", "_ts")
+    assert ReadOptions.parse(TOPIC).topics == ("orders", "clicks")
+    assert ReadOptions.parse(LOG | {"subscribePattern": "or.*"}).pattern == "or.*"
+    assert ReadOptions.parse(GOOD | {"columns": "a , _ts"}).columns == ("a", "_ts")
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_lists_and_patterns_name_topics() -> None:
     ],
 )
 def test_times_are_milliseconds_or_iso(text: str, ms: int) -> None:
-    options = Options.parse(GOOD | {"startingTimestamp": text, "endingTimestamp": text}, streaming=False)
+    options = ReadOptions.parse(GOOD | {"startingTimestamp": text, "endingTimestamp": text}, streaming=False)
     assert options.starting_time == options.ending_time == compose(ms)
 
 
 def test_a_state_as_of_a_time_holds_all_of_its_millisecond() -> None:
     at = datetime.datetime(2013, 1, 1, 12, tzinfo=datetime.UTC)
-    options = Options.parse(GOOD | {"timestampAsOf": at.isoformat()}, streaming=False)
+    options = ReadOptions.parse(GOOD | {"timestampAsOf": at.isoformat()}, streaming=False)
     assert options.timestamp_as_of == compose(1_357_041_600_001) - 1
-    assert Options.parse(GOOD | {"history": "/tables", "versionAsOf": "0"}).version_as_of == 0
+    assert ReadOptions.parse(GOOD | {"history": "/tables", "versionAsOf": "0"}).version_as_of == 0
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_a_state_as_of_a_time_holds_all_of_its_millisecond() -> None:
     [("250", 0.25), ("250ms", 0.25), ("30s", 30), ("15m", 900), ("2 min", 120), ("1H", 3600), ("1d", 86400)],
 )
 def test_durations_are_written_as_in_spark(text: str, seconds: float) -> None:
-    options = Options.parse(GOOD | {"minRowsPerTrigger": "9", "maxTriggerDelay": text}, streaming=True)
+    options = ReadOptions.parse(GOOD | {"minRowsPerTrigger": "9", "maxTriggerDelay": text}, streaming=True)
     assert (options.limits.min_rows, options.limits.max_delay_s) == (9, seconds)
-    assert Options.parse(GOOD | {"minRowsPerTrigger": "9"}).limits.max_delay_s == 900
+    assert ReadOptions.parse(GOOD | {"minRowsPerTrigger": "9"}).limits.max_delay_s == 900
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_durations_are_written_as_in_spark(text: str, seconds: float) -> None:
 )
 def test_wrong_options_are_named(given: dict[str, str], streaming: bool | None, key: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
-        Options.parse(given, streaming=streaming)
+        ReadOptions.parse(given, streaming=streaming)
     assert caught.value.key == key
 
 

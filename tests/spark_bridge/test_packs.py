@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
-from tidewal.runtime.arrow import decode_rows
 from tidewal.runtime.errors import InvalidRequest
 from tidewal.runtime.messages import MsgPack
 from tidewal.runtime.record import Record, RecordType
+from tidewal.runtime.row_codec import decode_rows
 from tidewal.runtime.schema import OPS
 from tidewal.spark_bridge import foreach_pack, pack_schema
 from tidewal.spark_bridge.packs import _ends, _messages

@@ -14,8 +14,8 @@ from tidewal.runtime.errors import CollectionNotFound, InvalidRequest, PositionL
 from tidewal.runtime.record import decode
 from tidewal.spark_bridge import catalog_view, cut_log
 from tidewal.spark_bridge.offsets import beginning, end_before, pchannels_of, to_json
-from tidewal.spark_bridge.options import Limits
-from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.options import MicroBatchLimits
+from tidewal.spark_bridge.planning import CollectionPlanner
 
 sys.path.insert(0, str(Path(__file__).parent))
 import itertools
@@ -23,8 +23,8 @@ import itertools
 from story import NAMES, ListLog, Story, random_row
 
 
-def planner(log: ListLog) -> Planner:
-    return Planner(log, "rocksmq:///data", "flights", "by-dev")
+def planner(log: ListLog) -> CollectionPlanner:
+    return CollectionPlanner(log, "rocksmq:///data", "flights", "by-dev")
 
 
 def test_newest_cut_follows_the_log_and_reads_nothing_twice(rng: random.Random) -> None:
@@ -117,7 +117,7 @@ def test_a_limit_holds_whole_cuts_and_at_least_one(rng: random.Random, max_rows:
     flights = story.create()
     story.play(flights, rng, batches=60)
     plan, start, seen = planner(log), beginning(flights), 0
-    while (cut := plan.next(start, Limits(max_rows), story.cuts[-1])) is not None:
+    while (cut := plan.next(start, MicroBatchLimits(max_rows), story.cuts[-1])) is not None:
         rows = len(story.between(start.time, cut.time))
         following = next((each for each in story.cuts if each.time > cut.time), None)
         first = next(each for each in story.cuts if each.time > start.time)
@@ -137,7 +137,7 @@ def test_a_limited_query_holds_few_cuts_and_still_passes_all(
     flights = story.create()
     story.play(flights, rng, batches=40)
     plan, start, passed = planner(log), beginning(flights), []
-    while (cut := plan.next(start, Limits(1), story.cuts[-1])) is not None:
+    while (cut := plan.next(start, MicroBatchLimits(1), story.cuts[-1])) is not None:
         passed.append(cut)
         start = cut
         assert len(plan.cuts._ahead) <= 4
@@ -155,9 +155,9 @@ def test_a_limit_never_passes_the_target_of_available_now(rng: random.Random) ->
     target = story.cuts[-1]
     story.play(flights, rng, batches=10)
     plan = planner(log)
-    assert plan.next(beginning(flights), Limits(10_000), target) == target
-    assert plan.next(beginning(flights), Limits(), target) == target
-    assert plan.next(target, Limits(10_000), target) is None
+    assert plan.next(beginning(flights), MicroBatchLimits(10_000), target) == target
+    assert plan.next(beginning(flights), MicroBatchLimits(), target) == target
+    assert plan.next(target, MicroBatchLimits(10_000), target) is None
 
 
 def test_offsets_are_named_in_four_ways(rng: random.Random) -> None:
@@ -214,7 +214,7 @@ def test_cuts_that_retention_removed_are_not_missed(rng: random.Random) -> None:
     story.play(flights, rng, batches=10)
     del log.entries[NAMES.cuts][:-1]
     assert plan.newest() == story.cuts[-1]
-    assert plan.next(beginning(flights), Limits(1), story.cuts[-1]) == story.cuts[-1]
+    assert plan.next(beginning(flights), MicroBatchLimits(1), story.cuts[-1]) == story.cuts[-1]
 
 
 def test_a_cut_that_cannot_be_read_is_passed_over(rng: random.Random) -> None:

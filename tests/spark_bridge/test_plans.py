@@ -24,17 +24,17 @@ from tidewal.runtime.clock import compose, physical_ms
 from tidewal.runtime.errors import ConfigError, InvalidSchema, PositionLost, PositionMismatch
 from tidewal.runtime.hashing import shard_of_key
 from tidewal.runtime.record import Record, RecordType
-from tidewal.spark_bridge import cut_log, limits, reading
+from tidewal.spark_bridge import cut_log, limits, readers
 from tidewal.spark_bridge.columns import arrow_columns, some_columns, spark_schema
 from tidewal.spark_bridge.cut_log import CutLog
 from tidewal.spark_bridge.history_plan import AsOfPlan
 from tidewal.spark_bridge.limits import Size
-from tidewal.spark_bridge.options import Limits, Options
+from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plans import CollectionPlan, Offset
+from tidewal.spark_bridge.predicate import EVERYTHING, Predicate
 from tidewal.spark_bridge.pushdown import take
-from tidewal.spark_bridge.reading import TidewalBatchReader, TidewalStreamReader
+from tidewal.spark_bridge.readers import TidewalBatchReader, TidewalStreamReader
 from tidewal.spark_bridge.rows import arrow_batches
-from tidewal.spark_bridge.where import EVERYTHING, Where
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, NAMES, ListLog, Row, Story, batch_of, number, random_row, sorted_rows
@@ -55,13 +55,13 @@ def told(rng: random.Random, batches: int, ms: int = 0) -> tuple[ListLog, Story]
 
 
 def plan_of(log: ListLog, **options: Any) -> CollectionPlan:
-    return CollectionPlan(log, Options(URL, "flights", **options))
+    return CollectionPlan(log, ReadOptions(URL, "flights", **options))
 
 
 @pytest.mark.parametrize("left", [0, 1])
 def test_an_as_of_read_tells_that_its_beginning_was_removed(rng: random.Random, left: int) -> None:
     log, story = told(rng, 5, ms=10)
-    plan = AsOfPlan(log, Options(URL, "flights", timestamp_as_of=story.cuts[-1].time))
+    plan = AsOfPlan(log, ReadOptions(URL, "flights", timestamp_as_of=story.cuts[-1].time))
     assert len(rows(log, plan.all_tasks())) == len(story.rows)
     channel = NAMES.pchannel(0)
     log.entries[channel] = log.entries[channel][len(log.entries[channel]) - left :]
@@ -103,7 +103,7 @@ def test_what_goes_before_a_first_batch_runs_again_is_told(rng: random.Random) -
 @pytest.mark.parametrize("tasks", [1, 4])
 def test_what_goes_while_an_as_of_read_is_planned_is_told(rng: random.Random, monkeypatch: Any, tasks: int) -> None:
     log, story = told(rng, 5, ms=10)
-    plan = AsOfPlan(log, Options(URL, "flights", timestamp_as_of=story.cuts[-1].time, min_partitions=tasks))
+    plan = AsOfPlan(log, ReadOptions(URL, "flights", timestamp_as_of=story.cuts[-1].time, min_partitions=tasks))
     check = plan._check_beginning
 
     def passed_by(*args: Any) -> None:
@@ -115,7 +115,7 @@ def test_what_goes_while_an_as_of_read_is_planned_is_told(rng: random.Random, mo
         rows(log, plan.all_tasks())
 
 
-def rows(log: ListLog, tasks: Any, where: Where = EVERYTHING) -> list[Row]:
+def rows(log: ListLog, tasks: Any, where: Predicate = EVERYTHING) -> list[Row]:
     found: list[Row] = []
     for task in pickle.loads(pickle.dumps(tasks)):
         for batch in where.filtered(arrow_batches(log, task, COLUMNS)):
@@ -124,7 +124,7 @@ def rows(log: ListLog, tasks: Any, where: Where = EVERYTHING) -> list[Row]:
 
 
 limited = st.builds(
-    Limits,
+    MicroBatchLimits,
     rows=st.none() | st.integers(1, 60),
     bytes=st.none() | st.integers(1, 60_000),
     entries=st.none() | st.integers(1, 30),
@@ -148,7 +148,9 @@ def size_of(log: ListLog, plan: CollectionPlan, start: Offset, end: Offset) -> S
 
 @given(st.randoms(use_true_random=False), limited, st.integers(1, 12))
 @settings(max_examples=40)
-def test_each_row_is_read_once_whatever_limits_and_splits(rng: random.Random, limit: Limits, tasks: int) -> None:
+def test_each_row_is_read_once_whatever_limits_and_splits(
+    rng: random.Random, limit: MicroBatchLimits, tasks: int
+) -> None:
     log, story = told(rng, 20)
     plan = plan_of(log, min_partitions=tasks)
     upto, at, begin = plan.newest(), plan.begin(), 0
@@ -177,7 +179,7 @@ def test_counting_looks_at_heads_only(rng: random.Random, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("tidewal.spark_bridge.rows.decode_rows", None)
     monkeypatch.setattr(limits, "count_rows", count)
-    end = plan.next(plan.begin(), upto, Limits(rows=10))
+    end = plan.next(plan.begin(), upto, MicroBatchLimits(rows=10))
     assert end is not None
     assert end["t"] < story.cuts[-1].time
     assert 11 <= len(counted) <= 13  # each channel looks at one entry ahead
@@ -200,7 +202,7 @@ def test_a_first_cut_over_the_limit_is_counted_no_further(rng: random.Random) ->
             yield piece
 
     log.read = counting  # type: ignore[method-assign]
-    assert plan.next(plan.begin(), plan._offset(cut), Limits(rows=5)) == plan._offset(cut)
+    assert plan.next(plan.begin(), plan._offset(cut), MicroBatchLimits(rows=5)) == plan._offset(cut)
     assert len(seen) <= 9
 
 
@@ -231,13 +233,13 @@ def test_a_split_keeps_batches_whole_and_deposed_owners_out(rng: random.Random) 
             story.write(flights, rng.randrange(2), [random_row(rng) for _ in range(4)], parts=rng.choice([1, 4]))
             if rng.random() < 0.5:
                 story.cut(flights)
-        deposed = Record(
+        superseded = Record(
             RecordType.ROWS, vchannel=flights.vchannels[0], body=bytes(batch_of(FLIGHTS, [random_row(rng)]).serialize())
         )
         story.own(channels, term)
         held = story.term, dict(story._cseq), dict(story._ends)
         story.term, story._cseq[channels[0]] = term - 1, 10**6
-        story.record(channels[0], deposed)
+        story.record(channels[0], superseded)
         story.term, story._cseq, story._ends = held
     end = story.cut(flights)
     whole = rows(log, plan_of(log).all_tasks())
@@ -271,13 +273,13 @@ def test_a_stream_may_start_at_a_time_that_is_to_come(rng: random.Random) -> Non
     start = plan.begin()
     newest = plan.newest()
     assert newest is not None
-    assert plan.next(start, newest, Limits()) is None
+    assert plan.next(start, newest, MicroBatchLimits()) is None
     for _ in range(3):
         story.now += compose(100)
         story.play(story_collection(plan), rng, batches=2)
     upto = plan.newest()
     assert upto is not None
-    end = plan.next(start, upto, Limits())
+    end = plan.next(start, upto, MicroBatchLimits())
     assert end is not None
     assert rows(log, plan.tasks(start, end)) == story.between(start["t"], story.cuts[-1].time)
     assert rows(log, plan.tasks(start, end))
@@ -306,7 +308,7 @@ def test_an_offset_of_another_log_is_refused(rng: random.Random) -> None:
     newest = plan_of(log).newest()
     assert newest is not None
     assert newest["wal"] == "rocksmq"
-    other = CollectionPlan(log, Options("pulsar://b/x", "flights", starting=json.dumps(newest)))
+    other = CollectionPlan(log, ReadOptions("pulsar://b/x", "flights", starting=json.dumps(newest)))
     with pytest.raises(PositionMismatch, match="of a rocksmq log, option wal names a pulsar one"):
         other.all_tasks()
 
@@ -371,7 +373,7 @@ def test_filters_on_time_and_key_read_less(rng: random.Random) -> None:
     where, left = take([spark.GreaterThan(("_time",), time_at(late))], spark_schema(FLIGHTS))
     assert len(left) == 1  # times are compared by Spark too
     assert where.conditions == ()
-    where = Where(first_ts=late + 1, last_ts=story.cuts[-2].time)
+    where = Predicate(first_ts=late + 1, last_ts=story.cuts[-2].time)
     for task in plan.all_tasks(where):
         assert task.begin == story.cuts[-3].ends[task.channel]
         assert task.end == story.cuts[-2].ends[task.channel]
@@ -414,7 +416,7 @@ def test_columns_are_chosen_by_name() -> None:
 def test_columns_are_named_in_one_place() -> None:
     for reader in (TidewalStreamReader, TidewalBatchReader):
         with pytest.raises(ConfigError, match=r"columns and \.schema\(\.\.\.\) name different columns"):
-            reader(Options(URL, "flights", columns=("flight", "_ts")), StructType().add("flight", "string"))
+            reader(ReadOptions(URL, "flights", columns=("flight", "_ts")), StructType().add("flight", "string"))
 
 
 # ---- as Spark calls the readers -------------------------------------------------------------------------------------
@@ -432,11 +434,11 @@ class Clock:
 def reader_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stream reader over a list, and the clock that it goes by."""
 
-    def make(log: ListLog, limit: Limits, **options: Any) -> tuple[TidewalStreamReader, Clock]:
+    def make(log: ListLog, limit: MicroBatchLimits, **options: Any) -> tuple[TidewalStreamReader, Clock]:
         clock = Clock()
-        monkeypatch.setattr(reading, "time", clock)
-        monkeypatch.setattr(reading, "open_log", lambda _: log)
-        given_ = Options(URL, "flights", limits=limit, **options)
+        monkeypatch.setattr(readers, "time", clock)
+        monkeypatch.setattr(readers, "open_log", lambda _: log)
+        given_ = ReadOptions(URL, "flights", limits=limit, **options)
         return TidewalStreamReader(given_, StructType([])), clock
 
     return make
@@ -452,7 +454,7 @@ def test_few_rows_wait_until_they_are_enough_or_late(rng: random.Random, reader_
             story.write(flights, rng.randrange(2), [random_row(rng)])
         story.cut(flights)
 
-    limit = Limits(min_rows=10, max_delay_s=60)
+    limit = MicroBatchLimits(min_rows=10, max_delay_s=60)
     reader, clock = reader_of(log, limit)
     assert reader.getDefaultReadLimit() == ReadMinRows(10)
     write(3)
@@ -479,10 +481,10 @@ def test_few_rows_wait_until_they_are_enough_or_late(rng: random.Random, reader_
 def test_all_limits_are_kept_though_spark_is_told_of_one(rng: random.Random, reader_of: Any) -> None:
     log, story = told(rng, 30)
     for limit, known in [
-        (Limits(rows=7, bytes=10**9), ReadMaxRows(7)),
-        (Limits(entries=5), ReadMaxRows(5)),
-        (Limits(bytes=99), ReadMaxBytes(99)),
-        (Limits(), ReadAllAvailable()),
+        (MicroBatchLimits(rows=7, bytes=10**9), ReadMaxRows(7)),
+        (MicroBatchLimits(entries=5), ReadMaxRows(5)),
+        (MicroBatchLimits(bytes=99), ReadMaxBytes(99)),
+        (MicroBatchLimits(), ReadAllAvailable()),
     ]:
         reader, _ = reader_of(log, limit, starting="earliest")
         assert reader.getDefaultReadLimit() == known

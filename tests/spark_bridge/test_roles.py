@@ -15,8 +15,8 @@ from tidewal.actors.standalone import Standalone
 from tidewal.runtime.clock import compose, physical_ms
 from tidewal.spark_bridge.columns import arrow_columns
 from tidewal.spark_bridge.log import open_log
-from tidewal.spark_bridge.options import Limits, Options
-from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
+from tidewal.spark_bridge.planning import CollectionPlanner
 from tidewal.spark_bridge.plans import CollectionPlan
 from tidewal.spark_bridge.rows import arrow_batches
 
@@ -37,7 +37,7 @@ on_each_log = pytest.mark.parametrize(
 def read(url: str, starting: str, ending: str) -> list[Row]:
     """The rows between two cuts, as Spark's processes get them."""
     log = open_log(url)
-    planner = Planner(log, url, "flights", "by-dev")
+    planner = CollectionPlanner(log, url, "flights", "by-dev")
     ranges = planner.ranges(planner.resolve(starting), planner.resolve(ending))
     batches = [batch for each in ranges for batch in arrow_batches(log, each, tuple(arrow_columns(FLIGHTS)))]
     log.close()
@@ -84,12 +84,12 @@ async def test_limits_splits_and_times_over_what_roles_wrote(backend: Any, tmp_p
 
 
 def check_plans(url: str, written: list[tuple[int, str]], middle: int) -> None:
-    plan = CollectionPlan(open_log(url), Options(url, "flights", min_partitions=8))
+    plan = CollectionPlan(open_log(url), ReadOptions(url, "flights", min_partitions=8))
     try:
         at, upto, found = plan.begin(), plan.newest(), list[tuple[int, str]]()
         assert upto is not None
         batches = 0
-        while (end := plan.next(at, upto, Limits(rows=15, bytes=20_000))) is not None:
+        while (end := plan.next(at, upto, MicroBatchLimits(rows=15, bytes=20_000))) is not None:
             found += rows_of(url, plan.tasks(at, end))
             at, batches = end, batches + 1
         assert sorted(found) == written
@@ -105,7 +105,7 @@ def check_plans(url: str, written: list[tuple[int, str]], middle: int) -> None:
         ({"starting_time": ms}, lambda ts: ts >= ms),
         ({"ending_time": ms}, lambda ts: ts < ms),
     ]:
-        part = CollectionPlan(open_log(url), Options(url, "flights", **times))
+        part = CollectionPlan(open_log(url), ReadOptions(url, "flights", **times))
         try:
             assert sorted(rows_of(url, part.all_tasks())) == [row for row in written if keeps(row[0])]
         finally:

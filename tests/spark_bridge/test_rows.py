@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidewal.runtime.arrow import encode_rows
 from tidewal.runtime.errors import CorruptLog, InvalidRequest, PositionLost
 from tidewal.runtime.record import Record, RecordType, encode
+from tidewal.runtime.row_codec import encode_rows
 from tidewal.spark_bridge import rows
 from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
 from tidewal.spark_bridge.offsets import beginning
-from tidewal.spark_bridge.planning import Planner
+from tidewal.spark_bridge.planning import CollectionPlanner
 from tidewal.spark_bridge.rows import arrow_batches
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +30,7 @@ COLUMNS = tuple(arrow_columns(FLIGHTS))
 
 def read(log: ListLog, begin: object, end: object) -> list[Row]:
     """The rows of an interval through a planner made anew, as after a restart."""
-    ranges = Planner(log, "rocksmq:///x", "flights", "by-dev").ranges(begin, end)
+    ranges = CollectionPlanner(log, "rocksmq:///x", "flights", "by-dev").ranges(begin, end)
     return sorted_rows(
         [row for each in ranges for batch in arrow_batches(log, each, COLUMNS) for row in as_rows(batch)]
     )
@@ -62,7 +62,7 @@ def test_large_reads_are_cut_into_batches_of_one_size(monkeypatch: pytest.Monkey
     flights = story.create()
     for size in (60, 7, 30, 20, 120, 1):
         story.write(flights, 0, [random_row(rng) for _ in range(size)])
-    [wanted] = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
+    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
     batches = list(arrow_batches(log, wanted, COLUMNS))
     assert [batch.num_rows for batch in batches] == [50, 10, 37, 20, 50, 50, 20, 1]
     assert [row for batch in batches for row in as_rows(batch)] == story.between(0, story.now)
@@ -73,7 +73,7 @@ def test_columns_may_be_chosen_in_any_order(rng: random.Random) -> None:
     story = Story(log.append)
     flights = story.create()
     story.write(flights, 1, [random_row(rng)])
-    wanted = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[-1]
+    wanted = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[-1]
     [batch] = arrow_batches(log, wanted, ("_op", "place", "flight"))
     assert batch.schema.names == ["_op", "place", "flight"]
     assert batch.to_pylist() == [{name: story.between(0, story.now)[0][name] for name in batch.schema.names}]
@@ -84,7 +84,7 @@ def test_a_change_feed_speaks_deltas_words(rng: random.Random) -> None:
     story = Story(log.append)
     flights = story.create()
     story.write(flights, 1, [random_row(rng) for _ in range(20)])
-    wanted = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[-1]
+    wanted = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[-1]
     [batch] = arrow_batches(log, wanted, ("_change_type", "_commit_version", "_commit_timestamp"))
     assert batch.schema.equals(arrow_schema(FLIGHTS, batch.schema.names))
     assert [tuple(row.values()) for row in batch.to_pylist()] == [
@@ -100,7 +100,7 @@ def test_columns_that_are_left_out_are_not_looked_at(rng: random.Random) -> None
     batch = batch_of(FLIGHTS, rows)
     broken = bytes(encode_rows(batch)).replace("\N{LATIN SMALL LETTER A WITH DIAERESIS}".encode() * 9, b"\xff" * 18)
     story.record(NAMES.pchannel(0), Record(RecordType.ROWS, vchannel=flights.vchannels[0], body=broken))
-    [wanted] = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
+    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
     assert list(arrow_batches(log, wanted, ("flight", "origin"))) == []
     [batch] = arrow_batches(log, wanted, ("flight", "_op"))
     assert batch.to_pylist() == [{name: rows[0][name] for name in ("flight", "_op")}]
@@ -162,7 +162,7 @@ def test_lost_rows_are_an_error_unless_they_may_be_lost(rng: random.Random, capl
     with pytest.raises(PositionLost, match=r"new checkpoint.*failOnDataLoss=false") as caught:
         read(log, before, after)
     assert caught.value.first_available is not None
-    tolerant = Planner(log, "w", "flights", "by-dev", fail_on_data_loss=False)
+    tolerant = CollectionPlanner(log, "w", "flights", "by-dev", fail_on_data_loss=False)
     [wanted] = tolerant.ranges(before, after)
     [batch] = arrow_batches(log, wanted, COLUMNS)
     assert as_rows(batch) == story.between(before.time, after.time)[1:]
@@ -186,7 +186,7 @@ def test_a_position_before_its_entry_is_read_with_it(rng: random.Random) -> None
     story.write(flights, 0, [random_row(rng)])
     first = story.cut(flights)
     story.write(flights, 0, [random_row(rng)])
-    [wanted] = Planner(log, "w", "flights", "by-dev").ranges(first, story.cut(flights))
+    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(first, story.cut(flights))
     begin = dataclasses.replace(first.ends[NAMES.pchannel(0)], cseq=first.ends[NAMES.pchannel(0)].cseq - 1)
     wanted = dataclasses.replace(wanted, begin=begin, begin_ts=0)
     for included in (False, True):
@@ -201,7 +201,7 @@ def test_an_end_in_the_middle_leaves_out_what_is_later(rng: random.Random) -> No
     story.write(flights, 0, [random_row(rng)])
     middle = story.now
     story.write(flights, 0, [random_row(rng)])
-    [wanted] = Planner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
+    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
     [batch] = arrow_batches(log, dataclasses.replace(wanted, end_ts=middle, end_beyond=True), COLUMNS)
     assert as_rows(batch) == story.between(0, middle)
 

@@ -17,9 +17,9 @@ from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.catalog import Collection
 from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, InvalidRows
-from tidewal.runtime.names import Names, physical
+from tidewal.runtime.names import Names, pchannel_of
 from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.rpc import Caller
+from tidewal.runtime.rpc import RpcClient
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.settings import Settings
 from tidewal.runtime.testing.clock import VirtualLoop, run_virtual
@@ -46,15 +46,15 @@ LOGS = [
 class Cluster:
     """A node, and what Spark's processes have of it."""
 
-    def __init__(self, wal: Wal, client: Client, caller: Caller, collection: Collection) -> None:
+    def __init__(self, wal: Wal, client: Client, rpc_client: RpcClient, collection: Collection) -> None:
         self.wal, self.client, self.collection = wal, client, collection
-        self._caller = caller
+        self._rpc_client = rpc_client
 
-    async def caller(self) -> Caller:
-        return self._caller
+    async def rpc_client(self) -> RpcClient:
+        return self._rpc_client
 
     def sender(self, batch: int, partition: int, deadline_s: float = 30.0) -> ChunkSender:
-        return ChunkSender(self.caller, self.collection, Task("q", batch, partition), deadline_s)
+        return ChunkSender(self.rpc_client, self.collection, Task("q", batch, partition), deadline_s)
 
     async def write(self, batch: int, partition: int, rows: list[Row], divided: Division) -> None:
         """One task."""
@@ -71,10 +71,10 @@ async def cluster(wal: Wal, tables: Path, **settings: Any) -> AsyncIterator[Clus
         node = await stack.enter_async_context(Standalone(wal, tables, **settings))
         client = await stack.enter_async_context(node.client())
         collection = await client.create_collection(SCHEMA, shards=2)
-        caller = Caller(wal, Names(), name="spark", shared=True)
-        await caller.open()
-        stack.push_async_callback(caller.close)
-        yield Cluster(wal, client, caller, collection)
+        rpc_client = RpcClient(wal, Names(), name="spark", shared=True)
+        await rpc_client.open()
+        stack.push_async_callback(rpc_client.close)
+        yield Cluster(wal, client, rpc_client, collection)
 
 
 def rows_of(batch: int, partition: int, count: int) -> list[Row]:
@@ -199,15 +199,15 @@ async def test_what_is_forgotten_is_compared_by_what_comes_behind_it_or_refused(
             await other.send(15, parts[15])
         shorter = spark.sender(3, 0)
         await shorter.send(0, parts[0])
-        with pytest.raises(InvalidRequest, match="batch 3 was begun so long ago that nothing tells any more"):
+        with pytest.raises(InvalidRequest, match="batch 3 was begun so long ago that it is not known any more"):
             shorter.finish()
         with pytest.raises(InvalidRequest, match="batch 2 is not written: batch 3 is done, and this one is older"):
             await spark.sender(2, 0).send(0, parts[0])
         for batch in (0, 2):
-            allowed = ChunkSender(spark.caller, spark.collection, Task("q", batch, 0), 30.0, allow_old=True)
+            allowed = ChunkSender(spark.rpc_client, spark.collection, Task("q", batch, 0), 30.0, allow_old=True)
             await allowed.send(0, chunk(rows_of(0, 77, 3)))
             allowed.finish()
-        allowed = ChunkSender(spark.caller, spark.collection, Task("q", 3, 0), 30.0, allow_old=True)
+        allowed = ChunkSender(spark.rpc_client, spark.collection, Task("q", 3, 0), 30.0, allow_old=True)
         await allowed.send(0, parts[0])
         with pytest.raises(InvalidRequest, match="batch 3 was begun so long ago"):  # it is not old
             allowed.finish()
@@ -228,13 +228,13 @@ async def test_rows_that_the_proxy_refuses_are_named_by_their_key(tmp_path: Path
     schema = CollectionSchema("ratios", (Field("key", "varchar"), Field("ratio", "double")), "key")
     async with cluster(MemoryWal(), tmp_path) as spark:
         collection = await spark.client.create_collection(schema, shards=1)
-        sender = ChunkSender(spark.caller, collection, Task("q", 0, 0), 5.0)
+        sender = ChunkSender(spark.rpc_client, collection, Task("q", 0, 0), 5.0)
         rows: list[Row] = [{"key": "a", "ratio": 1.0, "_op": "insert"}, {"key": "b", "ratio": None, "_op": "insert"}]
         with pytest.raises(InvalidRows, match=r"'ratio' is null and cannot be \(the row with key='b'\)"):
             await sender.send(0, next(chunks([batch_of(schema, rows)], schema)))
         gone = replace(collection, id=collection.id + 1)
         with pytest.raises(InvalidRows, match="'ratios' was dropped or changed while batch 3 was being written"):
-            await ChunkSender(spark.caller, gone, Task("q", 3, 0), 5.0).send(
+            await ChunkSender(spark.rpc_client, gone, Task("q", 3, 0), 5.0).send(
                 0, next(chunks([batch_of(schema, rows[:1])], schema))
             )
 
@@ -262,11 +262,11 @@ async def test_where_channels_are_not_written_together_a_chunk_is_one_message(ba
             await spark.sender(0, 0).send(number, each)
         assert await spark.client.count("numbers", consistency="strong") == 2500
         records: list[Record] = []
-        for name in map(physical, spark.collection.vchannels):
+        for name in map(pchannel_of, spark.collection.vchannels):
             last = await wal.latest_id(name)
             assert last is not None
-            async with aclosing(upto(wal, name, From.EARLIEST, last)) as pieces:
-                records += [decode(entry.payload) async for entries in pieces for entry in entries]
+            async with aclosing(upto(wal, name, From.EARLIEST, last)) as entry_lists:
+                records += [decode(entry.payload) async for entries in entry_lists for entry in entries]
         written = [record for record in records if record.type is RecordType.ROWS]
         assert len(written) == len(found)
         assert all(record.part is None for record in written)

@@ -38,11 +38,11 @@ def test_a_process_opens_it_once(owner: Any) -> None:
     log.run(log.create("c", ChannelPolicy()))
     log.run(log.create("c", ChannelPolicy()))
     log.run(log.wal.append("c", b"x"))
-    caller = log.run(log.caller("by-dev"))
-    assert log.run(log.caller("by-dev")) is caller
-    log.run(caller.close())
-    another = log.run(log.caller("by-dev"))
-    assert another is not caller
+    rpc_client = log.run(log.rpc_client("by-dev"))
+    assert log.run(log.rpc_client("by-dev")) is rpc_client
+    log.run(rpc_client.close())
+    another = log.run(log.rpc_client("by-dev"))
+    assert another is not rpc_client
     assert another.listening
     close_all()
     assert worker_log(owner.url) is not log
@@ -61,8 +61,8 @@ def test_what_a_task_asks_waits_for_an_owner_up_to_its_deadline(owner: Any) -> N
     log = worker_log(owner.url)
     owner.stop()
     with pytest.raises(DeadlineExceeded, match=r"batch 7 could not be written .* start the query again"):
-        log.persist(create, "batch 7", 0.0)
-    log.persist(create, "batch 7", 30.0)
+        log.retry(create, "batch 7", 0.0)
+    log.retry(create, "batch 7", 30.0)
     assert attempts == 3
 
 
@@ -83,12 +83,12 @@ def test_a_task_waits_for_an_owner_to_open_the_log(owner: Any, monkeypatch: pyte
 
 @pytest.mark.spark
 def test_a_batch_is_committed_and_aborted_without_the_log_and_written_with_it(owner: Any) -> None:
-    """Spark makes a writer for each of the three, and drops our words where it cannot make one to abort."""
+    """Spark makes a writer for each of the three, and drops Tidewal's error where it cannot make one to abort."""
     pytest.importorskip("pyspark")
     from pyspark.sql.types import StructType
 
     from tidewal.spark_bridge.sink.options import SinkOptions
-    from tidewal.spark_bridge.writing import TidewalStreamWriter
+    from tidewal.spark_bridge.writers import TidewalStreamWriter
 
     owner.stop()
     options = SinkOptions.parse({"wal": owner.url, "topic": "a"}, streaming=True)

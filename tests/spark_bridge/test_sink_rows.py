@@ -23,7 +23,7 @@ from tidewal.runtime.hashing import shard_of
 from tidewal.runtime.record import Record, decode
 from tidewal.runtime.schema import OPS, CollectionSchema, Field
 from tidewal.spark_bridge.columns import spark_schema
-from tidewal.spark_bridge.sink.chunks import Chunk, chunks, digest, row_bytes
+from tidewal.spark_bridge.sink.chunks import WriteChunk, chunks, digest, row_bytes
 from tidewal.spark_bridge.sink.messages import MS_MAX, MessageMaker, plan_messages
 from tidewal.spark_bridge.sink.options import SinkOptions
 from tidewal.spark_bridge.sink.rows import log_rows, plan_rows, schema_for
@@ -260,7 +260,7 @@ def in_batches(rng: random.Random, rows: list[dict[str, object]]) -> list[pa.Rec
     return batches
 
 
-def contents(found: list[Chunk]) -> list[tuple[int, Counter[tuple[object, ...]]]]:
+def contents(found: list[WriteChunk]) -> list[tuple[int, Counter[tuple[object, ...]]]]:
     return [(each.digest, Counter(tuple(row.values()) for row in each.rows.to_pylist())) for each in found]
 
 

@@ -37,7 +37,7 @@ COPY = replace(FLIGHTS, name="copy")
 
 
 class Loop:
-    """A loop on a thread, where a node or a log lives while Spark blocks this one."""
+    """A loop on a thread, where a node or a log runs while Spark blocks this one."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -130,8 +130,8 @@ async def content(wal: Wal, topic: str) -> list[Record]:
     last = await wal.latest_id(topic)
     if last is None:
         return []
-    async with aclosing(upto(wal, topic, From.EARLIEST, last)) as pieces:
-        return [decode(entry.payload) async for entries in pieces for entry in entries]
+    async with aclosing(upto(wal, topic, From.EARLIEST, last)) as entry_lists:
+        return [decode(entry.payload) async for entries in entry_lists for entry in entries]
 
 
 def test_source_to_sink_to_source(spark: Any, node: Node, tmp_path: Path, rng: random.Random) -> None:

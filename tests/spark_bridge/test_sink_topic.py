@@ -25,15 +25,15 @@ from tidewal.runtime.wal import ChannelPolicy, From, Wal
 from tidewal.spark_bridge.sink.ledger import (
     NOTHING,
     POLICY,
-    Attempt,
-    Batch,
     Decision,
     Ledger,
-    State,
+    LedgerState,
+    MicroBatch,
+    StagedRows,
     ledger_name,
     upto,
 )
-from tidewal.spark_bridge.sink.messages import Message
+from tidewal.spark_bridge.sink.messages import OutgoingMessage
 from tidewal.spark_bridge.sink.topic import Publisher, Stager, producer_of, staged_name
 
 WRITER = "q"
@@ -77,13 +77,13 @@ async def create(wal: Wal) -> None:
         await wal.create_channel(topic, ChannelPolicy())
 
 
-async def stage(wal: Wal, batch: int, partition: int, rows: Rows, limit: int = 2000) -> Attempt | None:
+async def stage(wal: Wal, batch: int, partition: int, rows: Rows, limit: int = 2000) -> StagedRows | None:
     """One task."""
     await wal.create_channel(STAGED_CHANNEL, POLICY)
     stager = Stager(wal, STAGED_CHANNEL, partition, limit, DEADLINE_S)
     producer = producer_of(WRITER, batch, partition)
     records = (
-        Message(
+        OutgoingMessage(
             topic,
             number + 1,
             encode(Record(RecordType.ROWS, producer=producer, pseq=number, body=value)),
@@ -96,7 +96,7 @@ async def stage(wal: Wal, batch: int, partition: int, rows: Rows, limit: int = 2
 
 
 async def commit(
-    wal: Wal, batch: int, attempts: Sequence[Attempt | None], run: str = "", *, allow_old: bool = False
+    wal: Wal, batch: int, attempts: Sequence[StagedRows | None], run: str = "", *, allow_old: bool = False
 ) -> None:
     """The driver, a fresh process."""
     ledger = Ledger(wal, LEDGER)
@@ -109,8 +109,8 @@ async def payloads(wal: Wal, channel: str) -> list[bytes]:
     last = await wal.latest_id(channel)
     if last is None:
         return []
-    async with aclosing(upto(wal, channel, From.EARLIEST, last)) as pieces:
-        return [bytes(entry.payload) async for entries in pieces for entry in entries]
+    async with aclosing(upto(wal, channel, From.EARLIEST, last)) as entry_lists:
+        return [bytes(entry.payload) async for entries in entry_lists for entry in entries]
 
 
 async def content(wal: Wal, topic: str) -> list[Record]:
@@ -157,7 +157,7 @@ class Spark:
             if isinstance(asyncio.get_running_loop(), VirtualLoop):
                 await elapse(1)  # a driver takes longer to start than an append to land
 
-    async def _task(self, number: int, place: int, rows: Rows) -> Attempt | None:
+    async def _task(self, number: int, place: int, rows: Rows) -> StagedRows | None:
         while True:
             try:
                 return await stage(self._process(), number, place, self._shuffled(rows))
@@ -324,17 +324,17 @@ def test_of_two_decisions_on_one_batch_the_first_counts() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryWal(), LEDGER)
         await ledger.create()
-        first, second = (Decision(3, [Attempt(0, token, 1, b"1", b"1")], {"a": None}) for token in ("x", "y"))
+        first, second = (Decision(3, [StagedRows(0, token, 1, b"1", b"1")], {"a": None}) for token in ("x", "y"))
         await ledger.decide(first)
         await ledger.decide(second)
         assert await ledger.state() == (NOTHING, first)
-        await ledger.finish(Batch(3, "run", 7))
-        assert await ledger.state() == (Batch(3, "run", 7), None)
+        await ledger.finish(MicroBatch(3, "run", 7))
+        assert await ledger.state() == (MicroBatch(3, "run", 7), None)
 
     run_virtual(main())
 
 
-async def die_while_copying(wal: MemoryWal, batch: int) -> Attempt | None:
+async def die_while_copying(wal: MemoryWal, batch: int) -> StagedRows | None:
     """Leave a batch that is decided and copied, and not done."""
     attempt = await stage(wal, batch, 0, [("a", b"x"), ("a", b"y")])
 
@@ -368,7 +368,7 @@ def test_what_retention_took_is_told_instead_of_doubled() -> None:
         for _ in range(3):
             last = await wal.append("a", encode(Record(RecordType.ROWS)))
         await wal.truncate("a", last)
-        with pytest.raises(OutcomeUnknown, match="retention has removed from a what would tell"):
+        with pytest.raises(OutcomeUnknown, match="retention has removed from a what shows"):
             await commit(wal, 0, [attempt])
 
     run_virtual(main())
@@ -387,10 +387,10 @@ def test_nothing_waits_for_what_retention_took() -> None:
         await create(wal)
         attempt = await die_while_copying(wal, 0)
         await emptied(wal, "a")
-        with pytest.raises(OutcomeUnknown, match="retention has removed from a what would tell"):
+        with pytest.raises(OutcomeUnknown, match="retention has removed from a what shows"):
             await commit(wal, 0, [attempt])
         await emptied(wal, LEDGER)
-        assert await Ledger(wal, LEDGER).state() == State(NOTHING, None)
+        assert await Ledger(wal, LEDGER).state() == LedgerState(NOTHING, None)
 
     run_virtual(main())
 
@@ -453,7 +453,7 @@ def test_many_topics_and_large_messages_fit_into_what_is_staged(rng: random.Rand
         await wal.create_channel(STAGED_CHANNEL, ChannelPolicy(retention_s=None, max_message_bytes=limit))
         stager = Stager(wal, STAGED_CHANNEL, 0, limit, DEADLINE_S)
         sent = [(rng.choice(names), rng.randbytes(rng.choice([10, stager.row_limit]))) for _ in range(400)]
-        await stager.add(Message(topic, 1, payload) for topic, payload in sent)
+        await stager.add(OutgoingMessage(topic, 1, payload) for topic, payload in sent)
         attempt = await stager.finish()
         ledger = Ledger(wal, LEDGER)
         await ledger.create()

@@ -16,11 +16,11 @@ from tidewal.runtime.errors import PositionLost
 from tidewal.runtime.names import Names
 from tidewal.runtime.record import Record, RecordType, encode
 from tidewal.runtime.wal import ChannelPolicy, Wal
-from tidewal.runtime.writer import Grant, Writer
-from tidewal.spark_bridge.log import Log, open_log
-from tidewal.spark_bridge.options import Limits, Options
-from tidewal.spark_bridge.plans import Offset, Plan
-from tidewal.spark_bridge.reading import open_plan
+from tidewal.runtime.writer import ChannelGrant, ChannelOwner
+from tidewal.spark_bridge.log import BridgeLog, open_log
+from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
+from tidewal.spark_bridge.plans import Offset, ReadPlan
+from tidewal.spark_bridge.readers import open_plan
 from tidewal.spark_bridge.topic_rows import TOPIC_COLUMNS, topic_batches
 
 pytestmark = pytest.mark.parametrize(
@@ -37,7 +37,7 @@ NOON = compose(1_700_000_000_000)
 Rows = list[dict[str, Any]]
 
 
-def read(url: str, plan: Plan, start: Offset, end: Offset) -> Rows:
+def read(url: str, plan: ReadPlan, start: Offset, end: Offset) -> Rows:
     log = open_log(url)
     try:
         return rows_of(log, plan.tasks(start, end))
@@ -45,7 +45,7 @@ def read(url: str, plan: Plan, start: Offset, end: Offset) -> Rows:
         log.close()
 
 
-def drained(url: str, plan: Plan, at: Offset, limits: Limits) -> tuple[list[Rows], Offset]:
+def drained(url: str, plan: ReadPlan, at: Offset, limits: MicroBatchLimits) -> tuple[list[Rows], Offset]:
     """The batches up to what there is now, and where the last one ends."""
     upto, found = plan.newest(), list[Rows]()
     while upto is not None and (end := plan.next(at, upto, limits)) is not None:
@@ -69,24 +69,24 @@ async def test_plain_entries_are_read_once_and_by_time(backend: Any) -> None:
 
     await write(range(20))
     await wal.append("by-dev-own", b"", NOON)
-    plan = open_plan(Options(backend.url, pattern="[a-z-]+", min_partitions=5))
+    plan = open_plan(ReadOptions(backend.url, pattern="[a-z-]+", min_partitions=5))
     try:
         begin = await asyncio.to_thread(plan.begin)
-        batches, at = await asyncio.to_thread(drained, backend.url, plan, begin, Limits(entries=6))
+        batches, at = await asyncio.to_thread(drained, backend.url, plan, begin, MicroBatchLimits(entries=6))
         assert [len(batch) for batch in batches] == [6, 6, 6, 2]
         await write(range(20, 30))
-        more, at = await asyncio.to_thread(drained, backend.url, plan, at, Limits())
+        more, at = await asyncio.to_thread(drained, backend.url, plan, at, MicroBatchLimits())
         assert values([*batches, *more]) == written
         assert values([await asyncio.to_thread(read, backend.url, plan, begin, at)]) == written
     finally:
         await asyncio.to_thread(plan.close)
-    times = Options(backend.url, topics=("orders",), starting_time=NOON + (4 << 18), ending_time=NOON + (9 << 18))
+    times = ReadOptions(backend.url, topics=("orders",), starting_time=NOON + (4 << 18), ending_time=NOON + (9 << 18))
     found = await asyncio.to_thread(all_rows, backend.url, times)
     assert [row["value"] for row in found] == [b"4", b"6", b"8"]
     assert [row["_ts"] for row in found] == [NOON + (number << 18) for number in (4, 6, 8)]
 
 
-def all_rows(url: str, options: Options) -> Rows:
+def all_rows(url: str, options: ReadOptions) -> Rows:
     plan, log = open_plan(options), open_log(url)
     try:
         return rows_of(log, plan.all_tasks())
@@ -95,7 +95,7 @@ def all_rows(url: str, options: Options) -> Rows:
         log.close()
 
 
-def rows_of(log: Log, tasks: Iterable[Any]) -> Rows:
+def rows_of(log: BridgeLog, tasks: Iterable[Any]) -> Rows:
     batches = [batch for task in tasks for batch in topic_batches(log, task, tuple(TOPIC_COLUMNS))]
     return [row for batch in batches for row in batch.to_pylist()]
 
@@ -107,7 +107,7 @@ async def test_what_retention_has_removed_is_told_and_not_waited_for(backend: An
     await wal.create_channel("orders", ChannelPolicy())
     for number in range(4):
         await wal.append("orders", b"%d" % number, NOON + number)
-    strict, lax = (Options(backend.url, topics=("orders",), fail_on_data_loss=strict) for strict in (True, False))
+    strict, lax = (ReadOptions(backend.url, topics=("orders",), fail_on_data_loss=strict) for strict in (True, False))
     plans = [open_plan(options) for options in (strict, lax)]
     log = open_log(backend.url)
     try:
@@ -139,17 +139,17 @@ async def test_lines_across_what_an_owner_writes(backend: Any, rng: random.Rando
     for channel in ("a", "b"):
         await wal.create_channel(channel, ChannelPolicy())
     limit = add_ms(clock.now(), 3_600_000)
-    writer = Writer(wal, clock, heartbeat_channel=names.heartbeats)
-    await writer.take([Grant(channel, 1, 0, limit) for channel in ("a", "b")])
-    writer.open(["a", "b"])
+    owner = ChannelOwner(wal, clock, heartbeat_channel=names.heartbeats)
+    await owner.acquire([ChannelGrant(channel, 1, 0, limit) for channel in ("a", "b")])
+    owner.activate(["a", "b"])
     written: list[tuple[int, str, bytes]] = []
 
     async def write(channel: str, count: int) -> None:
         bodies = [b"%d" % rng.randrange(10**9) for _ in range(count)]
-        appended = await writer.append([(channel, Record(RecordType.QUERY, body=body)) for body in bodies])
+        appended = await owner.append([(channel, Record(RecordType.QUERY, body=body)) for body in bodies])
         written.extend((appended.ts, channel, body) for body in bodies)
 
-    options = Options(backend.url, topics=("a", "b"), consistency="tick", min_partitions=4)
+    options = ReadOptions(backend.url, topics=("a", "b"), consistency="tick", min_partitions=4)
     plan = open_plan(options)
     try:
         at = await asyncio.to_thread(plan.begin)
@@ -157,9 +157,9 @@ async def test_lines_across_what_an_owner_writes(backend: Any, rng: random.Rando
         for busy in ("a", "b", "ab"):
             for _ in range(6):
                 await write(rng.choice(busy), rng.randrange(1, 4))
-            await writer.tick_now()  # stored in the busy channels, announced for the idle one
+            await owner.tick_now()  # stored in the busy channels, announced for the idle one
             await heard(wal, names.heartbeats, written[-1][0])
-            batches, at = await asyncio.to_thread(drained, backend.url, plan, at, Limits(entries=7))
+            batches, at = await asyncio.to_thread(drained, backend.url, plan, at, MicroBatchLimits(entries=7))
             found += [row for batch in batches for row in batch]
             assert at["t"] >= written[-1][0]
             assert sorted((row["_ts"], row["_channel"], row["value"]) for row in found) == sorted(written)
@@ -168,13 +168,13 @@ async def test_lines_across_what_an_owner_writes(backend: Any, rng: random.Rando
         await asyncio.to_thread(plan.close)
         plan = open_plan(options)
         await write("b", 3)
-        await writer.tick_now()
+        await owner.tick_now()
         await heard(wal, names.heartbeats, written[-1][0])
-        batches, at = await asyncio.to_thread(drained, backend.url, plan, at, Limits())
+        batches, at = await asyncio.to_thread(drained, backend.url, plan, at, MicroBatchLimits())
         assert [row["value"] for batch in batches for row in batch] == [body for _, _, body in written[-3:]]
     finally:
         await asyncio.to_thread(plan.close)
-        await writer.close()
+        await owner.close()
 
 
 async def heard(wal: Wal, channel: str, time: int) -> None:

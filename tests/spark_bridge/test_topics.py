@@ -29,8 +29,8 @@ from tidewal.runtime.errors import (
 )
 from tidewal.runtime.heartbeats import Announcement, heartbeat
 from tidewal.runtime.record import BatchPart, Record, RecordType, encode
-from tidewal.spark_bridge.options import Limits, Options
-from tidewal.spark_bridge.plans import Offset, Plan
+from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
+from tidewal.spark_bridge.plans import Offset, ReadPlan
 from tidewal.spark_bridge.pushdown import take
 from tidewal.spark_bridge.ticks import ByTick
 from tidewal.spark_bridge.topic_rows import topic_batches, topic_columns
@@ -44,14 +44,14 @@ COLUMNS = tuple(topic_columns(headers=True))
 
 
 def by_channel(log: ListLog, **options: Any) -> ByChannel:
-    return ByChannel(log, Options("rocksmq:///data", **({"topics": ("a", "b")} | options)))
+    return ByChannel(log, ReadOptions("rocksmq:///data", **({"topics": ("a", "b")} | options)))
 
 
 def by_tick(log: ListLog, **options: Any) -> ByTick:
-    return ByTick(log, Options("kafka://b", **({"topics": ("a", "b"), "consistency": "tick"} | options)))
+    return ByTick(log, ReadOptions("kafka://b", **({"topics": ("a", "b"), "consistency": "tick"} | options)))
 
 
-def rows(log: ListLog, plan: Plan, start: Offset, end: Offset) -> list[Row]:
+def rows(log: ListLog, plan: ReadPlan, start: Offset, end: Offset) -> list[Row]:
     """What the tasks between two offsets read, which went through Spark's hands as JSON."""
     start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))
     found: list[Row] = []
@@ -161,7 +161,7 @@ def play(log: ListLog, rng: random.Random, written: dict[str, list[bytes]], coun
 
 
 limits = st.builds(
-    Limits,
+    MicroBatchLimits,
     rows=st.none() | st.integers(1, 9),
     bytes=st.none() | st.integers(1, 200),
     entries=st.none() | st.integers(1, 9),
@@ -170,7 +170,9 @@ limits = st.builds(
 
 @given(st.randoms(use_true_random=False), limits, st.integers(1, 9))
 @settings(max_examples=60)
-def test_each_entry_is_read_once_whatever_limits_and_splits(rng: random.Random, limit: Limits, tasks: int) -> None:
+def test_each_entry_is_read_once_whatever_limits_and_splits(
+    rng: random.Random, limit: MicroBatchLimits, tasks: int
+) -> None:
     log = ListLog()
     written: dict[str, list[bytes]] = {"a": [], "b": [], "c": []}
     for channel in written:
@@ -227,16 +229,16 @@ def test_channels_join_and_leave(rng: random.Random) -> None:
     log.append("xorders-2", b"no", NOON)
     end = plan.newest()
     assert end is not None
-    assert plan.next(start, end, Limits()) == end
+    assert plan.next(start, end, MicroBatchLimits()) == end
     assert [row["value"] for row in rows(log, plan, start, end)] == [b"2"]
     del log.entries["orders-1"]
     log.append("orders-2", b"3", NOON)
     later = plan.newest()
     assert later is not None
     with pytest.raises(ChannelNotFound, match="'orders-1' was dropped while it was being read: start with a new"):
-        plan.next(end, later, Limits())
+        plan.next(end, later, MicroBatchLimits())
     tolerant = by_channel(log, **options, fail_on_data_loss=False)
-    assert tolerant.next(end, later, Limits()) == later
+    assert tolerant.next(end, later, MicroBatchLimits()) == later
     assert [row["value"] for row in rows(log, tolerant, end, later)] == [b"3"]
 
 
@@ -295,7 +297,7 @@ def test_where_to_start_and_end_is_named_in_many_ways() -> None:
         with pytest.raises(InvalidRequest, match=text):
             read(starting=wrong)
     with pytest.raises(PositionMismatch, match=r"of a rocksmq log, option wal names a kafka one: correct option wal"):
-        ByChannel(log, Options("kafka://b", topics=("a", "b"), starting=json.dumps(stored))).all_tasks()
+        ByChannel(log, ReadOptions("kafka://b", topics=("a", "b"), starting=json.dumps(stored))).all_tasks()
 
 
 def test_lost_entries_are_an_error_unless_they_may_be_lost(caplog: pytest.LogCaptureFixture) -> None:
@@ -306,7 +308,7 @@ def test_lost_entries_are_an_error_unless_they_may_be_lost(caplog: pytest.LogCap
     plan = by_channel(log)
     upto = plan.newest()
     assert upto is not None
-    start = plan.next(plan.begin(), upto, Limits(rows=2))
+    start = plan.next(plan.begin(), upto, MicroBatchLimits(rows=2))
     assert start is not None
     del log.entries["a"][:4]
     with pytest.raises(PositionLost, match=r"new checkpoint and startingOffsets=earliest, or set failOnDataLoss=false"):
@@ -318,9 +320,9 @@ def test_lost_entries_are_an_error_unless_they_may_be_lost(caplog: pytest.LogCap
     log.entries["a"] = [log.entries["a"][0]._replace(id=bytes(7) + b"\x01")]
     anew = plan.newest()
     assert anew is not None
-    with pytest.raises(PositionLost, match="was made anew"):
-        plan.next(upto, anew, Limits())
-    assert tolerant.next(upto, anew, Limits()) == anew
+    with pytest.raises(PositionLost, match="was created anew"):
+        plan.next(upto, anew, MicroBatchLimits())
+    assert tolerant.next(upto, anew, MicroBatchLimits()) == anew
     assert [row["value"] for row in rows(log, tolerant, upto, anew)] == [b"4"]
 
 
@@ -369,7 +371,7 @@ class Owned:
             self.written.append((ts, channel, body))
 
     def zombie(self, channel: str) -> None:
-        """What a deposed owner still writes, and half of a batch that its owner gave up."""
+        """Records of a superseded owner, and half of a batch that its owner abandoned."""
         last = Record(RecordType.QUERY, self.story.now, self.story.term - 1, 10**6, body=b"zombie")
         self.log.append(channel, encode(last), self.story.now)
 
@@ -398,7 +400,7 @@ def shown(found: list[Row]) -> list[tuple[object, object, object]]:
 
 @given(st.randoms(use_true_random=False), limits, st.integers(1, 9))
 @settings(max_examples=60)
-def test_ticks_make_lines_across_channels(rng: random.Random, limit: Limits, tasks: int) -> None:
+def test_ticks_make_lines_across_channels(rng: random.Random, limit: MicroBatchLimits, tasks: int) -> None:
     owned = Owned(rng)
     options: dict[str, Any] = {"topics": tuple(owned.names), "min_partitions": tasks}
     plan = by_tick(owned.log, **options)
@@ -463,7 +465,7 @@ def test_channels_with_owners_join_and_leave(rng: random.Random) -> None:
         owned.tick(channel)
     start = plan.newest()
     assert start is not None
-    owned.log.entries["d"] = []  # nobody owns it yet: it holds up nothing
+    owned.log.entries["d"] = []  # it has no owner yet: it delays nothing
     for channel in owned.names:
         owned.write(channel)
     for channel in owned.names:
@@ -482,7 +484,7 @@ def test_channels_with_owners_join_and_leave(rng: random.Random) -> None:
         owned.tick(channel)
     later = plan.newest()
     assert later is not None
-    while (upto := plan.next(end, later, Limits(entries=1))) is not None:
+    while (upto := plan.next(end, later, MicroBatchLimits(entries=1))) is not None:
         if found := rows(owned.log, plan, end, upto):
             break
         end = upto
@@ -495,9 +497,9 @@ def test_channels_with_owners_join_and_leave(rng: random.Random) -> None:
     after = plan.newest()
     assert after is not None
     with pytest.raises(ChannelNotFound, match="'b' was dropped"):
-        plan.next(end, after, Limits())
+        plan.next(end, after, MicroBatchLimits())
     tolerant = by_tick(owned.log, **options, fail_on_data_loss=False)
-    assert tolerant.next(end, after, Limits()) == after
+    assert tolerant.next(end, after, MicroBatchLimits()) == after
     assert rows(owned.log, tolerant, end, after) == []
 
 
@@ -535,7 +537,7 @@ def test_channels_without_an_owner_have_no_ticks() -> None:
 
 
 @pytest.mark.parametrize("make", [by_channel, by_tick])
-def test_an_offset_of_something_else_is_refused(make: Callable[..., Plan]) -> None:
+def test_an_offset_of_something_else_is_refused(make: Callable[..., ReadPlan]) -> None:
     log = ListLog()
     plan = make(log)
     collection = {
@@ -614,7 +616,7 @@ def test_a_channel_that_was_emptied_goes_on_by_its_owners_heartbeats(rng: random
     assert at is not None
     owned.log.entries["a"].clear()
     strictly, laxly = (by_tick(owned.log, fail_on_data_loss=strict) for strict in (True, False))  # begun anew
-    with pytest.raises(PositionLost, match="removed all entries of a, and no owner of it tells the time"):
+    with pytest.raises(PositionLost, match="removed all entries of a, and no owner of it announces a time"):
         strictly.newest()
     assert (laxly.newest() or {})["ends"].keys() == {"b"}
     for _ in range(2):

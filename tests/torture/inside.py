@@ -14,10 +14,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from tidewal.runtime.aio_fsync import KernelDisk
 from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.errors import DeadlineExceeded, OutcomeUnknown, TidewalError
 from tidewal.runtime.factory import open_wal
-from tidewal.runtime.kernel_sync import KernelDisk
 from tidewal.runtime.schema import CollectionSchema, Field
 from tidewal.runtime.wal import Payload, Wal
 

@@ -1,1 +1,1 @@
-"""Consumer groups as groups of Kafka: its own protocol divides the channels, and positions are committed offsets."""
+"""Consumer groups as groups of Kafka: its own protocol assigns the channels, and positions are committed offsets."""

@@ -1,7 +1,7 @@
 """Two requests in versions that `aiokafka` does not have: without them a commit is not safe.
 
-`TxnOffsetCommit` 3 names the member and its generation, so that one who lost its channels commits nothing.
-`OffsetFetch` 7 can ask for stable offsets, so that nobody starts at a position that an open transaction will move.
+`TxnOffsetCommit` 3 names the member and its generation, so that a member that lost its channels cannot commit.
+`OffsetFetch` 7 can ask for stable offsets, so that no member starts at a position that an open transaction will move.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _TAGS: dict[int, bytes] = {}
 _NAME = CompactString("utf-8")
 
 
-class Position(NamedTuple):
-    """A committed offset: of what is read next, and a word of ours beside it."""
+class CommittedOffset(NamedTuple):
+    """A committed offset: the offset that is read next, and Tidewal's metadata, see `offsets.py`."""
 
     offset: int
     metadata: str
@@ -138,7 +138,7 @@ class TxnOffsetCommitRequest_v3(RequestStruct):
 
 
 class TxnOffsetCommit(Request[TxnOffsetCommitRequest_v3]):
-    """Committed offsets as part of a transaction, by a member of a generation."""
+    """Commit offsets as part of a transaction, as a member of a generation."""
 
     API_KEY = 28
 
@@ -149,7 +149,7 @@ class TxnOffsetCommit(Request[TxnOffsetCommitRequest_v3]):
         group_id: str,
         generation: int,
         member: str,
-        positions: Sequence[tuple[str, Position]],
+        positions: Sequence[tuple[str, CommittedOffset]],
     ) -> None:
         self._transactional_id, self._producer = transactional_id, producer
         self._group = (group_id, generation, member)

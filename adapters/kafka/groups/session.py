@@ -1,9 +1,9 @@
 """One member of a group as Kafka sees it: joined, kept alive by heartbeats, joined anew whenever the group changes.
 
-All of it runs on the I/O loop, so no handler can starve it. Every request has an answer or a time limit, and after each
-failure it is sent again, to whichever broker coordinates the group by then; so no outage and no rebalance leaves a
-member silent. When Kafka does not know the member any more, or nobody has answered for as long as the session lasts,
-the session is over: everybody with a lease of it is told, and may join anew.
+The session runs on the I/O loop, so no handler can starve it. Every request has an answer or a time limit, and after
+each failure it is sent again, to the broker that coordinates the group by then; so no outage and no rebalance leaves a
+member silent. When Kafka does not know the member any more, or no broker has answered for the session timeout, the
+session has ended: calls under its assignments raise the error, and the member may join anew.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ....runtime.errors import Fenced, InvalidRequest, TidewalError, Unavailable
 from ....runtime.groups.subscriptions import Subscription
 from ....runtime.wal import From
 from .. import faults
-from ..catalog import Catalog, Channel
+from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import PAUSE_S, Cluster
 from ..management import Management
-from .committed import STALE_S, Committed
-from .coordinator import Code, Coordinator, Kind
-from .holdings import Holdings
-from .sharing import PROTOCOL, PROTOCOL_TYPE, Claim, Grant, share_out
+from .assigned_topics import AssignedTopics
+from .assignor import PROTOCOL, PROTOCOL_TYPE, MemberMetadata, TopicAssignment, assign_topics
+from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
+from .offset_store import STALE_S, OffsetStore
 
-LEAST_SESSION_S = 6.0  # what brokers take unless told otherwise (group.min.session.timeout.ms)
-HEARTBEAT_S = 0.5  # so long it takes at most until a member knows that its group changes
-BEATS = 4  # in a session, at least
-CATALOG_S = 1.0  # how long a division waits for the newest channels: they may come with the next one
+LEAST_SESSION_S = 6.0  # the brokers' default minimum (group.min.session.timeout.ms)
+HEARTBEAT_S = 0.5  # the longest time until a member learns that its group rebalances
+HEARTBEATS = 4  # in one session timeout, at least
+CATALOG_S = 1.0  # how long an assignment waits for the newest channels: the next one may include them
 NO_GENERATION = -1
 NO_INSTANCE: Any = None
 
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who joins what, and how."""
+    """The parameters with which a member joins a group."""
 
     group: str
     group_id: str  # in Kafka, where groups of all logs are
@@ -59,97 +59,98 @@ class Membership:
 class Peers(Protocol):
     """What a session needs of the rest of this process."""
 
-    def look(self, group_id: str) -> None:
-        """The group's members should ask whether it changes."""
+    def heartbeat_now(self, group_id: str) -> None:
+        """Let the group's members send a heartbeat, which tells them whether it rebalances."""
         ...
 
-    async def abort_left_open(self, group_id: str, channel: Channel) -> None:
-        """End the transaction that whoever had the channel before has left open, if there is one."""
+    async def abort_left_open(self, group_id: str, channel: KafkaChannel) -> None:
+        """End the transaction that the previous member with the channel has left open, if any."""
         ...
 
 
 class Session:
-    """Belongs to the I/O loop."""
+    """The session of one member. Belongs to the I/O loop."""
 
     def __init__(
         self,
         membership: Membership,
         cluster: Cluster,
-        catalog: Catalog,
+        catalog: ChannelCatalog,
         management: Management,
         connections: tuple[int, int],
         numbers: Iterator[int],
         peers: Peers,
         known_as: str,
     ) -> None:
-        """`connections` are for joining, which may take long, and for the rest. `known_as` is what Kafka called the
-        same member before, so that it need not wait until that one's session is over."""
+        """`connections` are for joining, which may take long, and for other requests. `known_as` is Kafka's id of the
+        same member in an earlier session, so that joining need not wait for the end of that session; "" for none."""
         self.membership = membership
         self.group, self.group_id = membership.group, membership.group_id
-        self.coordinator = Coordinator(cluster, Kind.GROUP, membership.group_id)
-        self.committed = Committed(cluster, self, connections[1])
+        self.coordinator = CoordinatorBroker(cluster, CoordinatorType.GROUP, membership.group_id)
+        self.offset_store = OffsetStore(cluster, self, connections[1])
         self.kafka_member = known_as
         self.generation = NO_GENERATION
-        self.holdings = Holdings(self, cluster, catalog, management, numbers)
+        self.assigned_topics = AssignedTopics(self, cluster, catalog, management, numbers)
         self.over: TidewalError | None = None
         self._cluster, self._catalog = cluster, catalog
         self._joining, self._connection = connections
         self._subscription = Subscription(membership.channels)
         self._known_to = catalog.applied_to
         self._turn = 0
-        self._led: Sequence[Subscription] = ()  # of all members, while this one leads them
-        self._divided: frozenset[tuple[int, str | None]] = frozenset()
+        self._led_subscriptions: Sequence[Subscription] = ()  # of all members, while this one is the leader
+        self._assigned_channels: frozenset[tuple[int, str | None]] = frozenset()
         self.in_join = False
         self._rejoin = asyncio.Event()
-        self._beat_now = asyncio.Event()
-        self._joined = asyncio.Event()  # whenever the generation is settled
-        self._heard_at = asyncio.get_running_loop().time()
-        self._session_s = membership.session_timeout_s  # as the brokers allow it
+        self._heartbeat_due = asyncio.Event()
+        self._joined = asyncio.Event()  # set while the generation is known
+        self._answered_at = asyncio.get_running_loop().time()
+        self._session_s = membership.session_timeout_s  # the session timeout that the brokers allow
         self._peers = peers
         self._main: asyncio.Task[None] | None = None
 
-    # ---- for who has it ----------------------------------------------------------------------------------------------
+    # ---- for callers -------------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """`Standing.renew`."""
+        """`MembershipState.renew`."""
         self._joined.clear()
         self._turn += 1
         self._rejoin.set()
 
-    def let_go(self) -> None:
-        """`Member.let_go`."""
+    def channel_released(self) -> None:
+        """`AssigneeSession.let_go`."""
         self._rejoin.set()
 
-    async def abort_left_open(self, channel: Channel) -> None:
-        """`Member.abort_left_open`."""
+    async def abort_left_open(self, channel: KafkaChannel) -> None:
+        """`AssigneeSession.abort_left_open`."""
         await self._peers.abort_left_open(self.group_id, channel)
 
-    def look(self) -> None:
-        """Something may have changed in the group: ask now."""
-        self._beat_now.set()
+    def heartbeat_now(self) -> None:
+        """Send a heartbeat now: the group may rebalance."""
+        self._heartbeat_due.set()
 
     def channels_changed(self) -> None:
-        """The catalog has; who leads divides anew."""
-        if self._led and self._divided != self._to_divide():
+        """The catalog has changed; the leader starts a rebalance where that changes the assignment."""
+        if self._led_subscriptions and self._assigned_channels != self._assignable_channels():
             self._turn += 1
             self._rejoin.set()
 
     async def leave(self, why: TidewalError) -> None:
-        """End the session; the others get the channels at once. Where no broker answers they wait for its end."""
+        """End the session with the error `why`; the other members get the channels at once, or after the session
+        timeout where no broker answers."""
         member = self.kafka_member
         self.end(why)
         if member:
             with contextlib.suppress(*faults.Foreign):
                 async with asyncio.timeout(self._cluster.options.request_timeout_s):
                     await self.coordinator.ask(LeaveGroupRequest(self.group_id, member), self._connection)
-        self._peers.look(self.group_id)
+        self._peers.heartbeat_now(self.group_id)
 
     def end(self, error: TidewalError) -> None:
-        """Nothing of this session counts any more."""
+        """End the session: its assignments are over, and calls raise `error`."""
         if self.over is not None:
             return
         self.over = error
-        self.holdings.end(error)
+        self.assigned_topics.end(error)
         self._joined.set()
         if self._main is not None and self._main is not asyncio.current_task():
             self._main.cancel()
@@ -159,8 +160,8 @@ class Session:
     async def run(self) -> None:
         """Join, and join anew whenever there is a reason, until the session is over."""
         self._main = asyncio.current_task()
-        beating = asyncio.create_task(self._beat())
-        beating.add_done_callback(self._beat_ended)
+        heartbeat = asyncio.create_task(self._heartbeat_loop())
+        heartbeat.add_done_callback(self._heartbeat_ended)
         try:
             while self.over is None:
                 self._rejoin.clear()
@@ -170,17 +171,17 @@ class Session:
                 await self._rejoin.wait()
         except TidewalError as error:
             self.end(error)
-        except Exception as error:  # not foreseen: told to who iterates
+        except Exception as error:  # unexpected: raised in the consumer
             _log.exception("the session of group %s failed", self.group)
             self.end(Unavailable(f"the session of group {self.group} failed: {error!r}"))
         finally:
-            beating.cancel()
+            heartbeat.cancel()
 
     async def _join(self) -> None:
         reported = False
         while self.over is None:
             try:
-                if await self._round():
+                if await self._join_once():
                     return
                 await asyncio.sleep(STALE_S)
             except faults.Foreign as error:
@@ -192,19 +193,19 @@ class Session:
                 await asyncio.sleep(PAUSE_S)
                 await self._cluster.refresh()
 
-    async def _round(self) -> bool:
-        """One attempt: say what we have, and hear what we get. Whether that came about."""
+    async def _join_once(self) -> bool:
+        """One attempt to join: send the metadata and receive the assignment. Returns whether that succeeded."""
         asking = self._ask_to_join()
-        asyncio.get_running_loop().call_later(STALE_S, self._peers.look, self.group_id)
+        asyncio.get_running_loop().call_later(STALE_S, self._peers.heartbeat_now, self.group_id)
         response = await self.coordinator.ask(asking, self._joining)
         code = self.coordinator.check(
             response.error_code,
             but=(Code.MEMBER_ID_REQUIRED, Code.UNKNOWN_MEMBER, Code.INVALID_SESSION_TIMEOUT),
         )
-        self._heard()
+        self._note_answer()
         if code == Code.INVALID_SESSION_TIMEOUT and self._session_s < LEAST_SESSION_S:
             self._session_s = LEAST_SESSION_S
-            return await self._round()
+            return await self._join_once()
         if code == Code.INVALID_SESSION_TIMEOUT:
             raise InvalidRequest(
                 f"the brokers allow no session of {self.membership.session_timeout_s} s: see group.min.session.timeout"
@@ -217,112 +218,118 @@ class Session:
             return False
         self.kafka_member = response.member_id
         if code == Code.MEMBER_ID_REQUIRED:
-            return await self._round()
+            return await self._join_once()
         self._joined.clear()
         self.generation = response.generation_id
-        self._led = ()
+        self._led_subscriptions = ()
         leads = response.leader_id == self.kafka_member
-        grants = await self._divide(response.members) if leads else []
-        return await self._synchronize(grants)
+        assignments = await self._assign(response.members) if leads else []
+        return await self._synchronize(assignments)
 
-    async def _synchronize(self, grants: list[tuple[str, bytes]]) -> bool:
-        request = SyncGroupRequest(self.group_id, self.generation, self.kafka_member, NO_INSTANCE, grants)
+    async def _synchronize(self, assignments: list[tuple[str, bytes]]) -> bool:
+        request = SyncGroupRequest(self.group_id, self.generation, self.kafka_member, NO_INSTANCE, assignments)
         response = await self.coordinator.ask(request, self._joining)
         again = (Code.REBALANCE_IN_PROGRESS, Code.ILLEGAL_GENERATION)
         code = self.coordinator.check(response.error_code, but=(Code.UNKNOWN_MEMBER, *again))
-        self._heard()
+        self._note_answer()
         if code == Code.UNKNOWN_MEMBER:
             raise self._not_a_member()
         if code:
             return False
-        await self._apply(Grant.decode(response.member_assignment))
+        await self._apply(TopicAssignment.decode(response.member_assignment))
         self._joined.set()
         return True
 
     def _ask_to_join(self) -> JoinGroupRequest:
-        who = self.membership
-        claim = Claim(
-            who.member,
-            who.channels,
-            who.start,
+        membership = self.membership
+        metadata = MemberMetadata(
+            membership.member,
+            membership.channels,
+            membership.start,
             self._known_to,
             [channel.topic for channel in self._catalog.all() if self._subscription.takes(channel.name)],
-            frozenset(self.holdings.by_topic),
+            frozenset(self.assigned_topics.by_topic),
             self._turn,
         )
         session_ms = int(self._session_s * 1000)
-        protocols = [(PROTOCOL, claim.encode())]
+        protocols = [(PROTOCOL, metadata.encode())]
         return JoinGroupRequest(
-            who.group_id, session_ms, session_ms, self.kafka_member, NO_INSTANCE, PROTOCOL_TYPE, protocols
+            membership.group_id, session_ms, session_ms, self.kafka_member, NO_INSTANCE, PROTOCOL_TYPE, protocols
         )
 
-    async def _divide(self, members: Sequence[tuple[Any, ...]]) -> list[tuple[str, bytes]]:
+    async def _assign(self, members: Sequence[tuple[Any, ...]]) -> list[tuple[str, bytes]]:
         await self._learn_of_channels()
-        claims: dict[str, Claim] = {}
+        metadata_by_member: dict[str, MemberMetadata] = {}
         for member, *_, data in members:
             try:
-                claims[member] = Claim.decode(data)
-            except (ValueError, KeyError):  # of no Tidewal: it gets nothing, and the others all
-                _log.warning("group %s has a member that says nothing we know", self.group_id)
-        self._led = [Subscription(claim.channels) for claim in claims.values()]
-        self._divided = self._to_divide()
-        grants = share_out(self.group, claims, self._catalog.all())
-        return [(member, grant.encode()) for member, grant in grants.items()]
+                metadata_by_member[member] = MemberMetadata.decode(data)
+            except (ValueError, KeyError):  # another client: it gets no channels
+                _log.warning("group %s has a member with unknown metadata", self.group_id)
+        self._led_subscriptions = [Subscription(metadata.channels) for metadata in metadata_by_member.values()]
+        self._assigned_channels = self._assignable_channels()
+        assignments = assign_topics(self.group, metadata_by_member, self._catalog.all())
+        return [(member, assignment.encode()) for member, assignment in assignments.items()]
 
-    async def _apply(self, grant: Grant) -> None:
+    async def _apply(self, assignment: TopicAssignment) -> None:
         known = {channel.topic: channel for channel in self._catalog.all()}
-        if not grant.topics <= known.keys():
+        if not assignment.topics <= known.keys():
             await self._learn_of_channels()
             known = {channel.topic: channel for channel in self._catalog.all()}
-        granted = {
-            known[topic]: From.LATEST if topic in grant.from_latest else From.EARLIEST
-            for topic in sorted(grant.topics & known.keys())
+        channels = {
+            known[topic]: From.LATEST if topic in assignment.from_latest else From.EARLIEST
+            for topic in sorted(assignment.topics & known.keys())
         }
-        self.holdings.apply(granted, grant.wanted_back)
+        self.assigned_topics.apply(channels, assignment.revoking)
 
     async def _learn_of_channels(self) -> None:
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(CATALOG_S):
                 await self._catalog.sync()
 
-    def _to_divide(self) -> frozenset[tuple[int, str | None]]:
-        wanted = (channel for channel in self._catalog.all() if any(each.takes(channel.name) for each in self._led))
+    def _assignable_channels(self) -> frozenset[tuple[int, str | None]]:
+        wanted = (
+            channel
+            for channel in self._catalog.all()
+            if any(each.takes(channel.name) for each in self._led_subscriptions)
+        )
         return frozenset((channel.incarnation, channel.queue_of) for channel in wanted)
 
-    # ---- for who commits ---------------------------------------------------------------------------------------------
+    # ---- for `OffsetStore` -------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """`Standing.settled`."""
+        """`MembershipState.settled`."""
         await self._joined.wait()
         if self.over is not None:
             raise self.over
 
     def refused(self, code: int) -> None:
-        """`Standing.refused`."""
+        """`MembershipState.refused`."""
         if code == Code.UNKNOWN_MEMBER:
             self.end(self._not_a_member())
         if self.over is not None:
             raise self.over
         self._rejoin.set()
 
-    # ---- staying alive -----------------------------------------------------------------------------------------------
+    # ---- heartbeats --------------------------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         while self.over is None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(HEARTBEAT_S, self._session_s / BEATS)):
-                    await self._beat_now.wait()
-            self._beat_now.clear()
+                async with asyncio.timeout(min(HEARTBEAT_S, self._session_s / HEARTBEATS)):
+                    await self._heartbeat_due.wait()
+            self._heartbeat_due.clear()
             if self.kafka_member:
-                await self._beat_once()
+                await self._heartbeat()
             self._check_silence()
-            self.holdings.release_overdue(self.membership.session_timeout_s)
+            self.assigned_topics.release_overdue(self.membership.session_timeout_s)
 
-    def _beat_ended(self, beating: asyncio.Task[None]) -> None:
-        if not beating.cancelled() and (error := beating.exception()) is not None:  # not foreseen: told to who iterates
+    def _heartbeat_ended(self, heartbeat: asyncio.Task[None]) -> None:
+        if (
+            not heartbeat.cancelled() and (error := heartbeat.exception()) is not None
+        ):  # unexpected: raised in the consumer
             self.end(Unavailable(f"the session of group {self.group} is not kept any more: {error!r}"))
 
-    async def _beat_once(self) -> None:
+    async def _heartbeat(self) -> None:
         generation = self.generation
         request = HeartbeatRequest(self.group_id, generation, self.kafka_member)
         try:
@@ -331,25 +338,27 @@ class Session:
             code = self.coordinator.check(response.error_code, but=(Code.UNKNOWN_MEMBER, *again))
         except faults.Foreign:
             return
-        self._heard()
+        self._note_answer()
         if self.in_join or generation != self.generation:
-            return  # joining hears of it itself
+            return  # joining handles it
         if code == Code.UNKNOWN_MEMBER:
             self.end(self._not_a_member())
         elif code:
             self._rejoin.set()
 
-    def _heard(self) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+    def _note_answer(self) -> None:
+        self._answered_at = asyncio.get_running_loop().time()
 
     def _check_silence(self) -> None:
-        """Once Kafka may have given our channels away we must not go on as if we had them."""
+        """End the session once Kafka may have assigned this member's channels to other members."""
         joined = self.generation != NO_GENERATION
         limit_s = self._session_s if joined else self._cluster.options.delivery_timeout_s
-        if asyncio.get_running_loop().time() - self._heard_at > limit_s:
-            self.end(Unavailable(f"nobody has answered for group {self.group} in {limit_s} s"))
+        if asyncio.get_running_loop().time() - self._answered_at > limit_s:
+            self.end(Unavailable(f"no broker has answered for group {self.group} in {limit_s} s"))
 
     def _not_a_member(self) -> Fenced:
-        who = self.membership
+        membership = self.membership
         self.kafka_member = ""
-        return Fenced(f"{who.member} is no member of group {who.group} (any more): join again", group=self.group)
+        return Fenced(
+            f"{membership.member} is no member of group {membership.group} (any more): join again", group=self.group
+        )

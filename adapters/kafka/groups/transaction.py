@@ -1,8 +1,9 @@
 """A transaction of Kafka: entries of some channels and positions of a group, all of them or none.
 
-Each has a name for the group and the input channel, so whoever gets the channel next ends what was left open under it,
-and cuts off whoever still thinks to have it. Everything is at hand when a transaction begins, so it is open for a few
-round trips only; while it is, readers of the channels it writes to wait at its first entry.
+Each has a name made of the group and the input channel, so the next member with the channel ends the transaction that
+was left open under it, and fences a member that wrongly believes to have the channel. All data is ready when a
+transaction begins, so it is open for a few round trips only; meanwhile readers of its output channels wait at its first
+entry.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from aiokafka.protocol.transaction import (
 
 from ....runtime.errors import TidewalError, Unavailable, of_unknown_outcome
 from .. import faults
-from ..batch import Batch
+from ..batch import ProducerBatch
 from ..cluster import PARTITION, Cluster
 from ..positions import Row
 from ..sender import ACKS_ALL, written_at
-from .coordinator import Code, Coordinator, Kind
+from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
 
-OPEN_MS = 60_000  # after that Kafka aborts it, if nobody did
-FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1  # whether a commit is visible
+OPEN_MS = 60_000  # after that Kafka aborts an open transaction
+FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1  # pauses between checks whether a commit is visible
 
 _ENDED = frozenset(
     {
@@ -45,22 +46,22 @@ _log = logging.getLogger(__name__)
 
 
 class Aborted(Exception):
-    """Somebody else has ended the transaction, and nothing of it happened."""
+    """Kafka or another producer has aborted the transaction: none of it took effect."""
 
 
-class Producer:
-    """Who commits under one name, one transaction after the other. Belongs to the I/O loop."""
+class TransactionalProducer:
+    """Commits under one transactional name, one transaction after the other. Belongs to the I/O loop."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
         self._cluster = cluster
-        self._coordinator = Coordinator(cluster, Kind.TRANSACTION, name)
+        self._coordinator = CoordinatorBroker(cluster, CoordinatorType.TRANSACTION, name)
         self._identity: tuple[int, int] | None = None
         self._sequences: dict[str, int] = {}
         self._lock = asyncio.Lock()
 
-    async def cut_off(self) -> None:
-        """End what is open under this name, whoever left it, and let that one commit no more. Raises what
+    async def fence(self) -> None:
+        """Abort the open transaction of this name, and fence the producer that began it. Raises what
         `Cluster.retrying` does."""
         async with self._lock:
             await self._begin()
@@ -82,9 +83,10 @@ class Producer:
         connections: Mapping[str, int],
         store: Callable[[str, tuple[int, int]], Awaitable[None]],
     ) -> dict[str, list[int]]:
-        """Append the batches of each topic and do what `store` does with this name and identity; the offset of each
-        batch, once readers may see it. Raises `Aborted`, what `store` raises, and what `Cluster.retrying` does:
-        nothing happened then, unless the error says `outcome_unknown`."""
+        """Append the batches by topic, over `connections` by topic, and call `store` with the name and the producer's
+        id and epoch, in one transaction. Returns the offsets of the batches by topic once readers may see them. Raises
+        `Aborted`, what `store` raises, and what `Cluster.retrying` does: then none of it took effect, unless the error
+        says `outcome_unknown`."""
         async with self._lock:
             return await self._commit(group_id, batches, connections, store)
 
@@ -114,7 +116,7 @@ class Producer:
         return dict(zip(batches, offsets, strict=True))
 
     async def _abort(self, identity: tuple[int, int]) -> None:
-        """Leave nothing open after a failure, so that readers need not wait until Kafka gives it up."""
+        """Abort after a failure, so that readers need not wait until Kafka aborts the transaction."""
 
         async def attempt() -> None:
             response = await self._coordinator.ask(EndTxnRequest(self.name, *identity, False))
@@ -145,7 +147,7 @@ class Producer:
         offsets: list[int] = []
         for rows in batches:
             sequence = self._sequences.get(topic, 0)
-            built = Batch(rows, transactional=True).build(identity, sequence)
+            built = ProducerBatch(rows, transactional=True).build(identity, sequence)
 
             async def attempt(built: Any = built) -> int:
                 timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
@@ -160,7 +162,7 @@ class Producer:
         return offsets
 
     async def _end(self, identity: tuple[int, int]) -> None:
-        """Commit. Once it is decided no failure can undo it; then wait until readers may see it."""
+        """Commit, which no failure can undo once it is decided; then wait until readers may see it."""
         unsure = False
 
         async def attempt() -> int:
@@ -190,7 +192,7 @@ class Producer:
         await self._visible(identity)
 
     async def _visible(self, identity: tuple[int, int]) -> None:
-        """Wait until its end is written everywhere: asked to commit once more, Kafka says so."""
+        """Wait until the end is written to all topics: Kafka tells it in the answer to another commit request."""
         pause_s = FIRST_LOOK_S
         deadline = asyncio.get_running_loop().time() + self._cluster.options.request_timeout_s
         while asyncio.get_running_loop().time() < deadline:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tidewal.actors.querynode.filter import compile_filter
-from tidewal.actors.querynode.segments import RowStore
+from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import InvalidFilter
 from tidewal.runtime.schema import CollectionSchema, Field

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.actors.querynode.query import COUNT_COLUMN, QueryRequest, Request, SearchRequest, from_wire, run
+from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.querynode.search import DISTANCE_COLUMN
-from tidewal.actors.querynode.segments import RowStore
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import split_by_shard, to_batch
 from tidewal.runtime.errors import BadRecord, InvalidFilter, InvalidRequest

@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
 
 from tidewal.actors.querynode.filter import compile_filter
+from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.querynode.search import DISTANCE_COLUMN, Metric, search
-from tidewal.actors.querynode.segments import RowStore
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import InvalidRequest
 from tidewal.runtime.schema import CollectionSchema, Field

@@ -21,7 +21,7 @@ from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import Fenced, TidewalError
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.record import Record, RecordType, stamp
-from tidewal.runtime.writer import Grant, Writer
+from tidewal.runtime.writer import ChannelGrant, ChannelOwner
 
 WINDOW = 8
 TICK_EVERY = 20
@@ -37,16 +37,16 @@ class Owner:
     def __init__(self, wal, channel: str, term: int, limit: int) -> None:
         self._wal, self._channel, self._term, self._limit = wal, channel, term, limit
         self._until_s = float("inf")
-        self._writer = Writer(wal, HybridClock(), lease_holds=lambda: time.monotonic() < self._until_s)
+        self._writer = ChannelOwner(wal, HybridClock(), lease_holds=lambda: time.monotonic() < self._until_s)
         self._numbers, self._zombies = itertools.count(), itertools.count(FIRST_ZOMBIE)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def take(self) -> None:
-        fences = await self._writer.take([Grant(self._channel, self._term, 0, self._limit)])
+        fences = await self._writer.acquire([ChannelGrant(self._channel, self._term, 0, self._limit)])
         tell("fence", fences[self._channel].hex())
 
     async def open(self) -> None:
-        self._writer.open([self._channel])
+        self._writer.activate([self._channel])
         self._tasks = [asyncio.create_task(self._append_on()) for _ in range(WINDOW)]
 
     async def until(self, seconds: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import Caller, RequestInbox
+from tidewal.runtime.rpc import RpcClient, RpcServer
 
 
 async def test_a_caller_whose_channel_another_process_drops_creates_it_again(backend):
     names, wal = Names(), await backend.wal()
     other = await backend.wal() if backend.name in ("kafka", "pulsar") else wal
-    caller, inbox = Caller(wal, names, first_retry_s=0.01), RequestInbox(other, "role", names)
+    caller, inbox = RpcClient(wal, names, first_retry_s=0.01), RpcServer(other, "role", names)
     await inbox.open()
 
     async def serve() -> None:

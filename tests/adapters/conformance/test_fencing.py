@@ -22,7 +22,7 @@ from tidewal.runtime.names import Names
 from tidewal.runtime.record import Record, RecordType, decode
 from tidewal.runtime.tt_stream import TtMsgStream
 from tidewal.runtime.wal import ChannelPolicy, From, FromTime, Wal
-from tidewal.runtime.writer import Grant, Writer
+from tidewal.runtime.writer import ChannelGrant, ChannelOwner
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ class NewOwner:
 
     def __init__(self, wal: Wal) -> None:
         self.clock = HybridClock()
-        self.writer = Writer(wal, self.clock)
+        self.writer = ChannelOwner(wal, self.clock)
         self.marks = 0
 
     async def append(self, count: int = 20) -> Record:
@@ -230,10 +230,10 @@ class Scene:
     async def new_takes_over(self) -> None:
         await self._grant("new", 2, add_ms(self.limit, LIMIT_MS))
         state = self._coordinator.catalog.channels[CHANNEL]
-        grant = Grant(CHANNEL, 2, state.previous_limit, state.limit, fences=state.fences)
-        self.fence = (await self.new.writer.take([grant]))[CHANNEL]
+        grant = ChannelGrant(CHANNEL, 2, state.previous_limit, state.limit, fences=state.fences)
+        self.fence = (await self.new.writer.acquire([grant]))[CHANNEL]
         await self._fenced(self.fence)
-        self.new.writer.open([CHANNEL])
+        self.new.writer.activate([CHANNEL])
         self.first = await self.new.append()
         behind = await self.readers.start(From.EARLIEST)
         await behind.upto(self.first)

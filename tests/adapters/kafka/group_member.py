@@ -13,7 +13,7 @@ import signal
 import sys
 
 from tidewal.adapters.kafka import open_wal
-from tidewal.adapters.kafka.groups.transaction import Producer
+from tidewal.adapters.kafka.groups.transaction import TransactionalProducer
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
 from tidewal.runtime.wal import Append, Wal
 
@@ -37,10 +37,10 @@ async def copy(wal: Wal, group: str, session_s: float) -> None:
                 try:
                     await member.commit([delivered], outputs)
                 except Fenced:
-                    continue  # somebody else has the channel, and gets the entries again
+                    continue  # another member has the channel, and gets the entries again
                 say("commit", len(outputs))
         except Unavailable:
-            continue  # it may have happened or not: the position tells whoever has the channel next
+            continue  # it may have happened or not: the position tells the next member with the channel
         finally:
             await member.aclose()
 
@@ -59,10 +59,10 @@ async def hold(wal: Wal, group: str, session_s: float) -> None:
 
 
 async def die(wal: Wal, group: str, session_s: float) -> None:
-    async def killed(self: Producer, identity: tuple[int, int]) -> None:
+    async def killed(self: TransactionalProducer, identity: tuple[int, int]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Producer._end = killed
+    TransactionalProducer._end = killed
     member = await wal.join(group, ["a"], session_timeout_s=session_s)
     delivered = await anext(member)
     say("delivered", len(delivered.entries))

@@ -198,8 +198,8 @@ async def test_a_slow_reader_holds_a_bounded_part(kafka, opening, helpers):
     ids = await wal.append_many([Append("a", bytes(50_000)) for _ in range(100)])
     reader = wal.read("a", From.EARLIEST)
     entries = list(await anext(reader))
-    await helpers.until(lambda: reader._feed._size >= 300_000 and not reader._feed._room.is_set())
-    assert reader._feed._size <= 300_000 + 150_000
+    await helpers.until(lambda: reader._fetcher._size >= 300_000 and not reader._fetcher._room.is_set())
+    assert reader._fetcher._size <= 300_000 + 150_000
     while len(entries) < 100:
         entries += await asyncio.wait_for(anext(reader), WITHIN_S)
     assert [entry.id for entry in entries] == ids
@@ -225,7 +225,7 @@ async def test_a_start_by_time_behind_an_open_transaction_skips_nothing(kafka, o
         await wal.seek_group("g", "a", FromTime(stamp))
         reader = wal.read("a", FromTime(stamp))
         reading = asyncio.ensure_future(anext(reader))
-        await helpers.until(lambda: reader._feed is not None and reader._feed._loop is not None)
+        await helpers.until(lambda: reader._fetcher is not None and reader._fetcher._loop is not None)
         await (other.commit_transaction() if ends == "committed" else other.abort_transaction())
     async with asyncio.timeout(WITHIN_S):
         entries = list(await reading)

@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from tidewal.adapters.kafka.options import Options, parse
+from tidewal.adapters.kafka.options import KafkaOptions, parse
 from tidewal.runtime.config import load_settings
 from tidewal.runtime.errors import ConfigError
 
 URL = "kafka://one:1"
 
 
-def parsed(**given: str) -> Options:
+def parsed(**given: str) -> KafkaOptions:
     arguments = {f"kafka.{client}.{key}": value for name, value in given.items() for client, _, key in [split(name)]}
     return parse(URL, load_settings(environment={}, arguments=arguments).kafka)
 

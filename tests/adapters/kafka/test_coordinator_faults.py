@@ -11,8 +11,8 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
-from tidewal.adapters.kafka.groups.coordinator import Kind
-from tidewal.adapters.kafka.groups.link import group_id
+from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorType
+from tidewal.adapters.kafka.groups.coordinator_client import group_id
 from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.wal import Append, ChannelPolicy, From
 
@@ -32,7 +32,7 @@ async def copy(wal, copied: Callable[[int], None]) -> None:
             try:
                 async for delivered in member:
                     target = delivered.channel.replace("in-", "out-")
-                    with suppress(Fenced):  # somebody else has the channel, and gets the entries again
+                    with suppress(Fenced):  # another member has the channel, and gets the entries again
                         await member.commit([delivered], [Append(target, entry.payload) for entry in delivered.entries])
                         copied(len(delivered.entries))
             finally:
@@ -40,7 +40,7 @@ async def copy(wal, copied: Callable[[int], None]) -> None:
 
 
 class Copied:
-    """How much was copied, for who waits for more."""
+    """How much was copied, with an event for tasks that wait for more."""
 
     def __init__(self) -> None:
         self._total, self._changed = 0, asyncio.Condition()
@@ -62,7 +62,7 @@ class Copied:
             await self._changed.wait_for(lambda: self._total >= goal)
 
 
-async def coordinator_of(wal, kind: Kind, key: str) -> int:
+async def coordinator_of(wal, kind: CoordinatorType, key: str) -> int:
     """The node that looks after a group, or after the transactions of one name."""
     cluster = wal._groups._cluster
 
@@ -87,7 +87,9 @@ async def payloads(wal, channel: str, number: int) -> list[bytes]:
     return [bytes(entry.payload) for entry in found]
 
 
-@pytest.mark.parametrize("kind", [Kind.GROUP, Kind.TRANSACTION], ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize(
+    "kind", [CoordinatorType.GROUP, CoordinatorType.TRANSACTION], ids=lambda kind: kind.name.lower()
+)
 async def test_a_pipeline_survives_the_death_of_its_coordinator(kafka3, opening, kind):
     wal = await opening(kafka3)
     for number in range(2):
@@ -108,7 +110,7 @@ async def test_a_pipeline_survives_the_death_of_its_coordinator(kafka3, opening,
         await copied.more(COPIES_PER_KILL)
         group = group_id(wal._options.prefix, "copiers")
         await wal.groups()
-        key = group if kind is Kind.GROUP else f"{group}/{wal._catalog.find('in-0').topic}"
+        key = group if kind is CoordinatorType.GROUP else f"{group}/{wal._catalog.find('in-0').topic}"
         dead = await coordinator_of(wal, kind, key)
         await asyncio.to_thread(kafka3.kill, dead)
         await copied.more(COPIES_PER_KILL)

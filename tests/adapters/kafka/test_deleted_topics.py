@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.protocol.fetch import FetchRequest_v11
 from aiokafka.protocol.produce import ProduceRequest_v8
 
-from tidewal.adapters.kafka.catalog import Catalog
+from tidewal.adapters.kafka.catalog import ChannelCatalog
 from tidewal.adapters.kafka.cluster import Cluster
 from tidewal.adapters.kafka.management import SEEN_S
 from tidewal.adapters.kafka.requests import NO_ID, FetchById, ProduceById
@@ -158,7 +158,7 @@ async def test_a_topic_whose_maker_died_before_it_was_noted_goes_with_its_channe
 
     wal, other = await opening(kafka), await opening(kafka)
     with monkeypatch.context() as patched:
-        patched.setattr(Catalog, "write_made", killed)
+        patched.setattr(ChannelCatalog, "write_topic_id", killed)
         with pytest.raises(Killed):
             await wal.create_channel("a", PLAIN)
     topic = wal._catalog.find("a").topic

@@ -65,7 +65,7 @@ async def test_a_paused_broker_is_an_unknown_outcome_in_time_and_all_goes_on(kaf
     await reader.aclose()
 
 
-async def test_while_nobody_answers_the_backlog_is_bounded_and_closing_ends(kafka, opening):
+async def test_while_no_broker_answers_the_backlog_is_bounded_and_closing_ends(kafka, opening):
     await opening(kafka)
     wal = await opening(kafka, **SOON, pending_bytes=10_000)
     await wal.create_channel("a", PLAIN)

@@ -1,4 +1,4 @@
-"""What groups on Kafka are made of, without a broker: positions as offsets, claims, and the division of channels."""
+"""What groups on Kafka are made of, without a broker: positions as offsets, metadata, and assignments."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.kafka.catalog import Channel
+from tidewal.adapters.kafka.catalog import KafkaChannel
 from tidewal.adapters.kafka.fetching import _committed
-from tidewal.adapters.kafka.groups.committed import Unstable
-from tidewal.adapters.kafka.groups.holdings import HANGING_S, Holdings
+from tidewal.adapters.kafka.groups.assigned_topics import HANGING_S, AssignedTopics
+from tidewal.adapters.kafka.groups.assignor import MemberMetadata, TopicAssignment, assign_topics
+from tidewal.adapters.kafka.groups.offset_store import Unstable
 from tidewal.adapters.kafka.groups.offsets import METADATA_BYTES, id_before, to_position, to_progress
-from tidewal.adapters.kafka.groups.requests import Position
-from tidewal.adapters.kafka.groups.sharing import Claim, Grant, share_out
+from tidewal.adapters.kafka.groups.requests import CommittedOffset
 from tidewal.adapters.kafka.positions import prefix
 from tidewal.runtime.errors import Overloaded
-from tidewal.runtime.groups.progress import Progress
+from tidewal.runtime.groups.progress import GroupProgress
 from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
 from tidewal.runtime.wal import ChannelPolicy, From
 
@@ -27,7 +27,9 @@ names = st.lists(st.sampled_from([f"c{n}" for n in range(8)]), unique=True, max_
 
 
 def channel(number, name=None, **policy):
-    return Channel(name or f"c{number}", number, ChannelPolicy(**policy), f"log.c{number}.{number}", prefix(number))
+    return KafkaChannel(
+        name or f"c{number}", number, ChannelPolicy(**policy), f"log.c{number}.{number}", prefix(number)
+    )
 
 
 def id_at(of, offset):
@@ -37,7 +39,7 @@ def id_at(of, offset):
 @given(st.integers(0, 2**16), st.integers(0, 2**62), st.sets(st.integers(1, 300), max_size=200))
 def test_a_position_is_read_as_it_was_written(number, offset, gaps):
     of = channel(number)
-    progress = Progress(id_before(of, offset), {id_at(of, offset + gap) for gap in gaps})
+    progress = GroupProgress(id_before(of, offset), {id_at(of, offset + gap) for gap in gaps})
     position = to_position(of, progress)
     assert position.offset == offset
     assert to_progress(of, position) == progress
@@ -53,24 +55,24 @@ def test_more_single_acknowledgements_than_brokers_take_are_refused():
     of = channel(3)
     singles = {id_at(of, offset) for offset in range(1, METADATA_BYTES, 2)}
     with pytest.raises(Overloaded) as refused:
-        to_position(of, Progress(id_before(of, 0), singles))
+        to_position(of, GroupProgress(id_before(of, 0), singles))
     assert refused.value.limit == "single_acks"
     run = {id_at(of, offset) for offset in range(1, METADATA_BYTES)}  # one run is short, however many there are
-    assert to_progress(of, to_position(of, Progress(id_before(of, 0), run))).acked == run
+    assert to_progress(of, to_position(of, GroupProgress(id_before(of, 0), run))).acked == run
 
 
 @pytest.mark.parametrize("metadata", ["", "hello", "1,2,3", "1;2", "-1,5", "9" * 30 + ",1"])
 def test_what_others_write_into_metadata_says_nothing(metadata):
     of = channel(1)
-    assert to_progress(of, Position(7, metadata)).acked_to == id_at(of, 6)
+    assert to_progress(of, CommittedOffset(7, metadata)).acked_to == id_at(of, 6)
 
 
 def test_a_huge_run_in_metadata_is_not_believed():
-    assert to_progress(channel(1), Position(7, "1,999999999999")).acked == set()
+    assert to_progress(channel(1), CommittedOffset(7, "1,999999999999")).acked == set()
 
 
-claims = st.builds(
-    Claim,
+members = st.builds(
+    MemberMetadata,
     st.text(max_size=5),
     st.lists(st.sampled_from(["c1", "c*", "*", "x"]), min_size=1),
     st.sampled_from([From.EARLIEST, From.LATEST]),
@@ -81,31 +83,31 @@ claims = st.builds(
 )
 
 
-@given(claims)
-def test_a_claim_is_read_as_it_was_written(claim):
-    assert Claim.decode(claim.encode()) == claim
+@given(members)
+def test_metadata_is_read_as_it_was_written(metadata):
+    assert MemberMetadata.decode(metadata.encode()) == metadata
 
 
 @given(names, st.data())
-def test_a_grant_is_read_as_it_was_written(topics, data):
+def test_an_assignment_is_read_as_it_was_written(topics, data):
     some = st.frozensets(st.sampled_from(topics)) if topics else st.just(frozenset())
-    grant = Grant(frozenset(topics), data.draw(some), data.draw(some))
-    assert Grant.decode(grant.encode()) == grant
+    assignment = TopicAssignment(frozenset(topics), data.draw(some), data.draw(some))
+    assert TopicAssignment.decode(assignment.encode()) == assignment
 
 
 @pytest.mark.parametrize("data", [b"\x00", b"\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff", bytes(40), b"\xff" * 40])
-def test_what_is_no_claim_is_a_value_error(data):
+def test_what_is_no_metadata_is_a_value_error(data):
     with pytest.raises((ValueError, KeyError)):
-        Claim.decode(data)
+        MemberMetadata.decode(data)
 
 
-def claim(name, *channels, held=(), start=From.EARLIEST, known_to=100):
-    return Claim(name, channels, start, known_to, (), frozenset(f"log.{c}.{c[1:]}" for c in held), 0)
+def metadata(name, *channels, held=(), start=From.EARLIEST, known_to=100):
+    return MemberMetadata(name, channels, start, known_to, (), frozenset(f"log.{c}.{c[1:]}" for c in held), 0)
 
 
 @given(st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=4))
-def test_channels_change_hands_one_after_the_other_and_end_evenly_divided(helds):
-    """Whoever has what at the start, round after round: nobody gets what another one has, and soon all is even."""
+def test_channels_are_reassigned_one_after_the_other_and_end_evenly_distributed(helds):
+    """From any distribution: no member gets a channel that another one has, and soon all have equally many."""
     channels = [channel(number) for number in range(8)]
     taken: set[int] = set()
     members: dict[str, frozenset[str]] = {}
@@ -113,12 +115,14 @@ def test_channels_change_hands_one_after_the_other_and_end_evenly_divided(helds)
         members[f"m{number}"] = frozenset(channels[each].topic for each in held - taken)
         taken |= held
     for _ in range(3):
-        grants = share_out("g", {m: replace(claim(m, "*"), held=held) for m, held in members.items()}, channels)
-        for member, grant in grants.items():
-            assert members[member] <= grant.topics, "nothing is taken that was not given back"
+        assignments = assign_topics(
+            "g", {m: replace(metadata(m, "*"), held=held) for m, held in members.items()}, channels
+        )
+        for member, assignment in assignments.items():
+            assert members[member] <= assignment.topics, "no channel is taken that was not released"
             for other, held in members.items():
-                assert other == member or not held & grant.topics, "two have it"
-        members = {m: grant.topics - grant.wanted_back for m, grant in grants.items()}
+                assert other == member or not held & assignment.topics, "two have it"
+        members = {m: assignment.topics - assignment.revoking for m, assignment in assignments.items()}
     sizes = sorted(map(len, members.values()))
     assert sum(sizes) == 8
     assert sizes[-1] - sizes[0] <= 1
@@ -126,22 +130,22 @@ def test_channels_change_hands_one_after_the_other_and_end_evenly_divided(helds)
 
 def test_a_group_begins_at_the_end_only_where_all_who_read_it_say_so():
     channels = [channel(1), channel(2)]
-    late = claim("late", "*", start=From.LATEST, known_to=2)
-    (grant,) = share_out("g", {"m": late}, channels).values()
-    assert grant.from_latest == {channels[0].topic}, "the other one was created after it joined"
-    early = claim("early", "*")
-    grants = share_out("g", {"m": late, "n": early}, channels)
-    assert not any(each.from_latest for each in grants.values())
+    late = metadata("late", "*", start=From.LATEST, known_to=2)
+    (assignment,) = assign_topics("g", {"m": late}, channels).values()
+    assert assignment.from_latest == {channels[0].topic}, "the other one was created after it joined"
+    early = metadata("early", "*")
+    assignments = assign_topics("g", {"m": late, "n": early}, channels)
+    assert not any(each.from_latest for each in assignments.values())
 
 
-def test_what_no_group_may_read_goes_to_nobody():
+def test_channels_that_the_group_may_not_read_are_not_assigned():
     ephemeral, taken = channel(1, ephemeral=True), channel(2)
-    taken.claims = {"other": 5, "later": 9}
+    taken.queue_bindings = {"other": 5, "later": 9}
     assert taken.queue_of == "other"
-    (grant,) = share_out("g", {"m": claim("m", "*")}, [ephemeral, taken]).values()
-    assert grant.topics == frozenset()
-    (grant,) = share_out("other", {"m": claim("m", "*")}, [ephemeral, taken]).values()
-    assert grant.topics == {taken.topic}
+    (assignment,) = assign_topics("g", {"m": metadata("m", "*")}, [ephemeral, taken]).values()
+    assert assignment.topics == frozenset()
+    (assignment,) = assign_topics("other", {"m": metadata("m", "*")}, [ephemeral, taken]).values()
+    assert assignment.topics == {taken.topic}
 
 
 class Batch:
@@ -174,14 +178,14 @@ class OpenTransaction:
     group = "g"
 
     def __init__(self, until_s: float) -> None:
-        self.committed = self
+        self.offset_store = self
         self.aborts = 0
         self._until_s = until_s
 
     async def positions(self, topics):
         if asyncio.get_running_loop().time() < self._until_s:
             raise Unstable(topics[0])
-        return {topic: Position(7, "") for topic in topics}
+        return {topic: CommittedOffset(7, "") for topic in topics}
 
     async def abort_left_open(self, channel):
         self.aborts += 1
@@ -192,15 +196,15 @@ class OpenTransaction:
 
 @pytest.mark.parametrize(("open_s", "warnings"), [(HANGING_S / 2, 0), (10 * HANGING_S, 1)])
 def test_a_transaction_that_stays_open_is_told_once_with_what_to_do(open_s, warnings, caplog):
-    async def lease_one() -> tuple[int, bytes]:
+    async def assign_one() -> tuple[int, bytes]:
         group = OpenTransaction(open_s)
-        holdings = Holdings(group, group, None, None, itertools.count(1))
-        holdings.apply({channel(1): From.EARLIEST}, ())
-        await holdings.settled
-        return group.aborts, (await holdings.shares(None, 0)).held["c1"].acked_to
+        assigned_topics = AssignedTopics(group, group, None, None, itertools.count(1))
+        assigned_topics.apply({channel(1): From.EARLIEST}, ())
+        await assigned_topics.settled
+        return group.aborts, (await assigned_topics.assignment(None, 0)).held["c1"].acked_to
 
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(VirtualClock())) as runner:
-        aborts, position = runner.run(lease_one())
+        aborts, position = runner.run(assign_one())
     assert aborts > 1, "it is tried again and again"
     assert position == id_at(channel(1), 6)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

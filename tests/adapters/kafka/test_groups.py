@@ -20,11 +20,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tidewal.adapters.kafka.groups.committed import Committed
-from tidewal.adapters.kafka.groups.coordinator import Code, Coordinator
+from tidewal.adapters.kafka.groups.coordinator_broker import Code, CoordinatorBroker
+from tidewal.adapters.kafka.groups.offset_store import OffsetStore
 from tidewal.adapters.kafka.groups.session import Session
 from tidewal.runtime.errors import Fenced, Unavailable
-from tidewal.runtime.groups.link import Ack
+from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
@@ -211,7 +211,7 @@ async def test_a_member_keeps_its_channels_while_its_loop_is_blocked(kafka, open
 # ---- brokers that fail -----------------------------------------------------------------------------------------------
 
 
-async def test_a_rebalance_during_an_outage_silences_nobody(kafka, opening):
+async def test_a_rebalance_during_an_outage_silences_no_member(kafka, opening):
     wal, other = await opening(kafka), await opening(kafka)
     channels = [f"c{n}" for n in range(4)]
     for channel in channels:
@@ -253,7 +253,7 @@ async def test_a_session_that_ended_while_no_broker_was_there_begins_anew(kafka,
 
 def lose_answers(monkeypatch, request_name, times=1):
     """Let the next answers to such requests be lost on their way; what was asked for has happened."""
-    ask = Coordinator.ask
+    ask = CoordinatorBroker.ask
     lost = []
 
     async def losing(self, request, *connection):
@@ -263,7 +263,7 @@ def lose_answers(monkeypatch, request_name, times=1):
             raise kafka_errors.KafkaConnectionError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(Coordinator, "ask", losing)
+    monkeypatch.setattr(CoordinatorBroker, "ask", losing)
     return lost
 
 
@@ -291,7 +291,7 @@ async def test_the_brokers_refuse_who_has_lost_a_channel_and_does_not_know_it(ka
         await wal.create_channel(name, PLAIN)
     ids = await fill(wal, "a", 2)
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "_beat", _no_beat)
+        patched.setattr(Session, "_heartbeat_loop", _no_heartbeat)
         unaware = await wal.join("g", ["a"], session_timeout_s=SESSION_S)
         delivered = await anext(unaware)
     aware = await other.join("g", ["a"], session_timeout_s=SESSION_S)
@@ -310,7 +310,7 @@ async def test_the_brokers_refuse_who_has_lost_a_channel_and_does_not_know_it(ka
     assert info.positions == {"a": new[-1]}
 
 
-async def _no_beat(session):
+async def _no_heartbeat(session):
     """Says nothing and hears nothing."""
 
 
@@ -503,8 +503,8 @@ async def test_what_is_acknowledged_while_a_member_seeks_does_not_undo_it(kafka,
     member = await wal.join("g", ["a"])
     async with asyncio.timeout(WITHIN_S):
         delivered = await anext(member)
-    sessions, store = wal._groups._sessions, Committed.store
-    late = Ack(delivered.channel, delivered.lease, delivered.entries[-1].id, ())
+    sessions, store = wal._groups._sessions, OffsetStore.store
+    late = Ack(delivered.channel, delivered.assignment_epoch, delivered.entries[-1].id, ())
     stores, acknowledging, sought, overtaking = 0, None, asyncio.Event(), asyncio.Event()
 
     async def overtaken(self, positions):
@@ -523,7 +523,7 @@ async def test_what_is_acknowledged_while_a_member_seeks_does_not_undo_it(kafka,
         await store(self, positions)
         sought.set()
 
-    monkeypatch.setattr(Committed, "store", overtaken)
+    monkeypatch.setattr(OffsetStore, "store", overtaken)
     await member.seek("a", From.EARLIEST)
 
     async def outcome():

@@ -1,4 +1,4 @@
-"""A broker that wants to know who is there: certificates of both sides, and passwords, over TLS."""
+"""A broker with authentication: certificates of both sides, and passwords, over TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.brokers.kafka import KafkaCluster
 from tests.brokers.processes import free_ports
 from tidewal.adapters.kafka import open_wal
 from tidewal.runtime.errors import ConfigError, Unavailable
-from tidewal.runtime.settings import Kafka
+from tidewal.runtime.settings import KafkaSettings
 from tidewal.runtime.wal import ChannelPolicy, From
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -98,7 +98,9 @@ def password_settings(cluster: Guarded, mechanism: str, password: str = PASSWORD
 
 async def check(port: int, settings: dict[str, Any], prefix: str, **options: Any) -> None:
     """Append something and read it."""
-    wal = await open_wal(f"kafka://127.0.0.1:{port}/{prefix}", settings=Kafka.model_validate(settings), **options)
+    wal = await open_wal(
+        f"kafka://127.0.0.1:{port}/{prefix}", settings=KafkaSettings.model_validate(settings), **options
+    )
     await wal.create_channel("a", ChannelPolicy())
     await wal.append("a", b"hello")
     reader: Any = wal.read("a", From.EARLIEST)

@@ -13,11 +13,11 @@ from aiokafka.record import MemoryRecords
 
 from tidewal.adapters.kafka import faults
 from tidewal.adapters.kafka.faults import Operation, Outcome
-from tidewal.adapters.kafka.groups.committed import Committed
-from tidewal.adapters.kafka.groups.coordinator import Coordinator, Kind
-from tidewal.adapters.kafka.groups.requests import Position
-from tidewal.adapters.kafka.groups.transaction import Producer
-from tidewal.adapters.kafka.options import Options
+from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorBroker, CoordinatorType
+from tidewal.adapters.kafka.groups.offset_store import OffsetStore
+from tidewal.adapters.kafka.groups.requests import CommittedOffset
+from tidewal.adapters.kafka.groups.transaction import TransactionalProducer
+from tidewal.adapters.kafka.options import KafkaOptions
 from tidewal.adapters.kafka.sender import Sender
 from tidewal.runtime.errors import ChannelNotFound, Fenced, TidewalError, Unavailable
 from tidewal.runtime.metrics import Metrics
@@ -42,7 +42,7 @@ class Broker:
     """Answers as `Cluster` does. Keeps a log, and knows batches by producer and sequence, as Kafka's brokers do."""
 
     def __init__(self):
-        self.options = Options("nowhere", delivery_timeout_s=2.0)
+        self.options = KafkaOptions("nowhere", delivery_timeout_s=2.0)
         self.stalls = StallWatch(Metrics("test"))
         self.log: list[bytes] = []
         self.answer = 0  # the code for the next batch, whatever has become of it
@@ -166,7 +166,7 @@ class Coordinated:
     or an error to raise."""
 
     def __init__(self, *answers):
-        self.options = Options("nowhere", delivery_timeout_s=2.0)
+        self.options = KafkaOptions("nowhere", delivery_timeout_s=2.0)
         self.answers = list(answers)
 
     async def ask(self, node, request, connection=0):
@@ -191,7 +191,7 @@ class Member:
     group_id, kafka_member, generation = "group", "member", 1
 
     def __init__(self, cluster):
-        self.coordinator = Coordinator(cluster, Kind.GROUP, "group")
+        self.coordinator = CoordinatorBroker(cluster, CoordinatorType.GROUP, "group")
         self.renewed = 0
         self.over = None
 
@@ -213,7 +213,7 @@ def store(*answers):
         cluster = Coordinated(*answers)
         member = Member(cluster)
         try:
-            await Committed(cluster, member, 0).store({"topic": Position(1, "")})
+            await OffsetStore(cluster, member, 0).store({"topic": CommittedOffset(1, "")})
         except TidewalError as error:
             return error, member
         return None, member
@@ -243,7 +243,7 @@ def test_looking_for_the_coordinator_in_vain_stores_nothing():
     assert not member.renewed
 
 
-def test_a_lease_that_is_over_behind_an_attempt_of_unknown_outcome_says_so():
+def test_an_epoch_that_is_over_after_an_attempt_of_unknown_outcome_says_so():
     error, _ = store(0, kafka_errors.NotCoordinatorForGroupError.errno, 0, kafka_errors.UnknownMemberIdError.errno)
     assert isinstance(error, Fenced)
     assert error.outcome_unknown
@@ -252,7 +252,7 @@ def test_a_lease_that_is_over_behind_an_attempt_of_unknown_outcome_says_so():
 @pytest.mark.parametrize("code", [code for code in EVERY_CODE if code not in (0, *BEFORE_THE_COMMIT, 90)])
 def test_a_transaction_that_may_be_committed_is_never_called_aborted(code):
     async def run():
-        producer = Producer(Coordinated(0, code), "name")
+        producer = TransactionalProducer(Coordinated(0, code), "name")
         with pytest.raises(TidewalError) as caught:
             await producer._end((1, 0))
         return caught.value

@@ -1,4 +1,4 @@
-"""The parts of the Kafka adapter that need no broker: ids and timestamps, options, errors, lanes."""
+"""The parts of the Kafka adapter that need no broker: ids and timestamps, options, errors, send queues."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.adapters.kafka import faults, open_wal
-from tidewal.adapters.kafka.batch import Batch
-from tidewal.adapters.kafka.catalog import Catalog, Channel
+from tidewal.adapters.kafka.batch import ProducerBatch
+from tidewal.adapters.kafka.catalog import ChannelCatalog, KafkaChannel
 from tidewal.adapters.kafka.fetching import last_before
-from tidewal.adapters.kafka.lane import Backlog, Lane, Part, Write
 from tidewal.adapters.kafka.options import CODECS, parse
 from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, prefix, to_rows
+from tidewal.adapters.kafka.send_queue import Backlog, ChannelSendQueue, SubmitCall, SubmitPart
 from tidewal.adapters.kafka.topics import catalog_topic, channel_topic, configs
 from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import ConfigError, InvalidRequest, Overloaded, TidewalError, Unavailable
-from tidewal.runtime.settings import Kafka
+from tidewal.runtime.settings import KafkaSettings
 from tidewal.runtime.wal import ChannelPolicy
 
 NOW_MS = 1_700_000_000_000
@@ -77,7 +77,7 @@ def test_the_longest_name_fits():
 
 
 def test_a_url_with_options_over_settings():
-    settings = Kafka.model_validate(
+    settings = KafkaSettings.model_validate(
         {"brokerList": "elsewhere:1", "saslUsername": "me", "securityProtocol": "SASL_PLAINTEXT"}
     )
     options = parse("kafka://one:1,two:2/mine?request_timeout_s=2&pending_bytes=10", settings, pending_bytes=20)
@@ -110,11 +110,11 @@ def test_a_url_that_says_nothing_is_refused(url):
 )
 async def test_a_login_that_the_client_does_not_know_is_refused(given):
     with pytest.raises(ConfigError):
-        await open_wal("kafka://127.0.0.1:9", settings=Kafka.model_validate(given))
+        await open_wal("kafka://127.0.0.1:9", settings=KafkaSettings.model_validate(given))
 
 
 def test_a_certificate_that_is_not_there_is_said():
-    settings = Kafka.model_validate({"ssl": {"enabled": True, "tlsCaCert": "/nowhere/ca.pem"}})
+    settings = KafkaSettings.model_validate({"ssl": {"enabled": True, "tlsCaCert": "/nowhere/ca.pem"}})
     with pytest.raises(ConfigError, match="certificates"):
         parse("kafka://one:1", settings)
 
@@ -145,7 +145,7 @@ def test_every_error_of_the_client_becomes_one_of_ours(error):
     assert isinstance(error(), faults.Foreign)
 
 
-# ---- lanes -----------------------------------------------------------------------------------------------------------
+# ---- send queues -----------------------------------------------------------------------------------------------------
 
 
 class FakeSender:
@@ -161,7 +161,7 @@ class FakeSender:
         self._offsets = count()
 
     def batch(self, rows=()):
-        return Batch(rows)
+        return ProducerBatch(rows)
 
     def prepare(self, batch):
         self.prepared.append([row[2] for row in batch.rows()])
@@ -181,27 +181,27 @@ class FakeSender:
 
 
 class Rig:
-    """A lane, and what was answered."""
+    """A send queue, and the answers."""
 
     def __init__(self, batch_bytes=1000, limit_bytes=10**6):
         self.sender = FakeSender()
-        self.channel = Channel("a", 5, ChannelPolicy(), "t.a.5", prefix(5))
+        self.channel = KafkaChannel("a", 5, ChannelPolicy(), "t.a.5", prefix(5))
         self.backlog = Backlog(limit_bytes)
-        self.lane = Lane(self.channel, self.sender, self.backlog, batch_bytes)
+        self.send_queue = ChannelSendQueue(self.channel, self.sender, self.backlog, batch_bytes)
         self.answers: dict[str, object] = {}
         self.task: asyncio.Task[None] | None = None
         self.flushed: list[tuple[int, list[str]]] = []  # how many batches were sent by then, and what was answered
 
-    def submit(self, name, *payloads, write=None, places=None):
+    def submit(self, name, *payloads, call=None, indexes=None):
         size = sum(map(len, payloads)) + 1
-        write = write or Write(lambda result: self.answers.__setitem__(name, result), len(payloads), size)
-        part = Part(write, places or range(len(payloads)))
+        call = call or SubmitCall(lambda result: self.answers.__setitem__(name, result), len(payloads), size)
+        part = SubmitPart(call, indexes or range(len(payloads)))
         rows = to_rows([0] * len(payloads), payloads, NOW_MS)
         with self.backlog.lock:
             self.backlog.admit(size)
-            started = self.lane.add(part, rows, list(map(len, payloads)))
+            started = self.send_queue.add(part, rows, list(map(len, payloads)))
         if started:
-            self.task = asyncio.ensure_future(self.lane.run(self.flush))
+            self.task = asyncio.ensure_future(self.send_queue.run(self.flush))
 
     def flush(self):
         self.flushed.append((len(self.sender.batches), sorted(self.answers)))
@@ -246,11 +246,11 @@ async def test_a_batch_is_bounded_and_a_large_message_goes_alone():
 
 async def test_one_refused_message_costs_only_its_own_submit():
     rig = Rig()
-    rig.lane.stop()
+    rig.send_queue.pause()
     for name in ("before", "refused", "behind"):
         rig.submit(name, name.encode())
     with rig.backlog.lock:
-        rig.lane.go()
+        rig.send_queue.resume()
     await rig.task
     assert (rig.ids("before"), rig.ids("behind")) == ([0], [1])
     assert isinstance(rig.answers["refused"], InvalidRequest)
@@ -275,11 +275,11 @@ async def test_what_waits_behind_a_batch_without_a_broker_fails_with_it_but_for_
 
 async def test_what_is_left_of_a_submit_that_failed_is_not_sent():
     rig = Rig(batch_bytes=300)
-    rig.lane.stop()
+    rig.send_queue.pause()
     rig.submit("one", b"refused", bytes(200), b"rest")
     rig.submit("other", b"other")
     with rig.backlog.lock:
-        rig.lane.go()
+        rig.send_queue.resume()
     await rig.task
     assert isinstance(rig.answers["one"], InvalidRequest)
     assert rig.answers["one"].fields == {}
@@ -293,12 +293,12 @@ async def test_what_is_left_of_a_submit_that_failed_is_not_sent():
 )
 async def test_every_submit_is_answered_and_has_the_ids_of_its_entries(submits, batch_bytes):
     rig = Rig(batch_bytes=batch_bytes)
-    rig.lane.stop()
+    rig.send_queue.pause()
     for number, sizes in enumerate(submits):
         payloads = [size if isinstance(size, bytes) else bytes([number]) * size for size in sizes]
         rig.submit(number, *payloads)
     with rig.backlog.lock:
-        rig.lane.go()
+        rig.send_queue.resume()
     await rig.task
     assert rig.backlog.bytes == 0
     assert list(rig.answers) == list(range(len(submits)))
@@ -312,7 +312,7 @@ async def test_every_submit_is_answered_and_has_the_ids_of_its_entries(submits, 
 
 @pytest.mark.parametrize("codec", [CODECS["none"], CODECS["gzip"]])
 def test_a_batch_can_be_numbered_again(codec):
-    batch = Batch(to_rows([compose(NOW_MS, 1), compose(NOW_MS)], [b"one" * 100, b""], NOW_MS), codec=codec)
+    batch = ProducerBatch(to_rows([compose(NOW_MS, 1), compose(NOW_MS)], [b"one" * 100, b""], NOW_MS), codec=codec)
     batch.add(to_rows([compose(NOW_MS, 2)], [b"two"], NOW_MS))
     rows = batch.rows()
     for producer, sequence in ((7, 1), 30), ((8, 0), 0):
@@ -339,24 +339,24 @@ async def test_a_submit_that_is_partly_in_has_an_unknown_outcome():
 @pytest.mark.parametrize("unknown_first", [True, False])
 def test_a_submit_of_which_one_channel_is_unknown_is_unknown_whatever_the_others_say(unknown_first):
     answers: list[TidewalError] = []
-    write = Write(answers.append, 2, 2)
-    write.split(2)
+    call = SubmitCall(answers.append, 2, 2)
+    call.split(2)
     errors = [Unavailable("no answer", outcome_unknown=True), Unavailable("never sent")]
     for error in errors if unknown_first else reversed(errors):
-        if write.finished(error):
-            write.answer()
+        if call.finished(error):
+            call.answer()
     assert [answer.fields for answer in answers] == [{"outcome_unknown": True}]
 
 
 async def test_no_batch_begins_while_a_reader_finds_its_start():
     rig = Rig()
-    rig.lane.stop()
+    rig.send_queue.pause()
     rig.submit("one", b"1")
     for _ in range(10):
         await asyncio.sleep(0)
     assert rig.sender.batches == []
     with rig.backlog.lock:
-        rig.lane.go()
+        rig.send_queue.resume()
     await rig.task
     assert rig.ids("one") == [0]
 
@@ -374,7 +374,7 @@ async def test_too_much_at_once_is_refused_but_never_a_single_message():
 
 
 async def test_a_channel_that_is_dropped_while_it_is_made_is_made_again():
-    catalog = Catalog(SimpleNamespace(options=parse("kafka://one:1")), (1, 2), lambda: None)
+    catalog = ChannelCatalog(SimpleNamespace(options=parse("kafka://one:1")), (1, 2), lambda: None)
     written = []
 
     async def write(changes):

@@ -11,10 +11,10 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateTopicsRequest
 
-from tidewal.adapters.kafka.catalog import MADE, Catalog
+from tidewal.adapters.kafka.catalog import TOPIC, ChannelCatalog
 from tidewal.adapters.kafka.cluster import Cluster
 from tidewal.adapters.kafka.management import Management
-from tidewal.adapters.kafka.options import Options
+from tidewal.adapters.kafka.options import KafkaOptions
 from tidewal.adapters.kafka.requests import DescribeTopic
 from tidewal.runtime.errors import ChannelNotFound, InvalidRequest
 from tidewal.runtime.metrics import Metrics
@@ -35,7 +35,7 @@ class Brokers(Cluster):
     """What one process sees of the topics in `made`. It is `refused` to make one."""
 
     def __init__(self, made, *, refused):
-        super().__init__(Options("nowhere"), StallWatch(Metrics()))
+        super().__init__(KafkaOptions("nowhere"), StallWatch(Metrics()))
         self.made, self.refused = made, refused
         self.at_refusal = nothing
 
@@ -62,7 +62,7 @@ class Brokers(Cluster):
         pass
 
 
-class Followed(Catalog):
+class Followed(ChannelCatalog):
     """Knows at once what any of `peers` writes."""
 
     def __init__(self, cluster, peers):
@@ -118,7 +118,7 @@ def test_a_channel_that_another_process_was_granted_meanwhile_is_not_taken_back(
         if when == "at the refusal":
             refused.cluster.at_refusal = create
         else:
-            refused.catalog.before_write = lambda key: create() if key.startswith(MADE) else nothing()
+            refused.catalog.before_write = lambda key: create() if key.startswith(TOPIC) else nothing()
         with pytest.raises(InvalidRequest, match="not you"):
             await refused.management.create("a", POLICY)
         for process in (refused, other):
@@ -149,7 +149,7 @@ def test_of_a_channel_that_is_taken_back_as_another_process_makes_it_nothing_is_
             going.set()
             await asyncio.gather(refusal, return_exceptions=True)
 
-        other.catalog.before_write = lambda key: refuse() if key.startswith(MADE) else nothing()
+        other.catalog.before_write = lambda key: refuse() if key.startswith(TOPIC) else nothing()
         with pytest.raises(ChannelNotFound, match="dropped"):
             await other.management.create("a", POLICY)
         assert isinstance(refusal.exception(), InvalidRequest)

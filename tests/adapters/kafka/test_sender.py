@@ -13,7 +13,7 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from aiokafka.record import MemoryRecords
 
 from tidewal.adapters.kafka import sender as sender_module
-from tidewal.adapters.kafka.options import Options
+from tidewal.adapters.kafka.options import KafkaOptions
 from tidewal.adapters.kafka.sender import Sender
 from tidewal.runtime.errors import ChannelNotFound, ConfigError, InvalidRequest, Unavailable
 from tidewal.runtime.metrics import Metrics
@@ -35,7 +35,7 @@ class FakeCluster:
     """Answers each append with the next of `answers`: an offset, a class of error for its code, or one to raise."""
 
     def __init__(self, *answers, delivery_timeout_s=30.0):
-        self.options = Options("nowhere", delivery_timeout_s=delivery_timeout_s)
+        self.options = KafkaOptions("nowhere", delivery_timeout_s=delivery_timeout_s)
         self.metrics = Metrics("test")
         self.stalls = StallWatch(self.metrics)
         self.answers = list(answers)
@@ -98,7 +98,7 @@ async def test_batches_are_numbered_by_their_records():
         (kafka_errors.MessageSizeTooLargeError, Sent(1, 0, (b"3",))),
         (kafka_errors.RequestTimedOutError, Sent(2, 0, (b"3",))),
     ],
-    ids=["it got in", "it was refused", "nobody knows"],
+    ids=["appended", "refused", "unknown"],
 )
 async def test_a_batch_that_is_prepared_has_the_number_that_is_right_when_its_turn_comes(answer, expected):
     cluster = FakeCluster(answer, 2, delivery_timeout_s=OUT_OF_TIME)

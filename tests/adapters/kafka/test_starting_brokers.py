@@ -9,10 +9,10 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.admin import CreateTopicsRequest
 
-from tidewal.adapters.kafka.catalog import Catalog, Channel
+from tidewal.adapters.kafka.catalog import ChannelCatalog, KafkaChannel
 from tidewal.adapters.kafka.cluster import Cluster
 from tidewal.adapters.kafka.management import Management
-from tidewal.adapters.kafka.options import Options, parse
+from tidewal.adapters.kafka.options import KafkaOptions, parse
 from tidewal.adapters.kafka.requests import DescribeTopic
 from tidewal.runtime.errors import ConfigError, Unavailable
 from tidewal.runtime.metrics import Metrics
@@ -31,7 +31,9 @@ class Starting(Cluster):
     """Brokers with a controller; it refuses as often as `refusals` says to make a topic, or to say that it could."""
 
     def __init__(self, refusals: float):
-        super().__init__(Options("nowhere", replication_factor=3, delivery_timeout_s=PATIENCE_S), StallWatch(Metrics()))
+        super().__init__(
+            KafkaOptions("nowhere", replication_factor=3, delivery_timeout_s=PATIENCE_S), StallWatch(Metrics())
+        )
         self.refusals = refusals
         self.made: set[str] = set()
 
@@ -59,22 +61,22 @@ class Starting(Cluster):
         pass
 
 
-class Written(Catalog):
+class Written(ChannelCatalog):
     """Its own topic is left out: what is written is known."""
 
     async def sync(self):
         pass
 
     async def write_channel(self, name, policy):
-        found = self._channels[name] = Channel(name, 0, policy, f"tidewal.{name}.0", b"")
+        found = self._channels[name] = KafkaChannel(name, 0, policy, f"tidewal.{name}.0", b"")
         return found
 
-    async def write_made(self, channel, topic_id):
+    async def write_topic_id(self, channel, topic_id):
         channel.topic_id = topic_id
 
 
 async def open_catalog(cluster):
-    await Catalog(cluster, (1, 2), lambda: None).open()
+    await ChannelCatalog(cluster, (1, 2), lambda: None).open()
     return {"tidewal.catalog"}
 
 

@@ -9,7 +9,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, codec
 from aiokafka.record import MemoryRecords
 
-from tidewal.adapters.kafka.batch import Batch
+from tidewal.adapters.kafka.batch import ProducerBatch
 from tidewal.adapters.kafka.fetching import entries
 from tidewal.adapters.kafka.options import CODECS
 from tidewal.adapters.kafka.positions import prefix, to_rows
@@ -29,7 +29,7 @@ PACKED = [
 
 def batch(*payloads, name="gzip"):
     return bytes(
-        Batch(to_rows([compose(NOW_MS)] * len(payloads), payloads, NOW_MS), codec=CODECS[name]).build((1, 0), 0)
+        ProducerBatch(to_rows([compose(NOW_MS)] * len(payloads), payloads, NOW_MS), codec=CODECS[name]).build((1, 0), 0)
     )
 
 
@@ -63,7 +63,7 @@ def test_its_id_is_that_of_its_last_record():
 
 
 @pytest.mark.parametrize("cut", [1, 20, 40])
-def test_what_cannot_be_unpacked_stops_nobody(cut):
+def test_what_cannot_be_unpacked_stops_no_reader(cut):
     good = batch(b"x" * 1000)
     (packed,) = split(good)
     packed._data = packed._data[:-cut]  # as if it had been compressed so: the checksum is right

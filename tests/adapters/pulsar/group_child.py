@@ -12,7 +12,7 @@ import sys
 import time
 
 from tidewal.adapters.pulsar import open_wal
-from tidewal.adapters.pulsar.group_outputs import Outbox
+from tidewal.adapters.pulsar.group_outputs import OutputPublisher
 from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.wal import Append, GroupMember, Wal
 
@@ -33,7 +33,7 @@ async def copy(wal: Wal) -> None:
                 try:
                     await member.commit([delivered], outputs)
                 except Fenced:
-                    continue  # somebody else has the channel, and gets the entries again
+                    continue  # another member has the channel, and gets the entries again
                 say("commit", len(outputs))
         except Unavailable as error:
             say("unavailable", type(error).__name__)
@@ -80,15 +80,15 @@ async def busy(wal: Wal) -> None:
 
 async def half(wal: Wal) -> None:
     """Die when a commit is decided and half of its outputs are appended."""
-    send = Outbox._send
+    send = OutputPublisher._send
 
-    def send_half(self: Outbox, commits: list) -> None:
+    def send_half(self: OutputPublisher, commits: list) -> None:
         (commit,) = commits
         del commit.outputs[len(commit.outputs) // 2 :]
         send(self, commits)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Outbox._send = send_half
+    OutputPublisher._send = send_half
     await copy(wal)
 
 

@@ -15,7 +15,7 @@ from tests.brokers.proxied import proxied_pulsar
 from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar import open_wal as open_wal_at
 from tidewal.adapters.pulsar.client import message
-from tidewal.adapters.pulsar.ids import decode, following
+from tidewal.adapters.pulsar.ids import decode, next_id
 from tidewal.runtime.errors import MessageTooLarge, Overloaded, Unavailable
 from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -238,7 +238,7 @@ async def test_an_append_that_a_full_quota_answers_after_it_was_stored_is_not_ca
         await wal.hold("a", "somebody", first)
         for _ in range(20):
             last = await wal.append("a", bytes(1000))
-        stored_next = following(last)
+        stored_next = next_id(last)
         quota = {"limitSize": 1000, "limitTime": -1, "policy": "producer_exception"}
         web = Web(found.brokers, "public/default")
         await asyncio.to_thread(web.call, "POST", "/a/backlogQuota?backlogQuotaType=destination_storage", quota)

@@ -1,5 +1,4 @@
-"""The log of a group, followed by several processes over a log in memory: who is heard, what is told, how it stays
-short."""
+"""The log of a group, followed by several processes over a log in memory: silence, assignments, and snapshots."""
 
 from __future__ import annotations
 
@@ -12,14 +11,22 @@ import pytest
 from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.pulsar import group_log
 from tidewal.adapters.pulsar.group_log import GroupLog
-from tidewal.adapters.pulsar.group_records import Channels, Commit, Drop, Found, Join, Leave, Release
+from tidewal.adapters.pulsar.group_records import (
+    ChannelIdentity,
+    ChannelsChanged,
+    CommitOutputs,
+    Drop,
+    Join,
+    Leave,
+    Release,
+)
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Unavailable
-from tidewal.runtime.groups.link import Ack
+from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.testing.memory import MemoryLog
 from tidewal.runtime.wal import ChannelPolicy, From, FromId
 
 TOPIC = "log-of-g"
-CHANNELS = {f"c{n}": Found("1-a", 1, bytes(20), b"\x01" * 20, False) for n in range(4)}
+CHANNELS = {f"c{n}": ChannelIdentity("1-a", 1, bytes(20), b"\x01" * 20, False) for n in range(4)}
 
 
 class Process:
@@ -35,10 +42,10 @@ class Process:
         return getattr(self._wal, name)
 
     async def follow(self) -> GroupLog:
-        followed = GroupLog(self, "g", TOPIC)
-        await followed.open()
-        self.opened.append(followed)
-        return followed
+        log = GroupLog(self, "g", TOPIC)
+        await log.open()
+        self.opened.append(log)
+        return log
 
 
 @pytest.fixture
@@ -56,63 +63,63 @@ async def start(monkeypatch):
     start_one.now = 1000.0
     yield start_one
     for process in processes:
-        for followed in process.opened:
-            await followed.close()
+        for log in process.opened:
+            await log.close()
         await process.close()
 
 
-async def join(followed, member, process, timeout_s=3.0):
-    followed.local[member] = asyncio.Event()
-    await followed.ask(Join(member, process.process, ["c*"], From.EARLIEST, timeout_s, CHANNELS))
+async def join(log, member, process, timeout_s=3.0):
+    log.local[member] = asyncio.Event()
+    await log.ask(Join(member, process.process, ["c*"], From.EARLIEST, timeout_s, CHANNELS))
 
 
-async def held(followed, member):
-    return {channel: share.lease for channel, share in (await followed.shares(member, None, 0)).held.items()}
+async def held(log, member):
+    return {channel: assigned.epoch for channel, assigned in (await log.assignment(member, None, 0)).held.items()}
 
 
-def acknowledge(member, channel, lease, upto):
-    return Commit(member, [Ack(channel, lease, upto)], b"", "", [], {})
+def acknowledge(member, channel, epoch, upto):
+    return CommitOutputs(member, [Ack(channel, epoch, upto)], b"", "", [], {})
 
 
-async def same(*followed):
+async def same(*logs):
     """Wait until all have read the same, which is the same state."""
-    for each in followed:
+    for each in logs:
         await each.catch_up()
-    assert len({repr(each.state.picture()) for each in followed}) == 1
+    assert len({repr(each.state.to_wire()) for each in logs}) == 1
 
 
-async def beat(start, *followed, times=1):
+async def beat(start, *logs, times=1):
     for _ in range(times):
         start.now += 1.0
-        for each in followed:
+        for each in logs:
             each.beat()
-        for each in followed:
+        for each in logs:
             await each.catch_up()
 
 
-async def test_who_is_silent_for_the_session_timeout_is_expelled_and_its_acknowledgement_fenced(start):
+async def test_a_member_silent_for_the_session_timeout_is_evicted_and_its_acknowledgement_fenced(start):
     a, b = await start("a"), await start("b")
     first, second = await a.follow(), await b.follow()
     await join(first, "m1", a)
     await join(second, "m2", b)
-    shares = await first.shares("m1", None, 0)
-    for channel in shares.wanted_back:
-        await first.ask(Release("m1", channel, shares.held[channel].lease))
+    assignment = await first.assignment("m1", None, 0)
+    for channel in assignment.revoking:
+        await first.ask(Release("m1", channel, assignment.held[channel].epoch))
     await same(first, second)
-    leases = await held(second, "m2")
-    assert len(leases) == 2
+    epochs = await held(second, "m2")
+    assert len(epochs) == 2
     await beat(start, first, second, times=10)
     assert set(first.state.members) == {"m1", "m2"}
     await beat(start, first, times=5)
     await same(first, second)
     assert set(second.state.members) == {"m1"}
     assert set(await held(first, "m1")) == set(CHANNELS)
-    for channel, lease in leases.items():
+    for channel, epoch in epochs.items():
         with pytest.raises(Fenced):
-            await second.ask(acknowledge("m2", channel, lease, b"\x01" * 20))
+            await second.ask(acknowledge("m2", channel, epoch, b"\x01" * 20))
 
 
-async def test_who_was_stopped_itself_expels_nobody(start):
+async def test_a_process_that_was_stopped_itself_evicts_no_member(start):
     a, b = await start("a"), await start("b")
     first, second = await a.follow(), await b.follow()
     await join(first, "m1", a)
@@ -125,36 +132,36 @@ async def test_who_was_stopped_itself_expels_nobody(start):
     assert set(first.state.members) == {"m1", "m2"}
 
 
-async def test_what_is_wanted_back_is_taken_after_the_session_timeout(start):
+async def test_what_is_being_revoked_is_taken_after_the_session_timeout(start):
     a, b = await start("a"), await start("b")
     first, second = await a.follow(), await b.follow()
     await join(first, "m1", a)
     await join(second, "m2", b)
-    assert len((await first.shares("m1", None, 0)).wanted_back) == 2
+    assert len((await first.assignment("m1", None, 0)).revoking) == 2
     await beat(start, first, second, times=3)
     assert len(await held(first, "m1")) == 4
     await beat(start, first, second, times=3)
     assert (len(await held(first, "m1")), len(await held(second, "m2"))) == (2, 2)
 
 
-async def test_waiting_for_shares_ends_when_they_change(start):
+async def test_waiting_for_an_assignment_ends_when_it_changes(start):
     a = await start("a")
-    followed = await a.follow()
-    await join(followed, "m1", a)
-    seen = (await followed.shares("m1", None, 0)).version
-    waiting = asyncio.ensure_future(followed.shares("m1", seen, 60.0))
+    log = await a.follow()
+    await join(log, "m1", a)
+    seen = (await log.assignment("m1", None, 0)).version
+    waiting = asyncio.ensure_future(log.assignment("m1", seen, 60.0))
     await asyncio.sleep(0)
     assert not waiting.done()
-    await followed.ask(Channels({}, {"c0": "1-a"}))
+    await log.ask(ChannelsChanged({}, {"c0": "1-a"}))
     assert set((await waiting).held) == {"c1", "c2", "c3"}
-    waiting = asyncio.ensure_future(followed.shares("m1", (await followed.shares("m1", None, 0)).version, 60.0))
+    waiting = asyncio.ensure_future(log.assignment("m1", (await log.assignment("m1", None, 0)).version, 60.0))
     await asyncio.sleep(0)
-    await followed.close()
+    await log.close()
     with pytest.raises(Closed):
         await waiting
 
 
-async def test_a_group_that_is_dropped_ends_for_who_follows_it(start):
+async def test_a_group_that_is_dropped_ends_for_its_followers(start):
     a, b = await start("a"), await start("b")
     first, second = await a.follow(), await b.follow()
     await join(first, "m1", a)
@@ -171,8 +178,8 @@ async def test_a_group_that_is_dropped_ends_for_who_follows_it(start):
 @pytest.mark.parametrize("unknown", [True, False])
 async def test_what_may_lie_in_a_log_that_was_dropped_is_not_called_refused(start, monkeypatch, unknown):
     a = await start("a")
-    followed = await a.follow()
-    await join(followed, "m1", a)
+    log = await a.follow()
+    await join(log, "m1", a)
 
     async def append_many(records):
         fields = {"outcome_unknown": True} if unknown else {}
@@ -180,13 +187,13 @@ async def test_what_may_lie_in_a_log_that_was_dropped_is_not_called_refused(star
 
     monkeypatch.setattr(a, "append_many", append_many, raising=False)
     with pytest.raises(Fenced) as caught:
-        await followed.ask(Leave("m1"))
+        await log.ask(Leave("m1"))
     assert caught.value.fields.get("outcome_unknown", False) is unknown
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_all_see_the_same_while_pictures_are_made_and_processes_come_and_go(start, monkeypatch, seed):
-    monkeypatch.setattr(group_log, "RECORDS_PER_PICTURE", 15)
+async def test_all_see_the_same_while_snapshots_are_stored_and_processes_come_and_go(start, monkeypatch, seed):
+    monkeypatch.setattr(group_log, "RECORDS_PER_SNAPSHOT", 15)
     rng = random.Random(seed)
     processes = [await start(f"p{n}") for n in range(3)]
     first = await processes[0].follow()
@@ -194,20 +201,20 @@ async def test_all_see_the_same_while_pictures_are_made_and_processes_come_and_g
 
     async def work(process, number):
         for turn in range(12):
-            followed = await process.follow()
+            log = await process.follow()
             member = f"m{number}-{turn}"
-            await join(followed, member, process)
+            await join(log, member, process)
             for _ in range(rng.randrange(3, 15)):
-                followed.beat()
-                shares = await followed.shares(member, None, 0)
-                for channel, share in shares.held.items():
+                log.beat()
+                assignment = await log.assignment(member, None, 0)
+                for channel, assigned in assignment.held.items():
                     with suppress(Fenced):
-                        if channel in shares.wanted_back:
-                            await followed.ask(Release(member, channel, share.lease))
+                        if channel in assignment.revoking:
+                            await log.ask(Release(member, channel, assigned.epoch))
                         else:
-                            await followed.ask(acknowledge(member, channel, share.lease, rng.randbytes(20)))
+                            await log.ask(acknowledge(member, channel, assigned.epoch, rng.randbytes(20)))
             if rng.random() < 0.7:
-                await followed.ask(Leave(member))
+                await log.ask(Leave(member))
 
     await asyncio.gather(*(work(process, number) for number, process in enumerate(processes)))
     late = await processes[0].follow()
@@ -216,14 +223,14 @@ async def test_all_see_the_same_while_pictures_are_made_and_processes_come_and_g
     assert late._first > begin
 
 
-async def test_who_fell_behind_a_picture_begins_anew(start, monkeypatch):
-    monkeypatch.setattr(group_log, "RECORDS_PER_PICTURE", 15)
+async def test_a_process_that_fell_behind_a_snapshot_begins_anew(start, monkeypatch):
+    monkeypatch.setattr(group_log, "RECORDS_PER_SNAPSHOT", 15)
     a, b = await start("a"), await start("b")
     first, second = await a.follow(), await b.follow()
     await join(first, "m1", a)
-    leases = await held(first, "m1")
+    epochs = await held(first, "m1")
     for number in range(100):
-        await first.ask(acknowledge("m1", "c0", leases["c0"], number.to_bytes(20, "big")))
+        await first.ask(acknowledge("m1", "c0", epochs["c0"], number.to_bytes(20, "big")))
     await same(first, second)
     read = b._wal.read
     positions = iter([FromId(bytes.fromhex("00")), *[None] * 100])

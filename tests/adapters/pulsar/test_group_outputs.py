@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from tests.adapters.pulsar.test_group_log import TOPIC, Process, join
-from tidewal.adapters.pulsar import group_following, group_log, group_outputs
+from tidewal.adapters.pulsar import group_log, group_outputs, group_session
 from tidewal.adapters.pulsar.client import NUMBER_PROPERTY, OK
-from tidewal.adapters.pulsar.group_following import Following
 from tidewal.adapters.pulsar.group_log import new_token
 from tidewal.adapters.pulsar.group_records import Published, Release
+from tidewal.adapters.pulsar.group_session import GroupSession
 from tidewal.adapters.pulsar.group_state import Decided
-from tidewal.adapters.pulsar.ids import Place
+from tidewal.adapters.pulsar.ids import MessagePlace
 from tidewal.runtime.errors import Closed, Unavailable
-from tidewal.runtime.groups.link import Ack
+from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.testing.memory import MemoryLog
 from tidewal.runtime.wal import Append, ChannelPolicy
 
-RECORDS_PER_PICTURE = 15
+RECORDS_PER_SNAPSHOT = 15
 BOUND_S = 20
 
 
@@ -49,11 +49,11 @@ class TopicProducer:
         payload, _, number = sent
         topic, key = self._topics.stored[self._channel], (self._channel, self._name)
         if number <= self._topics.highest.get(key, 0):
-            place = Place(-1, -1)  # how Pulsar answers to a duplicate
+            place = MessagePlace(-1, -1)  # how Pulsar answers to a duplicate
         else:
             self._topics.highest[key] = number
             topic.append((self._name, number, payload))
-            place = Place(1, len(topic) - 1)
+            place = MessagePlace(1, len(topic) - 1)
         answered(OK, Id(place))
 
     def flush_async(self, answered) -> None:
@@ -65,20 +65,20 @@ class TopicProducer:
 
 
 class Id:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: MessagePlace) -> None:
         self.ledger_id, self.entry_id = (lambda: place.ledger), (lambda: place.entry)
         self.batch_index = lambda: place.batch_index
 
 
 class TopicReader:
-    def __init__(self, topic: list[tuple[str, int, bytes]], start: Place) -> None:
+    def __init__(self, topic: list[tuple[str, int, bytes]], start: MessagePlace) -> None:
         self._topic, self._next = topic, max(start.entry, 0)
 
     def read_next(self, timeout_ms: int) -> object:
         at, self._next = self._next, self._next + 1
         name, number, _ = self._topic[at]
         return SimpleNamespace(
-            message_id=lambda: Id(Place(1, at)),
+            message_id=lambda: Id(MessagePlace(1, at)),
             producer_name=lambda: name,
             properties=lambda: {NUMBER_PROPERTY: str(number)},
         )
@@ -101,19 +101,19 @@ class Member(Process):
         self.may_send = asyncio.Event()
         self.may_send.set()
         self.refuses: type | None = None  # records of this type are not stored
-        self.following: Following | None = None
+        self.session: GroupSession | None = None
 
     async def begin(self) -> None:
-        self.following = Following(self, "g", None)
-        await self.following.log.open()
-        await join(self.following.log, self.process, self, 3000.0)
+        self.session = GroupSession(self, "g", None)
+        await self.session.log.open()
+        await join(self.session.log, self.process, self, 3000.0)
 
     def stop(self) -> None:
         """It reads nothing any more, as after SIGSTOP; what it appended before is in the log all the same."""
         self._running.clear()
         self._stopping.set()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._stopping.clear()
         self._running.set()
 
@@ -149,13 +149,13 @@ class Member(Process):
     def policy(self, channel) -> ChannelPolicy:
         return ChannelPolicy()
 
-    def behind_all(self, channel) -> Place:
-        return Place(1, len(self._topics.stored[channel]) - 1)
+    def behind_all(self, channel) -> MessagePlace:
+        return MessagePlace(1, len(self._topics.stored[channel]) - 1)
 
     last = behind_all
 
-    def survey(self, channel) -> object:
-        return SimpleNamespace(stored_from=Place(self._topics.first_ledger, 0))
+    def contents(self, channel) -> object:
+        return SimpleNamespace(stored_from=MessagePlace(self._topics.first_ledger, 0))
 
     def publisher(self, channel, name, *, batches) -> TopicProducer:
         return TopicProducer(self._topics, channel, name)
@@ -167,30 +167,30 @@ class Member(Process):
 
     @property
     def undelivered(self) -> dict:
-        return self.following.log.state.undelivered
+        return self.session.log.state.undelivered
 
     async def held(self) -> dict:
-        return (await self.following.log.shares(self.process, None, 0)).held
+        return (await self.session.log.assignment(self.process, None, 0)).held
 
     async def give_up(self, channel: str) -> None:
-        """Hand a channel over that is wanted back, and stay."""
-        await self.following.log.ask(Release(self.process, channel, (await self.held())[channel].lease))
+        """Release a channel that is being revoked, and stay a member."""
+        await self.session.log.ask(Release(self.process, channel, (await self.held())[channel].epoch))
 
     async def commit(self, payload: bytes, channel: str | None = None) -> None:
         held = await self.held()
         channel = channel or min(held)
-        ack = Ack(channel, held[channel].lease, payload.rjust(20, b"\x02"))
-        await self.following.commit(self.process, [ack], [Append("out", payload)])
+        ack = Ack(channel, held[channel].epoch, payload.rjust(20, b"\x02"))
+        await self.session.commit(self.process, [ack], [Append("out", payload)])
 
 
 @pytest.fixture
 async def two(monkeypatch):
-    """Two processes, each with a member that holds channels. The first one draws the pictures."""
+    """Two processes, each with a member that holds channels. The first one stores the snapshots."""
     monkeypatch.setattr(group_outputs, "message", lambda *sent: sent)
     monkeypatch.setattr(group_outputs, "PAUSE_S", 0)
     monkeypatch.setattr(group_log, "PAUSE_S", 0)
-    monkeypatch.setattr(group_log, "RECORDS_PER_PICTURE", RECORDS_PER_PICTURE)
-    monkeypatch.setattr(group_following, "group_topic", lambda group: TOPIC)
+    monkeypatch.setattr(group_log, "RECORDS_PER_SNAPSHOT", RECORDS_PER_SNAPSHOT)
+    monkeypatch.setattr(group_session, "group_topic", lambda group: TOPIC)
     memory, topics = MemoryLog(), Topics()
     members = [Member(memory, topics, name) for name in ("a", "b")]
     third = Member(memory, topics, "c")  # has no member yet
@@ -198,20 +198,20 @@ async def two(monkeypatch):
     for member in members:
         await member.begin()
     first, second = members
-    for channel in await wanted_back(first):
+    for channel in await revoking(first):
         await first.give_up(channel)
-    await second.following.log.catch_up()
+    await second.session.log.catch_up()
     yield SimpleNamespace(first=first, second=second, third=third, topics=topics)
     for member in (*members, third):
-        member.go_on()
+        member.resume()
         member.may_send.set()
-        if member.following is not None:
-            await member.following.close()
+        if member.session is not None:
+            await member.session.close()
         await member.close()
 
 
-async def wanted_back(member: Member) -> list[str]:
-    return sorted((await member.following.log.shares(member.process, None, 0)).wanted_back)
+async def revoking(member: Member) -> list[str]:
+    return sorted((await member.session.log.assignment(member.process, None, 0)).revoking)
 
 
 async def until(condition) -> None:
@@ -221,11 +221,11 @@ async def until(condition) -> None:
 
 
 async def log_moves_on(two) -> None:
-    """The first one draws pictures until the log begins behind all that was in it."""
+    """The first one stores snapshots until the log begins after all records that were in it."""
     end = await two.first.latest_id(TOPIC)
     while (await two.first.describe(TOPIC)).first_id <= end:
-        two.first.following.log.beat()
-        await two.first.following.log.catch_up()
+        two.first.session.log.beat()
+        await two.first.session.log.catch_up()
 
 
 async def test_a_process_stopped_longer_than_the_log_of_its_group_lasts_publishes_what_it_decided(two):
@@ -236,7 +236,7 @@ async def test_a_process_stopped_longer_than_the_log_of_its_group_lasts_publishe
     deciding = [asyncio.create_task(two.second.commit(payload)) for payload in (b"2", b"3")]
     await until(lambda: len(two.first.undelivered) == 2)
     await log_moves_on(two)
-    two.second.go_on()
+    two.second.resume()
     for outcome in await asyncio.gather(*deciding, return_exceptions=True):
         assert isinstance(outcome, Unavailable)
         assert outcome.outcome_unknown
@@ -256,7 +256,7 @@ async def test_what_was_on_its_way_when_the_process_stopped_comes_first(two):
     deciding.append(asyncio.create_task(two.second.commit(b"3")))
     await until(lambda: len(two.first.undelivered) == 2)
     await log_moves_on(two)
-    two.second.go_on()
+    two.second.resume()
     await until(lambda: deciding[1].done())
     deciding.append(asyncio.create_task(two.second.commit(b"4")))
     await until(lambda: len(two.first.undelivered) == 3)
@@ -270,21 +270,21 @@ async def test_what_was_on_its_way_when_the_process_stopped_comes_first(two):
 async def test_what_is_published_and_not_noted_as_such_is_noted_later(two):
     two.second.refuses = Published
     await two.second.commit(b"1")
-    await two.first.following.log.catch_up()
+    await two.first.session.log.catch_up()
     assert two.first.undelivered
     two.second.refuses = None
-    two.second.following._outbox.adopt()  # which a process does every second
+    two.second.session._output_publisher.adopt()  # which a process does every second
     await until(lambda: not two.first.undelivered)
     assert two.topics.payloads("out") == [b"1"]
 
 
-async def test_outputs_that_retention_has_removed_before_they_are_noted_hold_up_nobody(two):
+async def test_outputs_that_retention_has_removed_before_they_are_noted_hold_up_no_process(two):
     two.second.refuses = Published
     channel = min(await two.second.held())
     await two.second.commit(b"1", channel)
-    await two.second.following.leave("b")
-    await two.second.following.close()
-    await two.first.following.log.catch_up()
+    await two.second.session.leave("b")
+    await two.second.session.close()
+    await two.first.session.log.catch_up()
     assert two.first.undelivered
     two.topics.stored["out"][0] = ("removed", 0, b"")  # what has its name and number is gone
     two.topics.first_ledger = 2
@@ -297,7 +297,7 @@ async def test_a_commit_that_lies_in_the_log_when_its_process_closes_is_unknown(
     two.second.stop()
     committing = asyncio.create_task(two.second.commit(b"1"))
     await until(lambda: two.first.undelivered)
-    await two.second.following.close()
+    await two.second.session.close()
     with pytest.raises(Closed) as caught:
         await committing
     assert caught.value.outcome_unknown
@@ -324,12 +324,12 @@ async def hand_over(two) -> str:
     """The third one joins, and gets a channel of the first two, which stay."""
     await two.third.begin()
     for member in (two.first, two.second):
-        await member.following.log.catch_up()
-        for channel in await wanted_back(member):
+        await member.session.log.catch_up()
+        for channel in await revoking(member):
             await member.give_up(channel)
-            await two.third.following.log.catch_up()
+            await two.third.session.log.catch_up()
             return channel
-    raise AssertionError("nothing was wanted back")
+    raise AssertionError("nothing was revoked")
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -346,10 +346,10 @@ async def test_what_comes_of_a_channel_keeps_its_order_when_the_channel_changes_
     later = asyncio.create_task(two.third.commit(b"2", moved))
     await until(lambda: len(two.first.undelivered) == len(two.second.undelivered) == len(deciding) + 1)
     if leaves:
-        await two.third.following.leave("c")
+        await two.third.session.leave("c")
         for member in (two.first, two.second):
-            await member.following.log.catch_up()
-            member.following._outbox.adopt()  # which a process does every second
+            await member.session.log.catch_up()
+            member.session._output_publisher.adopt()  # which a process does every second
     for _ in range(100):
         await asyncio.sleep(0)
     assert two.topics.payloads("out") == []
@@ -357,7 +357,7 @@ async def test_what_comes_of_a_channel_keeps_its_order_when_the_channel_changes_
         member.may_send.set()
     await asyncio.gather(*deciding)
     while len(two.topics.payloads("out")) <= len(deciding):
-        two.first.following._outbox.adopt()
+        two.first.session._output_publisher.adopt()
         await asyncio.sleep(0)
     assert two.topics.payloads("out") == [b"1"] * len(deciding) + [b"2"]
     two.third.may_send.set()
@@ -370,11 +370,15 @@ async def test_only_what_others_come_before_waits_for_them(two):
     def decided(publisher, *inputs):
         return Decided(new_token(), "m", publisher, [], {}, frozenset(inputs))
 
-    outbox = two.first.following._outbox
-    ours = [decided(outbox._publisher, "c0"), decided(outbox._publisher, "c1"), decided(outbox._publisher, "c0")]
+    publisher = two.first.session._output_publisher
+    ours = [
+        decided(publisher._publisher, "c0"),
+        decided(publisher._publisher, "c1"),
+        decided(publisher._publisher, "c0"),
+    ]
     theirs = decided("another", "c1")
-    outbox._queue.extend(ours)
+    publisher._queue.extend(ours)
     order = [ours[0], theirs, *ours[1:]]
-    assert outbox._ready({each.token: each for each in order}) == ours[:1]
-    assert outbox._ready({each.token: each for each in ours}) == ours
-    outbox._queue.clear()
+    assert publisher._ready({each.token: each for each in order}) == ours[:1]
+    assert publisher._ready({each.token: each for each in ours}) == ours
+    publisher._queue.clear()

@@ -1,5 +1,5 @@
-"""The state of a group without a broker: whoever applies the same records has the same, also one that begins from a
-picture; and who is judged silent or gone."""
+"""The state of a group without a broker: the same records give the same state, also from a snapshot on; and which
+processes are judged silent or gone."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from contextlib import suppress
 import pytest
 
 from tidewal.adapters.pulsar.client import ends_batch
-from tidewal.adapters.pulsar.group_following import Presence
-from tidewal.adapters.pulsar.group_log import _Silence
+from tidewal.adapters.pulsar.group_log import _SilenceTracker
 from tidewal.adapters.pulsar.group_records import (
-    Beat,
-    Channels,
-    Commit,
+    ChannelIdentity,
+    ChannelsChanged,
+    CommitOutputs,
     Drop,
-    Expel,
-    Found,
+    EvictMember,
+    GroupSnapshot,
     Join,
     Leave,
     Output,
-    Picture,
+    ProcessBeat,
     Published,
     Release,
     Seek,
@@ -30,18 +29,19 @@ from tidewal.adapters.pulsar.group_records import (
     decode_record,
     encode_record,
 )
+from tidewal.adapters.pulsar.group_session import FailureDetector
 from tidewal.adapters.pulsar.group_state import GroupState
-from tidewal.adapters.pulsar.ids import Place, before_ledger, decode_end, encode, encode_end, following
+from tidewal.adapters.pulsar.ids import MessagePlace, before_ledger, decode_end, encode, encode_end, next_id
 from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, TidewalError, Unavailable
-from tidewal.runtime.groups.link import Ack
+from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.positions import just_before
 from tidewal.runtime.wal import Append, From
 
 CHANNELS = [f"c{n}" for n in range(6)]
 
 
-def found(ledger=1, made="1-a", queue=False):
-    return Found(made, ledger, before_ledger(ledger), encode(Place(ledger, 9, 0)), queue)
+def found(ledger=1, incarnation="1-a", queue=False):
+    return ChannelIdentity(incarnation, ledger, before_ledger(ledger), encode(MessagePlace(ledger, 9, 0)), queue)
 
 
 def join(member, *channels, process="p", start=From.EARLIEST, of=None):
@@ -49,9 +49,9 @@ def join(member, *channels, process="p", start=From.EARLIEST, of=None):
     return Join(member, process, list(channels), start, 30.0, known)
 
 
-def ack(member, channel, lease, upto, *outputs, batch=b"", staged=0):
-    acks, own = [Ack(channel, lease, upto)], [Output(Append("out", b"x", 1), n) for n in outputs]
-    return Commit(member, acks, batch, "publisher", own, {"out": b""}, staged)
+def ack(member, channel, epoch, upto, *outputs, batch=b"", staged=0):
+    acks, own = [Ack(channel, epoch, upto)], [Output(Append("out", b"x", 1), n) for n in outputs]
+    return CommitOutputs(member, acks, batch, "publisher", own, {"out": b""}, staged)
 
 
 def new_state():
@@ -63,12 +63,12 @@ def apply(state, *commands):
         state.apply(bytes([number]), command)
 
 
-def lease(state, member, channel):
-    return state.shares(member).held[channel].lease
+def epoch(state, member, channel):
+    return state.assignment(member).held[channel].epoch
 
 
 def held(state):
-    return {member: set(state.shares(member).held) for member in state.members}
+    return {member: set(state.assignment(member).held) for member in state.members}
 
 
 class Script:
@@ -77,7 +77,7 @@ class Script:
     def __init__(self, seed):
         self._rng = random.Random(seed)
         self._joined = 0
-        self._made = 1
+        self._incarnation = 1
 
     def next(self, state):
         rng = self._rng
@@ -85,10 +85,10 @@ class Script:
         member = rng.choice(members) if members else "nobody"
         channel = rng.choice(CHANNELS)
         with suppress(TidewalError, KeyError):
-            number = lease(state, member, channel)
+            number = epoch(state, member, channel)
         if "number" not in locals() or rng.random() < 0.1:
             number = rng.randrange(100)
-        upto = encode(Place(1, rng.randrange(10), rng.randrange(3)))
+        upto = encode(MessagePlace(1, rng.randrange(10), rng.randrange(3)))
         match rng.randrange(12):
             case 0:
                 self._joined += 1
@@ -97,7 +97,7 @@ class Script:
             case 1:
                 return Leave(member)
             case 2:
-                return Expel(member, rng.randrange(3))
+                return EvictMember(member, rng.randrange(3))
             case 3 | 4:
                 return Release(member, channel, number)
             case 5:
@@ -105,21 +105,23 @@ class Script:
             case 6:
                 return SeekGroup(channel, found(), upto)
             case 7:
-                self._made += 1
-                late = found(self._made, f"{self._made}-x")
-                return rng.choice([Channels({}, {channel: "1-a"}), Channels({channel: late, "c9": late}, {})])
+                self._incarnation += 1
+                late = found(self._incarnation, f"{self._incarnation}-x")
+                return rng.choice(
+                    [ChannelsChanged({}, {channel: "1-a"}), ChannelsChanged({channel: late, "c9": late}, {})]
+                )
             case 8:
-                return Beat(f"p{rng.randrange(3)}", rng.randrange(3))
+                return ProcessBeat(f"p{rng.randrange(3)}", rng.randrange(3))
             case 9:
                 outputs = [Output(Append("out", b"y"), 1)]
                 return rng.choice([Published([bytes([3])]), Stage(member, b"batch", outputs)])
             case _:
-                ids = tuple(encode(Place(1, 20, rng.randrange(9))) for _ in range(rng.randrange(3)))
-                return Commit(member, [Ack(channel, number, upto, ids)], b"batch", "publisher", [], {})
+                ids = tuple(encode(MessagePlace(1, 20, rng.randrange(9))) for _ in range(rng.randrange(3)))
+                return CommitOutputs(member, [Ack(channel, number, upto, ids)], b"batch", "publisher", [], {})
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_reads_the_records_has_the_same_state(seed):
+def test_every_process_that_reads_the_records_has_the_same_state(seed):
     script, whole = Script(seed), new_state()
     others = []
     applied = 0
@@ -135,13 +137,13 @@ def test_whoever_reads_the_records_has_the_same_state(seed):
                 outcomes.add(type(error).__name__)
         assert len(outcomes) == 1, command
         applied += "applied" in outcomes
-        if number % 100 == 50:  # one that begins from a picture
-            _, picture = decode_record(encode_record(b"", Picture(b"", whole.picture())))
+        if number % 100 == 50:  # a state that begins from a snapshot
+            _, snapshot = decode_record(encode_record(b"", GroupSnapshot(b"", whole.to_wire())))
             later = new_state()
-            later.restore(picture.state)
+            later.restore(snapshot.state)
             others.append(later)
         for other in others:
-            assert other.picture() == whole.picture()
+            assert other.to_wire() == whole.to_wire()
             assert other.info() == whole.info()
     assert applied > 150
 
@@ -149,18 +151,20 @@ def test_whoever_reads_the_records_has_the_same_state(seed):
 def test_every_command_comes_back_from_its_record():
     commands = [
         join("m", "c*", start=From.LATEST),
-        Beat("p", 3),
+        ProcessBeat("p", 3),
         Leave("m"),
-        Expel("m", 2),
+        EvictMember("m", 2),
         Release("m", "c0", 7),
         Stage("m", b"b", [Output(Append("out", b"\x00\xff", 9), 4)]),
-        Commit("m", [Ack("c0", 7, b"u", (b"1", b"2"))], b"b", "p", [Output(Append("o", b"", 0), 5)], {"o": b"after"}),
+        CommitOutputs(
+            "m", [Ack("c0", 7, b"u", (b"1", b"2"))], b"b", "p", [Output(Append("o", b"", 0), 5)], {"o": b"after"}
+        ),
         Published([b"t"]),
         Seek("m", "c0", 7, b"u"),
         SeekGroup("c0", found(queue=True), b"u"),
-        Channels({"c0": found()}, {"c1": "made"}),
+        ChannelsChanged({"c0": found()}, {"c1": "made"}),
         Drop(),
-        Picture(b"base", {"x": [1, b"y"]}),
+        GroupSnapshot(b"base", {"x": [1, b"y"]}),
     ]
     for command in commands:
         assert decode_record(encode_record(b"token", command)) == (b"token", command)
@@ -176,41 +180,43 @@ def test_what_is_no_record_is_passed_over(junk):
 def test_an_acknowledgement_counts_until_the_channel_is_taken_away():
     state = new_state()
     apply(state, join("a", "c0"))
-    number = lease(state, "a", "c0")
-    apply(state, ack("a", "c0", number, encode(Place(1, 3))))
+    number = epoch(state, "a", "c0")
+    apply(state, ack("a", "c0", number, encode(MessagePlace(1, 3))))
     apply(state, Release("a", "c0", number))
-    again = lease(state, "a", "c0")
+    again = epoch(state, "a", "c0")
     with pytest.raises(Fenced):
-        apply(state, ack("a", "c0", number, encode(Place(1, 4))))
-    assert state.shares("a").held["c0"].acked_to == encode(Place(1, 3))
-    apply(state, ack("a", "c0", again, encode(Place(1, 4))))
+        apply(state, ack("a", "c0", number, encode(MessagePlace(1, 4))))
+    assert state.assignment("a").held["c0"].acked_to == encode(MessagePlace(1, 3))
+    apply(state, ack("a", "c0", again, encode(MessagePlace(1, 4))))
     apply(state, Leave("a"))
     with pytest.raises(Fenced):
-        apply(state, ack("a", "c0", again, encode(Place(1, 5))))
-    assert state.info().positions == {"c0": encode(Place(1, 4))}
+        apply(state, ack("a", "c0", again, encode(MessagePlace(1, 5))))
+    assert state.info().positions == {"c0": encode(MessagePlace(1, 4))}
 
 
-def test_a_beat_that_came_meanwhile_saves_from_being_expelled():
+def test_a_heartbeat_that_came_meanwhile_prevents_the_eviction():
     state = new_state()
-    apply(state, join("a", "c0", process="p1"), join("b", "c0", process="p2"), Beat("p1", 1), Beat("p1", 2))
-    apply(state, Expel("a", 1))
+    apply(
+        state, join("a", "c0", process="p1"), join("b", "c0", process="p2"), ProcessBeat("p1", 1), ProcessBeat("p1", 2)
+    )
+    apply(state, EvictMember("a", 1))
     assert set(state.members) == {"a", "b"}
-    apply(state, Expel("a", 2))
+    apply(state, EvictMember("a", 2))
     assert held(state) == {"b": {"c0"}}
-    apply(state, Expel("a", 2), Leave("a"))
+    apply(state, EvictMember("a", 2), Leave("a"))
 
 
 def test_outputs_are_decided_with_the_acknowledgement_or_not_at_all():
     state = new_state()
     apply(state, join("a", "c0"))
-    number = lease(state, "a", "c0")
+    number = epoch(state, "a", "c0")
     state.apply(b"1", Stage("a", b"one", [Output(Append("out", b"1"), 1), Output(Append("out", b"2"), 2)]))
-    state.apply(b"2", ack("a", "c0", number, encode(Place(1, 0)), 3, batch=b"one", staged=2))
+    state.apply(b"2", ack("a", "c0", number, encode(MessagePlace(1, 0)), 3, batch=b"one", staged=2))
     assert [output.number for output in state.undelivered[b"2"].outputs] == [1, 2, 3]
     state.apply(b"3", Stage("a", b"two", [Output(Append("out", b"4"), 4)]))
     with pytest.raises(Fenced):
-        state.apply(b"4", ack("a", "c0", number + 1, encode(Place(1, 1)), 5, batch=b"two", staged=1))
-    state.apply(b"5", ack("a", "c0", number, encode(Place(1, 1)), 6, batch=b"three"))
+        state.apply(b"4", ack("a", "c0", number + 1, encode(MessagePlace(1, 1)), 5, batch=b"two", staged=1))
+    state.apply(b"5", ack("a", "c0", number, encode(MessagePlace(1, 1)), 6, batch=b"three"))
     assert [output.number for output in state.undelivered[b"5"].outputs] == [6]
     assert list(state.undelivered) == [b"2", b"5"]
     state.apply(b"6", Published([b"2"]))
@@ -221,27 +227,27 @@ def test_a_commit_whose_outputs_did_not_all_arrive_does_not_count():
     """One of its records was refused or lost on its way, and the deciding one, which was sent behind it, was not."""
     state = new_state()
     apply(state, join("a", "c0"))
-    number = lease(state, "a", "c0")
-    begun = state.shares("a").held["c0"].acked_to
+    number = epoch(state, "a", "c0")
+    begun = state.assignment("a").held["c0"].acked_to
     state.apply(b"1", Stage("a", b"one", [Output(Append("out", b"1"), 1)]))
     for staged in (0, 2):
         with pytest.raises(Unavailable) as caught:
-            state.apply(b"2", ack("a", "c0", number, encode(Place(1, 0)), 3, batch=b"one", staged=staged))
+            state.apply(b"2", ack("a", "c0", number, encode(MessagePlace(1, 0)), 3, batch=b"one", staged=staged))
         assert "outcome_unknown" not in caught.value.fields
         state.apply(b"1", Stage("a", b"one", [Output(Append("out", b"1"), 1)]))
     assert state.undelivered == {}
-    assert state.shares("a").held["c0"].acked_to == begun
+    assert state.assignment("a").held["c0"].acked_to == begun
 
 
 def test_a_later_channel_of_the_name_takes_the_place_of_the_earlier():
     state = new_state()
     apply(state, join("a", "c*", of={"c0": found(1, "1-a")}))
-    apply(state, ack("a", "c0", lease(state, "a", "c0"), encode(Place(1, 5))))
-    apply(state, Channels({"c0": found(7, "2-b")}, {}))
-    assert state.shares("a").held["c0"].acked_to == before_ledger(7)
-    apply(state, Channels({"c0": found(1, "1-a")}, {"c0": "1-a"}))  # somebody saw this long ago
-    assert state.shares("a").held["c0"].acked_to == before_ledger(7)
-    apply(state, Channels({}, {"c0": "2-b"}))
+    apply(state, ack("a", "c0", epoch(state, "a", "c0"), encode(MessagePlace(1, 5))))
+    apply(state, ChannelsChanged({"c0": found(7, "2-b")}, {}))
+    assert state.assignment("a").held["c0"].acked_to == before_ledger(7)
+    apply(state, ChannelsChanged({"c0": found(1, "1-a")}, {"c0": "1-a"}))  # an old record that was appended late
+    assert state.assignment("a").held["c0"].acked_to == before_ledger(7)
+    apply(state, ChannelsChanged({}, {"c0": "2-b"}))
     assert held(state) == {"a": set()}
     with pytest.raises(ChannelNotFound):
         apply(state, join("b", "c0", of={}))
@@ -259,7 +265,7 @@ def test_a_group_is_dropped_when_it_has_no_members():
 
 
 def test_silence_is_counted_in_own_beats_and_not_while_we_were_stopped():
-    silence = _Silence()
+    silence = _SilenceTracker()
     silence.heard("other")
     assert silence.of("other") == 0
     for beat in range(11):
@@ -279,32 +285,32 @@ def names(**since):
 
 
 def test_a_process_is_gone_when_the_broker_has_no_connection_of_it_for_a_while():
-    presence = Presence("me")
+    detector = FailureDetector("me")
     everybody = {"me", "other"}
-    assert presence.look(names(me="1", other="1"), everybody) == set()
-    assert presence.look(names(me="1"), everybody) == set()
-    assert presence.look(names(me="1"), everybody) == set()
-    assert presence.look(names(me="1", other="5"), everybody) == set()  # it was just connecting anew
-    looks = [presence.look(names(me="1"), everybody) for _ in range(3)]
-    assert looks == [set(), set(), {"other"}]
+    assert detector.look(names(me="1", other="1"), everybody) == set()
+    assert detector.look(names(me="1"), everybody) == set()
+    assert detector.look(names(me="1"), everybody) == set()
+    assert detector.look(names(me="1", other="5"), everybody) == set()  # it was just connecting anew
+    checks = [detector.look(names(me="1"), everybody) for _ in range(3)]
+    assert checks == [set(), set(), {"other"}]
 
 
 def test_a_broker_that_came_back_says_nothing_of_who_is_not_there_yet():
-    presence = Presence("me")
+    detector = FailureDetector("me")
     everybody = {"me", "slow", "dead"}
-    presence.look(names(me="1", slow="1", dead="1"), everybody)
-    presence.look({}, everybody)
+    detector.look(names(me="1", slow="1", dead="1"), everybody)
+    detector.look({}, everybody)
     for _ in range(5):
-        assert presence.look(names(me="7"), everybody) == set()
-    presence.look(names(me="7", slow="9"), everybody)
-    looks = [presence.look(names(me="7"), everybody) for _ in range(3)]
-    assert looks == [set(), set(), {"slow"}]  # the session of the other decides
+        assert detector.look(names(me="7"), everybody) == set()
+    detector.look(names(me="7", slow="9"), everybody)
+    checks = [detector.look(names(me="7"), everybody) for _ in range(3)]
+    assert checks == [set(), set(), {"slow"}]  # the session of the other decides
 
 
 def test_the_place_before_a_ledger():
-    assert before_ledger(5) == just_before(encode(Place(5, 0, 0)))
-    assert following(before_ledger(5)) == encode(Place(5, 0, 0))
-    for place in (Place(5, -1), Place(5, 0, 0), Place(5, 7, 3)):
+    assert before_ledger(5) == just_before(encode(MessagePlace(5, 0, 0)))
+    assert next_id(before_ledger(5)) == encode(MessagePlace(5, 0, 0))
+    for place in (MessagePlace(5, -1), MessagePlace(5, 0, 0), MessagePlace(5, 7, 3)):
         assert decode_end(encode_end(place)) == place
 
 

@@ -129,7 +129,7 @@ async def test_a_process_that_computes_keeps_its_channels(open_wal, start):
     assert member.channels == set()
 
 
-async def test_a_channel_that_is_wanted_back_goes_after_the_session_timeout_at_the_latest(open_wal):
+async def test_a_channel_that_is_being_revoked_goes_after_the_session_timeout_at_the_latest(open_wal):
     wal, other = await open_wal(), await open_wal()
     await create(wal, "c0", "c1")
     ids = {channel: await append(wal, channel, 1, 2) for channel in ("c0", "c1")}
@@ -148,7 +148,7 @@ async def test_a_channel_that_is_wanted_back_goes_after_the_session_timeout_at_t
     assert info.positions == {channel: each[-1] for channel, each in ids.items()}
 
 
-async def test_a_broker_killed_and_restarted_silences_nobody(open_wal, pulsar):
+async def test_a_broker_killed_and_restarted_silences_no_member(open_wal, pulsar):
     wal, other = await open_wal(), await open_wal()
     await create(wal, "c0", "c1", "empty")
     first = await wal.join("g", ["c*", "empty"])
@@ -244,7 +244,7 @@ async def test_outputs_of_a_process_killed_between_deciding_and_appending_are_ap
     child = await start("half")
     with contextlib.suppress(AssertionError):
         await child.line()
-    member = await wal.join("copiers", ["c*"])  # whoever joins next finds what is left to do
+    member = await wal.join("copiers", ["c*"])  # the next member finds the rest
     entries = await helpers.take(wal, "out-c0", From.EARLIEST, 10)
     assert helpers.payloads(entries) == [str(number).encode() for number in range(10)]
     (info,) = await wal.groups()
@@ -267,19 +267,19 @@ async def test_more_outputs_than_fit_into_one_record_are_committed_together(open
 
 
 async def test_the_log_of_a_group_stays_short(open_wal, monkeypatch):
-    monkeypatch.setattr(group_log, "RECORDS_PER_PICTURE", 20)
+    monkeypatch.setattr(group_log, "RECORDS_PER_SNAPSHOT", 20)
     wal, other = await open_wal(), await open_wal()
     await create(wal, "c0", "c1")
     member = await wal.join("g", ["c*"])
-    begin = (await asyncio.to_thread(wal.survey, group_topic("g"))).first
+    begin = (await asyncio.to_thread(wal.contents, group_topic("g"))).first
     for number in range(70):
         await append(wal, f"c{number % 2}", number)
         await member.acknowledge(await one(member))
     async with asyncio.timeout(BOUND_S):
-        while (await asyncio.to_thread(wal.survey, group_topic("g"))).first <= begin:
+        while (await asyncio.to_thread(wal.contents, group_topic("g"))).first <= begin:
             pass
     positions = {channel: await wal.latest_id(channel) for channel in ("c0", "c1")}
-    (info,) = await other.groups()  # which begins to read at the picture
+    (info,) = await other.groups()  # which begins to read at the snapshot
     assert (info.positions, set(info.members)) == (positions, {member.id})
     second = await other.join("g", ["c*"])
     await append(wal, "c0", "x")
@@ -297,7 +297,7 @@ async def test_nothing_is_left_behind_but_the_position_of_the_group(open_wal, we
     assert web.subscriptions("c0")
     await wal.close()
     async with asyncio.timeout(BOUND_S):
-        while web.subscriptions("c0") or web.subscriptions("out"):  # noqa: ASYNC110 -- the broker tells nobody
+        while web.subscriptions("c0") or web.subscriptions("out"):  # noqa: ASYNC110 -- the broker has no event for it
             await asyncio.sleep(0)
         while len(web.subscriptions(group_topic("g"))) > 1:  # noqa: ASYNC110 -- likewise
             await asyncio.sleep(0)

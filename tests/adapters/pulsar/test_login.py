@@ -1,4 +1,4 @@
-"""A broker that wants to know who is there, by a token, and speaks TLS."""
+"""A broker with authentication by a token, over TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.brokers.processes import free_ports
 from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar import open_wal
 from tidewal.runtime.errors import ConfigError, TidewalError
-from tidewal.runtime.settings import Pulsar as PulsarSettings
+from tidewal.runtime.settings import PulsarSettings as PulsarSettings
 from tidewal.runtime.wal import ChannelPolicy, From
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -31,7 +31,7 @@ CLIENT_CLASS = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
 
 
 def token_of(role: str, secret: bytes = SECRET) -> str:
-    """A JSON web token that says who we are."""
+    """A JSON web token for the client."""
 
     def part(data: bytes) -> bytes:
         return base64.urlsafe_b64encode(data).rstrip(b"=")
@@ -41,7 +41,7 @@ def token_of(role: str, secret: bytes = SECRET) -> str:
 
 
 class Guarded(PulsarStandalone):
-    """One node that takes nobody without a token, reached over TLS too."""
+    """One node that refuses clients without a token, reached over TLS too."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory / "certificates")
@@ -104,7 +104,7 @@ async def test_a_token_opens_and_none_or_a_wrong_one_is_refused(guarded: Guarded
             await check(url, web_url=guarded.web_url, **refused)
 
 
-async def test_tls_opens_to_who_trusts_the_broker_and_to_nobody_else(guarded: Guarded, tmp_path: Path):
+async def test_tls_opens_only_to_clients_that_trust_the_broker(guarded: Guarded, tmp_path: Path):
     url = f"pulsar+ssl://127.0.0.1:{guarded.tls}/public/tls?web_url=https://127.0.0.1:{guarded.web_tls}"
     trusted = str(guarded.authority.certificate)
     await check(url, token=token_of(ROLE), trusted_certificates=trusted)

@@ -21,9 +21,9 @@ from tidewal.adapters.pulsar.failures import (
     send_failure,
     web_outcome,
 )
-from tidewal.adapters.pulsar.ids import Place, encode
-from tidewal.adapters.pulsar.sending import Producer
-from tidewal.adapters.pulsar.topics import POLICY_PROPERTY, Survey, Topic
+from tidewal.adapters.pulsar.ids import MessagePlace, encode
+from tidewal.adapters.pulsar.producer import ChannelProducer
+from tidewal.adapters.pulsar.topics import POLICY_PROPERTY, Topic, TopicContents
 from tidewal.runtime.errors import ChannelNotFound, ConfigError, MessageTooLarge, TidewalError, Unavailable
 from tidewal.runtime.stalls import StallWatch
 from tidewal.runtime.wal import Append
@@ -100,7 +100,7 @@ def test_a_change_that_fails_says_whether_it_may_have_happened(answers, kind, un
         Scripted(*answers).set_property(Topic("a"), "x", "y")
     assert caught.value.fields.get("outcome_unknown", False) is unknown
     with pytest.raises(kind) as caught:  # what only asks changes nothing
-        Scripted(*answers).survey(Topic("a"))
+        Scripted(*answers).contents(Topic("a"))
     assert "outcome_unknown" not in caught.value.fields
 
 
@@ -169,10 +169,10 @@ class Broker:
     def producer(self, address, name):
         return self
 
-    def survey(self, channel):
+    def contents(self, channel):
         if self.ledgers is None:
             raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel)
-        return Survey(None, self.ledgers, Place(self.ledgers[-1][0], -1), None, {})
+        return TopicContents(None, self.ledgers, MessagePlace(self.ledgers[-1][0], -1), None, {})
 
     def send_async(self, message, answered):
         if self.sent is None:
@@ -206,9 +206,9 @@ def producing():
 
         def make(stored, count):
             broker, answers = Broker(stored), {}
-            end = Place(7, -1)
-            producer = Producer(
-                broker, Topic("a"), "", "mine", broker.survey, 7, end, 100, executor, print, StallWatch()
+            end = MessagePlace(7, -1)
+            producer = ChannelProducer(
+                broker, Topic("a"), "", "mine", broker.contents, 7, end, 100, executor, print, StallWatch()
             )
             for index in range(1, count + 1):
                 producer.send(Append("a", b"x"), index, answers.__setitem__)
@@ -222,25 +222,25 @@ def settle(producer):
 
 
 def test_what_was_never_sent_takes_no_place(producing):
-    producer, broker, answers = producing([Place(7, 0), Place(7, 1)], 3)
+    producer, broker, answers = producing([MessagePlace(7, 0), MessagePlace(7, 1)], 3)
     broker.answer(2, "MessageTooBig")
     broker.answer(1, "Ok")
     broker.answer(3, "Ok")
     settle(producer)
-    assert answers[1] == encode(Place(7, 0))
+    assert answers[1] == encode(MessagePlace(7, 0))
     assert type(answers[2]) is MessageTooLarge
-    assert answers[3] == encode(Place(7, 1))
+    assert answers[3] == encode(MessagePlace(7, 1))
     assert not producer.broken
 
 
 def test_behind_an_unknown_outcome_no_place_is_guessed_and_the_producer_is_given_up(producing):
-    producer, broker, answers = producing([Place(7, 0), Place(7, 1)], 3)
+    producer, broker, answers = producing([MessagePlace(7, 0), MessagePlace(7, 1)], 3)
     broker.answer(1, "Ok", Id((7, 0)))
     broker.answer(2, "ProducerBlockedQuotaExceededException")  # stored or not
     broker.answer(3, "Ok")  # stored at 7:1, or behind it
     settle(producer)
     assert producer.broken
-    assert answers[1] == encode(Place(7, 0))
+    assert answers[1] == encode(MessagePlace(7, 0))
     for index in (2, 3):
         assert answers[index].fields["outcome_unknown"]
 
@@ -259,7 +259,7 @@ def test_an_answer_out_of_a_new_ledger_is_believed_once_the_topic_was_looked_at(
     broker.answer(1, "Ok", Id((7, 0)))
     broker.answer(2, "Ok", Id((9, 0)))
     settle(producer)
-    assert answers == {1: encode(Place(7, 0)), 2: encode(Place(9, 0))}
+    assert answers == {1: encode(MessagePlace(7, 0)), 2: encode(MessagePlace(9, 0))}
     assert not producer.broken
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tidewal.adapters.pulsar.appending import Appender
 from tidewal.adapters.pulsar.failures import send_failure
-from tidewal.adapters.pulsar.ids import Place, before_ledger, decode, encode
+from tidewal.adapters.pulsar.ids import MessagePlace, before_ledger, decode, encode
 from tidewal.adapters.pulsar.options import parse
-from tidewal.adapters.pulsar.seeking import begin
-from tidewal.adapters.pulsar.topics import Topic, channel_of, decode_policy, encode_policy, survey_of
+from tidewal.adapters.pulsar.seek import begin
+from tidewal.adapters.pulsar.topics import Topic, channel_of, contents_of, decode_policy, encode_policy
 from tidewal.runtime.config import load_settings
 from tidewal.runtime.errors import (
     ChannelNotFound,
@@ -31,7 +31,7 @@ from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, Durability, Fro
 
 NOW_MS = 1_700_000_000_000
 number = st.integers(0, 2**40)
-place = st.builds(Place, number, number, st.integers(0, 2**20))
+place = st.builds(MessagePlace, number, number, st.integers(0, 2**20))
 channel_name = st.text("abP-_.~09partion", min_size=1, max_size=30).filter(lambda name: "~" not in name)
 
 
@@ -70,8 +70,8 @@ def test_a_policy_that_makes_no_sense_is_an_error(text):
         decode_policy(text, "a")
 
 
-def survey(ledgers, last, **properties):
-    return survey_of(
+def contents(ledgers, last, **properties):
+    return contents_of(
         Topic("a"),
         {
             "ledgers": [{"ledgerId": ledger, "entries": entries} for ledger, entries in ledgers],
@@ -83,28 +83,28 @@ def survey(ledgers, last, **properties):
 
 
 def test_what_the_broker_counts_is_read_with_the_ledger_in_use():
-    found = survey([(3, 4), (4, 0), (5, 7), (9, 0)], "9:1")
+    found = contents([(3, 4), (4, 0), (5, 7), (9, 0)], "9:1")
     assert found.ledgers == ((3, 4), (4, 0), (5, 7), (9, 2))
-    assert found.first == Place(3, 0)
-    assert found.holds == {"x": Place(5, 2)}
-    assert survey([(3, 0)], "3:-1").first is None
-    assert survey([(3, 4), (9, 0)], "3:3").end == Place(9, -1)
-    truncated = {"tidewal.truncated": encode(Place(9, 0)).hex()}
-    assert survey([(3, 4), (5, 7), (9, 0)], "9:1", **truncated).first == Place(5, 2)  # held
+    assert found.first == MessagePlace(3, 0)
+    assert found.holds == {"x": MessagePlace(5, 2)}
+    assert contents([(3, 0)], "3:-1").first is None
+    assert contents([(3, 4), (9, 0)], "3:3").end == MessagePlace(9, -1)
+    truncated = {"tidewal.truncated": encode(MessagePlace(9, 0)).hex()}
+    assert contents([(3, 4), (5, 7), (9, 0)], "9:1", **truncated).first == MessagePlace(5, 2)  # held
 
 
 def test_a_gap_between_ledgers_is_seen():
-    found = survey([(3, 4), (4, 0), (5, 7), (9, 0)], "9:1")
-    assert not found.has_between(Place(3, 3), Place(5, 0), NOW_MS)
-    assert found.has_between(Place(3, 2), Place(5, 0), NOW_MS)
-    assert found.has_between(Place(3, 3), Place(9, 0), NOW_MS)
-    assert found.has_between(Place(2, 0), Place(3, 0), NOW_MS)  # it is gone, so nobody knows
+    found = contents([(3, 4), (4, 0), (5, 7), (9, 0)], "9:1")
+    assert not found.has_between(MessagePlace(3, 3), MessagePlace(5, 0), NOW_MS)
+    assert found.has_between(MessagePlace(3, 2), MessagePlace(5, 0), NOW_MS)
+    assert found.has_between(MessagePlace(3, 3), MessagePlace(9, 0), NOW_MS)
+    assert found.has_between(MessagePlace(2, 0), MessagePlace(3, 0), NOW_MS)  # it is gone, so that is not known
     kept = {"tidewal.policy": encode_policy(ChannelPolicy(retention_s=60.0)), "tidewal.made": f"{NOW_MS}-x"}
-    whole = survey([(3, 4), (5, 7), (9, 0)], "9:1", **kept)
-    assert not whole.has_between(Place(2, -1), Place(3, 0), NOW_MS + 59_000)  # it was empty
-    assert whole.has_between(Place(2, -1), Place(3, 0), NOW_MS + 61_000)
-    assert whole.has_between(Place(2, -1), Place(5, 0), NOW_MS)
-    assert whole.has_between(Place(2, 0), Place(3, 0), NOW_MS)  # it was not
+    whole = contents([(3, 4), (5, 7), (9, 0)], "9:1", **kept)
+    assert not whole.has_between(MessagePlace(2, -1), MessagePlace(3, 0), NOW_MS + 59_000)  # it was empty
+    assert whole.has_between(MessagePlace(2, -1), MessagePlace(3, 0), NOW_MS + 61_000)
+    assert whole.has_between(MessagePlace(2, -1), MessagePlace(5, 0), NOW_MS)
+    assert whole.has_between(MessagePlace(2, 0), MessagePlace(3, 0), NOW_MS)  # it was not
 
 
 class Filling:
@@ -113,9 +113,9 @@ class Filling:
     def __init__(self, ledgers, last):
         self._ledgers, self._last = ledgers, last
 
-    def survey(self, channel):
+    def contents(self, channel):
         number, entries = self._ledgers[-1]
-        return survey(self._ledgers, f"{number}:{entries - 1}")
+        return contents(self._ledgers, f"{number}:{entries - 1}")
 
     def last(self, channel):
         return self._last
@@ -125,11 +125,15 @@ class Filling:
     "start", [From.EARLIEST, FromId(before_ledger(7)), FromId(before_ledger(7), inclusive=True), FromTime(NOW_MS << 18)]
 )
 def test_what_lands_while_a_reader_looks_for_its_place_is_behind_that(start):
-    assert begin(Filling([(7, 0)], Place(7, 1)), "a", start) < Place(7, 0)
+    assert begin(Filling([(7, 0)], MessagePlace(7, 1)), "a", start) < MessagePlace(7, 0)
 
 
 def test_a_position_in_a_ledger_without_entries_is_the_end_of_those_before():
-    assert Place(5, 2) < begin(Filling([(5, 3), (7, 0)], Place(7, 1)), "a", FromId(before_ledger(7))) < Place(7, 0)
+    assert (
+        MessagePlace(5, 2)
+        < begin(Filling([(5, 3), (7, 0)], MessagePlace(7, 1)), "a", FromId(before_ledger(7)))
+        < MessagePlace(7, 0)
+    )
 
 
 def test_options_win_over_the_url_and_that_over_settings():
@@ -176,7 +180,7 @@ async def test_a_url_that_makes_no_sense_is_refused(url):
 
 
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
-async def test_nobody_at_the_address_is_an_error_in_time(scheme):
+async def test_no_broker_at_the_address_is_an_error_in_time(scheme):
     with pytest.raises(Unavailable):
         async with asyncio.timeout(20):
             await open_wal(f"{scheme}://127.0.0.1:1", web_url="http://127.0.0.1:1", request_timeout_s=0.3)
@@ -289,12 +293,12 @@ async def test_limits_and_the_end(helpers):
 async def test_a_stopped_channel_waits_and_others_do_not(helpers):
     producers = {name: Producer(name) for name in "ab"}
     with appending(producers.__getitem__) as appender:
-        appender.stop("a")
+        appender.pause("a")
         appender.submit([Append("a", b"later")], lambda _: None)
         appender.submit([Append("b", b"now")], lambda _: None)
         await helpers.until(lambda: producers["b"].sent)
         assert producers["a"].sent == []
-        appender.go_on("a")
+        appender.resume("a")
         await helpers.until(lambda: producers["a"].sent)
         for producer in producers.values():
             producer.sent[0][1](b"id")

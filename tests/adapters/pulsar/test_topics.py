@@ -41,7 +41,7 @@ async def test_no_subscription_is_left_behind(open_wal, web, helpers):
     await wal.hold("a", "node 1/x", ids[2])
     await wal.close()
     async with asyncio.timeout(BOUND_S):
-        while len(web.subscriptions("a")) > 1:  # noqa: ASYNC110 -- the broker tells nobody that it noticed
+        while len(web.subscriptions("a")) > 1:  # noqa: ASYNC110 -- the broker has no event for it
             await asyncio.sleep(0)
     assert web.subscriptions("a") == ["tidewal-hold.node 1/x"]
     wal = await open_wal()
@@ -230,7 +230,7 @@ async def test_no_append_is_acknowledged_into_a_channel_that_was_deleted(open_wa
     await wal.append("a", b"before")
     reader = wal.read("a", From.EARLIEST)
     await anext(reader)
-    if topics_make_themselves:  # somebody has switched it on again
+    if topics_make_themselves:  # it was switched on again
         await asyncio.to_thread(web.namespace, "POST", RULE, TOPICS_MAKE_THEMSELVES)
     await asyncio.to_thread(web.call, "DELETE", "/a?force=true")
     async with asyncio.timeout(BOUND_S):
@@ -245,7 +245,7 @@ async def test_no_append_is_acknowledged_into_a_channel_that_was_deleted(open_wa
 async def test_a_channel_that_was_made_again_is_another(open_wal, web, helpers):
     wal = await open_wal()
     await wal.create_channel("a", PLAIN)
-    begin = before_ledger(wal.survey("a").end.ledger)
+    begin = before_ledger(wal.contents("a").end.ledger)
     await asyncio.to_thread(web.new_ledger, "a")  # the first one stayed empty, and is removed
     id = await wal.append("a", b"old")
     assert [entry.id for entry in await helpers.take(wal, "a", FromId(begin), 1)] == [id]

@@ -1,4 +1,4 @@
-"""A directory that several open, as processes do, and a disk that syncs when it is told to."""
+"""A directory that several logs of one process open, as processes do, and a disk that syncs on demand."""
 
 from __future__ import annotations
 

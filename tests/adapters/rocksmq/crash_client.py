@@ -28,16 +28,16 @@ class Producer:
         self._wal, self._name, self._random = wal, name, random.Random(seed)
         self._counts = dict.fromkeys(CHANNELS, 0)
         self._room = asyncio.Semaphore(WINDOW)
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await self._room.acquire()
             entries = [self._entry() for _ in range(self._random.choice((1, 1, 1, 4)))]
             task = asyncio.create_task(self._append(entries))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-        await asyncio.gather(*self._under_way)
+            self._in_flight.add(task)
+            task.add_done_callback(self._in_flight.discard)
+        await asyncio.gather(*self._in_flight)
 
     def _entry(self) -> tuple[Append, int]:
         channel = self._random.choice(CHANNELS)

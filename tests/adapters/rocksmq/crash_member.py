@@ -20,7 +20,7 @@ SESSION_TIMEOUT_S = 5.0
 
 
 async def copy(wal: Wal, stop: asyncio.Event) -> None:
-    """Copy each entry of channel c to out-c, as a member of the group, until told to stop."""
+    """Copy each entry of channel c to out-c, as a member of the group, until the test stops it."""
     while not stop.is_set():
         member = await wal.join("copiers", CHANNELS, session_timeout_s=SESSION_TIMEOUT_S)
         try:
@@ -29,12 +29,12 @@ async def copy(wal: Wal, stop: asyncio.Event) -> None:
                 try:
                     await member.commit([delivered], outputs)
                 except Fenced:
-                    continue  # somebody else has the channel, and gets the entries again
+                    continue  # another member has the channel, and gets the entries again
                 os.write(1, f"commit {len(outputs)}\n".encode())
                 if stop.is_set():
                     break
         except Unavailable:
-            continue  # it may have happened or not: who joins again is told by the position
+            continue  # it may have happened or not: a member that joins again learns it from the position
         finally:
             await member.aclose()
 

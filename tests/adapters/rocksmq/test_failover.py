@@ -1,5 +1,5 @@
-"""Processes that share a log go on when its owner dies, stops or leaves: what is under way ends once, readers lose
-nothing, and where nobody answers an error comes in time."""
+"""Processes that share a log go on when its owner dies, stops or leaves: each call in flight ends once, readers lose
+nothing, and where no owner answers an error comes in time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.adapters.rocksmq import RocksMQ, link, open_wal, shared
-from tidewal.adapters.rocksmq.clients import CLIENT_EXPIRY_S
-from tidewal.adapters.rocksmq.flying import Flying
+from tidewal.adapters.rocksmq import RocksMQ, open_wal, owner_connection, shared
+from tidewal.adapters.rocksmq.dedup_table import CLIENT_EXPIRY_S
+from tidewal.adapters.rocksmq.inflight import InflightAppends
 from tidewal.runtime.errors import (
     ChannelNotFound,
     Closed,
@@ -91,7 +91,7 @@ async def test_an_idle_process_takes_the_log_over_too(opening, owner_process, he
     await helpers.until(lambda: wal.store)
 
 
-async def test_appends_under_way_at_a_kill_are_there_once_and_in_order(opening, owner_process):
+async def test_appends_in_flight_at_a_kill_are_there_once_and_in_order(opening, owner_process):
     wals = [await opening() for _ in range(2)]
     await wals[0].create_channel("a", PLAIN)
     appends = [
@@ -131,7 +131,7 @@ async def test_what_was_durable_when_its_answer_was_lost_is_recognised_by_the_ne
     with pytest.raises(Unavailable) as caught:
         await ephemeral
     assert caught.value.outcome_unknown is True
-    assert await wal.append("e", b"new life") > second
+    assert await wal.append("e", b"new incarnation") > second
 
 
 async def test_readers_go_on_over_owners_without_gap_or_repetition(opening, helpers):
@@ -176,19 +176,19 @@ async def test_more_readers_and_requests_than_may_wait_at_the_owner_take_turns(o
     await asyncio.gather(*reading)
 
 
-async def test_who_may_not_own_waits_for_an_owner_and_never_is_one(opening, helpers):
+async def test_a_process_that_may_not_own_waits_for_an_owner_and_never_is_one(opening, helpers):
     owner = await opening()
     wal = await opening(own=False)
     await wal.create_channel("a", PLAIN)
     await owner.close()
     waiting = asyncio.ensure_future(wal.append("a", b"x"))
-    await helpers.until(lambda: wal._search is not None and not wal._search.done() and len(wal._flying))
+    await helpers.until(lambda: wal._search is not None and not wal._search.done() and len(wal._inflight))
     await opening(own=True)
     await waiting
     assert wal.store is None
 
 
-async def test_who_only_reads_goes_on_over_owners_and_never_is_one(opening, directory, helpers):
+async def test_a_process_that_only_reads_goes_on_over_owners_and_never_is_one(opening, directory, helpers):
     with pytest.raises(ConfigError):
         await opening(own=True, read_only=True)
     with pytest.raises(Unavailable, match="start one that does"):
@@ -214,12 +214,12 @@ async def test_who_only_reads_goes_on_over_owners_and_never_is_one(opening, dire
     await reading
 
 
-async def test_an_option_that_is_none_is_told_at_once(tmp_path):
+async def test_an_unknown_option_is_refused_at_once(tmp_path):
     with pytest.raises(TypeError, match="segment_byte"):
         await open_wal(f"rocksmq://{tmp_path}/log", segment_byte=1)
 
 
-async def test_only_one_may_insist_on_owning(opening):
+async def test_only_one_process_may_require_ownership(opening):
     await opening(own=True)
     with pytest.raises(DirectoryInUse):
         await opening(own=True)
@@ -227,7 +227,7 @@ async def test_only_one_may_insist_on_owning(opening):
         await open_wal("rocksmq://127.0.0.1:9?token_file=/none", own=True)
 
 
-async def test_where_nobody_answers_everything_says_so_in_time_and_later_calls_try_again(opening):
+async def test_where_no_owner_answers_everything_says_so_in_time_and_later_calls_try_again(opening):
     with pytest.raises(Unavailable):
         await opening(own=False, failover_s=0.05)
     owner = await opening()
@@ -262,7 +262,7 @@ def stopped(pid: int) -> bool:
 async def test_an_owner_that_is_stopped_ends_everything_with_an_error_in_time(
     opening, owner_process, monkeypatch, helpers
 ):
-    monkeypatch.setattr(link, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(owner_connection, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(shared, "HELLO_S", 0.1)
     wal = await opening(failover_s=0.2)
     await wal.create_channel("a", PLAIN)
@@ -302,7 +302,7 @@ async def test_threads_submit_over_a_change_of_owners(opening):
     assert not [answer for answer in rest if isinstance(answer, TidewalError)]
     payloads = [payload.split() for payload in await read_all(wal)]
     for name in range(4):
-        assert [int(i) for who, i in payloads if int(who) == name] == list(range(100))
+        assert [int(i) for appender, i in payloads if int(appender) == name] == list(range(100))
 
 
 async def test_closing_finishes_what_was_submitted(opening, directory):
@@ -317,7 +317,7 @@ async def test_closing_finishes_what_was_submitted(opening, directory):
         wal.submit([], lambda _: None)
 
 
-async def test_a_port_serves_those_who_have_the_secret_and_the_next_owner_may_take_it(opening, directory):
+async def test_a_port_serves_processes_with_the_secret_and_the_next_owner_may_take_it(opening, directory):
     owner = await opening(tcp_port=0)
     port = owner.tcp_port
     wal = await open_wal(f"rocksmq://127.0.0.1:{port}?token_file={directory}/token")
@@ -348,11 +348,11 @@ async def test_a_group_member_goes_on_with_the_next_owner(opening, owner_process
     await member.aclose()
 
 
-# ---- appends under way -----------------------------------------------------------------------------------------------
+# ---- appends in flight -----------------------------------------------------------------------------------------------
 
 
 class Recorder:
-    """An owner that answers when it is told to."""
+    """An owner that answers when the test does."""
 
     def __init__(self, boot: int) -> None:
         self.boot = boot
@@ -367,86 +367,86 @@ class Recorder:
 
 
 @pytest.fixture
-def flying(clock):
-    return Flying(10_000, clock, lambda _: None)
+def inflight(clock):
+    return InflightAppends(10_000, clock, lambda _: None)
 
 
-def submit(flying, payload, channel="a"):
+def submit(inflight, payload, channel="a"):
     results = []
-    flying.submit([Append(channel, payload)], results.append)
+    inflight.submit([Append(channel, payload)], results.append)
     return results
 
 
-def test_what_is_under_way_is_sent_again_in_order_and_what_is_answered_is_not(flying):
+def test_what_is_in_flight_is_sent_again_in_order_and_what_is_answered_is_not(inflight):
     first, second = Recorder(1), Recorder(2)
-    flying.resume(first, set())
-    results = [submit(flying, bytes([i])) for i in range(4)]
+    inflight.resume(first, set())
+    results = [submit(inflight, bytes([i])) for i in range(4)]
     assert [settled for _, settled, *_ in first.sent] == [0, 0, 0, 0]
     first.sent[0][3]([b"id"])
     first.sent[2][3](ChannelNotFound("none"))
-    flying.interrupt()
-    results.append(submit(flying, b"\4"))
-    flying.resume(second, set())
+    inflight.interrupt()
+    results.append(submit(inflight, b"\4"))
+    inflight.resume(second, set())
     assert second.numbers == [2, 4, 5]
     assert [settled for _, settled, *_ in second.sent] == [1, 1, 1]
     second.sent[0][3]([b"id"])
-    assert submit(flying, b"\5") == []
+    assert submit(inflight, b"\5") == []
     assert second.sent[-1][:2] == (6, 3)
     assert [bool(result) for result in results] == [True, True, True, False, False]
-    first.sent[1][3]([b"late"])  # from an owner that is gone: told once
+    first.sent[1][3]([b"late"])  # from an owner that is gone: answered once
     assert results[1] == [[b"id"]]
 
 
-def test_an_ephemeral_append_is_not_sent_to_another_life_but_to_the_same(flying):
-    flying.resume(Recorder(1), set())
-    sent, only = submit(flying, b"x", "a"), submit(flying, b"x", "e")
-    flying.interrupt()
-    later = submit(flying, b"y", "e")
+def test_an_ephemeral_append_is_not_sent_to_another_incarnation_but_to_the_same(inflight):
+    inflight.resume(Recorder(1), set())
+    sent, only = submit(inflight, b"x", "a"), submit(inflight, b"x", "e")
+    inflight.interrupt()
+    later = submit(inflight, b"y", "e")
     same = Recorder(1)
-    flying.resume(same, {"e"})
+    inflight.resume(same, {"e"})
     assert same.numbers == [1, 2, 3]
-    flying.interrupt()
-    assert flying.sent_before(2) == {"a", "e"}
+    inflight.interrupt()
+    assert inflight.sent_before(2) == {"a", "e"}
     other = Recorder(2)
-    flying.resume(other, {"e"})
+    inflight.resume(other, {"e"})
     assert other.numbers == [1]
     assert sent == []
     assert only[0].outcome_unknown is True
     assert later[0].outcome_unknown is True
 
 
-def test_what_is_too_old_for_owners_to_remember_is_not_sent_again(flying, clock: VirtualClock):
-    flying.resume(Recorder(1), set())
-    old = submit(flying, b"x")
+def test_what_is_too_old_for_owners_to_remember_is_not_sent_again(inflight, clock: VirtualClock):
+    inflight.resume(Recorder(1), set())
+    old = submit(inflight, b"x")
     clock.advance(CLIENT_EXPIRY_S / 2 + 1)
-    new = submit(flying, b"y")
-    flying.interrupt()
+    new = submit(inflight, b"y")
+    inflight.interrupt()
     second = Recorder(2)
-    flying.resume(second, set())
+    inflight.resume(second, set())
     assert second.numbers == [2]
     assert isinstance(old[0], OutcomeUnknown)
     assert new == []
 
 
-def test_only_what_an_owner_got_has_an_unknown_outcome(flying):
-    waiting = submit(flying, b"x")
-    flying.fail(Unavailable("nobody"))
+def test_only_what_an_owner_got_has_an_unknown_outcome(inflight):
+    waiting = submit(inflight, b"x")
+    inflight.fail(Unavailable("nobody"))
     assert "outcome_unknown" not in waiting[0].fields
-    flying.resume(Recorder(1), set())
-    sent = submit(flying, b"x")
-    flying.fail(Unavailable("nobody"))
+    inflight.resume(Recorder(1), set())
+    sent = submit(inflight, b"x")
+    inflight.fail(Unavailable("nobody"))
     assert sent[0].outcome_unknown is True
 
 
-def test_what_is_under_way_is_bounded_and_belongs_to_the_log(flying):
+def test_what_is_in_flight_is_bounded_and_belongs_to_the_log(inflight):
     buffer = bytearray(b"x" * 9_000)
-    submit(flying, buffer)
+    submit(inflight, buffer)
     with pytest.raises(Overloaded) as caught:
-        submit(flying, bytes(9_000))
+        submit(inflight, bytes(9_000))
     assert caught.value.limit == "pending_bytes"
     buffer[:] = b"y" * 9_000
     owner = Recorder(1)
-    flying.resume(owner, set())
+    inflight.resume(owner, set())
     assert owner.sent[0][2] == b"x" * 9_000
     owner.sent[0][3]([b"id"])
-    submit(flying, bytes(9_000))
+    submit(inflight, bytes(9_000))

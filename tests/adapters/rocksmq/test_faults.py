@@ -24,7 +24,7 @@ def disk(seed, request) -> FaultyDisk:
 
 
 async def ready(open_rocksmq, disk, helpers, **options):
-    """A store with a channel whose keeper has nothing left to do: the next call to the disk is a commit's."""
+    """A store with a channel whose maintenance has nothing left to do: the next call to the disk is a commit's."""
     store = await open_rocksmq(disk=disk, **options)
     await store.create_channel("a", PLAIN)
     await helpers.until(lambda: store._segments.ready)
@@ -54,7 +54,7 @@ async def test_what_was_acknowledged_survives_every_loss_of_power(open_rocksmq, 
     acknowledged: dict[bytes, bytes] = {}
     submitted: set[bytes] = set()
     number = 0
-    for _life in range(12):
+    for _incarnation in range(12):
         store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
         entries = await read_all(store, helpers) if "a" in await store.channels() else []
         read = {entry.id: bytes(entry.payload) for entry in entries}
@@ -83,7 +83,7 @@ async def test_what_was_acknowledged_survives_every_loss_of_power(open_rocksmq, 
 
 
 async def test_an_acknowledged_batch_over_channels_is_whole_or_absent(open_rocksmq, rng, disk, helpers):
-    for life in range(8):
+    for incarnation in range(8):
         store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
         for name in "ab":
             await store.create_channel(name, PLAIN)
@@ -91,7 +91,7 @@ async def test_an_acknowledged_batch_over_channels_is_whole_or_absent(open_rocks
         assert helpers.payloads(a) == helpers.payloads(b)
         tasks = []
         for i in range(10):
-            payload = f"{life}:{i}".encode() * 100
+            payload = f"{incarnation}:{i}".encode() * 100
             tasks.append(asyncio.ensure_future(store.append_many([Append("a", payload), Append("b", payload)])))
             await asyncio.sleep(0)
         await asyncio.wait([tasks[rng.randrange(10)]])
@@ -256,8 +256,8 @@ async def test_a_remount_as_read_only_ends_writing_and_reads_go_on(open_rocksmq,
 TYPED = (DiskFull, DiskPressure, JournalFailed, DirectoryUnwritable)
 
 
-async def live(open_rocksmq, disk, rng, acknowledged: dict[bytes, bytes]) -> None:
-    """One life with commits, new segments and retention, which ends where something fails."""
+async def run_once(open_rocksmq, disk, rng, acknowledged: dict[bytes, bytes]) -> None:
+    """One incarnation with commits, new segments and retention, which ends where something fails."""
     store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
     try:
         await store.create_channel("a", PLAIN)
@@ -268,7 +268,7 @@ async def live(open_rocksmq, disk, rng, acknowledged: dict[bytes, bytes]) -> Non
         for id in [id for id in acknowledged if id < first_kept]:
             del acknowledged[id]  # also where truncation fails: it may have happened
         await store.truncate("a", first_kept)
-        with contextlib.suppress(OSError):  # the keeper, who does this otherwise, logs it and tries again
+        with contextlib.suppress(OSError):  # the maintenance thread, which does this otherwise, logs it and tries again
             store.retain_now()
     finally:
         await store.close()
@@ -277,7 +277,7 @@ async def live(open_rocksmq, disk, rng, acknowledged: dict[bytes, bytes]) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ["open", "read", "write", "sync", "rename", "remove", "sync_directory"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
-async def test_an_error_at_any_call_is_told_by_type_and_loses_nothing(
+async def test_an_error_at_any_call_is_reported_by_type_and_loses_nothing(
     open_rocksmq, disk, rng, helpers, operation, code
 ):
     acknowledged: dict[bytes, bytes] = {}
@@ -285,7 +285,7 @@ async def test_an_error_at_any_call_is_told_by_type_and_loses_nothing(
         for skip in sorted(rng.sample(range(30), 6)):
             disk.fail(operation, code, skip=skip, times=times)
             with contextlib.suppress(*TYPED):
-                await live(open_rocksmq, disk, rng, acknowledged)
+                await run_once(open_rocksmq, disk, rng, acknowledged)
             disk.heal()
             store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
             entries = await read_all(store, helpers) if "a" in await store.channels() else []
@@ -341,7 +341,7 @@ async def test_retention_that_fails_on_the_way_leaves_no_hole(open_rocksmq, disk
     assert helpers.payloads(await read_all(store, helpers))[-1] == bytes([29]) * 9000
 
 
-async def test_what_the_device_cannot_read_is_told_to_its_readers_by_place(open_rocksmq, disk, helpers):
+async def test_what_the_device_cannot_read_is_reported_to_its_readers_by_offset(open_rocksmq, disk, helpers):
     store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL, tail_bytes=1)
     for number in range(30):
         await store.append("a", bytes([number]) * 5000)
@@ -354,7 +354,7 @@ async def test_what_the_device_cannot_read_is_told_to_its_readers_by_place(open_
     assert len(await read_all(store, helpers)) == 31
 
 
-async def test_a_device_that_cannot_read_at_opening_is_told_by_type(open_rocksmq, disk, helpers):
+async def test_a_device_that_cannot_read_at_opening_is_reported_by_type(open_rocksmq, disk, helpers):
     store = await ready(open_rocksmq, disk, helpers)
     await store.append("a", b"x")
     await store.close()
@@ -382,11 +382,11 @@ async def test_short_writes_everywhere(open_rocksmq, disk, helpers, limit):
 async def test_space_that_comes_back_is_noticed_without_a_restart(open_rocksmq, disk, helpers):
     store = await ready(open_rocksmq, disk, helpers, free_space_bytes=1000)
     disk.free = 0
-    await helpers.until(lambda: store._gate.pressure)  # the keeper looks twice a second
+    await helpers.until(lambda: store._admission.pressure)  # maintenance looks twice a second
     with pytest.raises(DiskPressure):
         await store.append("a", b"no")
     disk.free = 10**9
-    await helpers.until(lambda: not store._gate.pressure)
+    await helpers.until(lambda: not store._admission.pressure)
     await store.append("a", b"yes")
 
 
@@ -406,7 +406,7 @@ async def test_closing_frees_the_directory_whatever_fails_on_the_way(open_rocksm
     while True:
         store = await open_rocksmq(disk=disk, segment_bytes=SMALL, serve=serve)
         await store.create_channel("a", PLAIN)
-        sent.append(f"life {len(sent)}".encode())
+        sent.append(f"incarnation {len(sent)}".encode())
         await store.append("a", sent[-1])
         place = len(sent) - 1
         steps = len(store._undo)

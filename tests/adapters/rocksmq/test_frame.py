@@ -8,7 +8,7 @@ import tempfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq.frame import Found, Scanner, encode, frame_bytes, pack_row
+from tidewal.adapters.rocksmq.frame import FrameFault, Scanner, encode, frame_bytes, pack_row
 from tidewal.runtime.disk import RealDisk
 
 END = 1024 * 1024
@@ -48,11 +48,11 @@ def test_frames_come_back_as_they_were(frames):
             assert frame is not None
             assert content(frame) == entries
         assert scanner.next() is None
-        assert scanner.found is Found.NOTHING
+        assert scanner.found is FrameFault.NOTHING
 
 
 @given(rows, st.data())
-def test_another_life_of_the_file_never_passes(entries, data):
+def test_another_use_of_the_file_never_passes(entries, data):
     with write([entries])[0] as file:
         other_salt = data.draw(u64.filter(lambda salt: salt != 9))
         assert Scanner(RealDisk(), file.fileno(), 7, other_salt, 0, END).next() is None
@@ -69,5 +69,5 @@ def test_a_flipped_bit_is_noticed_and_the_frame_behind_it_is_found(first, second
         os.pwrite(file.fileno(), bytes([byte ^ 1 << data.draw(st.integers(0, 7))]), position)
         scanner = Scanner(RealDisk(), file.fileno(), 7, 9, 0, END)
         assert scanner.next(1) is None
-        assert scanner.found is Found.DAMAGE
+        assert scanner.found is FrameFault.DAMAGE
         assert scanner.later_frame(0, 1) == sizes[0]

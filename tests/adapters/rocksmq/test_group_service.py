@@ -1,4 +1,4 @@
-"""Groups between processes, without the socket between them: what is asked, what hostile askers get, who lives."""
+"""Groups between processes, without the socket between them: requests, hostile requests, sessions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgpack
 import pytest
 
 from tidewal.adapters.rocksmq.channels import encode_id
-from tidewal.adapters.rocksmq.group_link import Heart, RemoteLink
 from tidewal.adapters.rocksmq.group_service import GroupService
+from tidewal.adapters.rocksmq.socket_coordinator_client import SessionHeartbeat, SocketCoordinatorClient
 from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, PositionLost, from_wire, to_wire
 from tidewal.runtime.groups.coordinator import MAX_SINGLE_ACKS
-from tidewal.runtime.groups.link import Ack
-from tidewal.runtime.groups.member import start_member
+from tidewal.runtime.groups.coordinator_client import Ack
+from tidewal.runtime.groups.group_consumer import start_member
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
 
 PLAIN = ChannelPolicy()
@@ -63,16 +63,16 @@ async def store(open_rocksmq, clock):
 
 
 @pytest.fixture
-async def link():
-    """Make a link; all are closed at the end."""
-    links = []
+async def connect():
+    """Make a coordinator client; all are closed at the end."""
+    clients = []
 
     def make(pair):
-        links.append(RemoteLink(pair.ask, pair.notify))
-        return links[-1]
+        clients.append(SocketCoordinatorClient(pair.ask, pair.notify))
+        return clients[-1]
 
     yield make
-    for each in links:
+    for each in clients:
         each.close()
 
 
@@ -87,8 +87,8 @@ async def members(store):
 # ---- what members do -------------------------------------------------------------------------------------------------
 
 
-async def test_a_member_does_everything_over_the_link(store, link, helpers):
-    remote = link(Pair(store))
+async def test_a_member_does_everything_over_the_socket(store, connect, helpers):
+    remote = connect(Pair(store))
     ids = await fill(store, "a", 10)
     member = await start_member(store, remote, "g", ["a"])
     delivered = await anext(member)
@@ -114,92 +114,92 @@ async def test_a_member_does_everything_over_the_link(store, link, helpers):
     assert await remote.groups() == []
 
 
-async def test_a_channel_goes_from_one_process_to_another(store, link):
+async def test_a_channel_goes_from_one_process_to_another(store, connect):
     service = GroupService(store._coordinator)
-    one = await start_member(store, link(Pair(store, service=service)), "g", ["a", "b"])
+    one = await start_member(store, connect(Pair(store, service=service)), "g", ["a", "b"])
     assert one.channels == {"a", "b"}
     pair = Pair(store, service=service, client=OTHER, connection=2)
-    other = await start_member(store, link(pair), "g", ["a", "b"])
+    other = await start_member(store, connect(pair), "g", ["a", "b"])
     async with asyncio.timeout(20):
-        while not (len(one.channels) == len(other.channels) == 1):  # noqa: ASYNC110 -- members tell it in no other way
+        while not (len(one.channels) == len(other.channels) == 1):  # noqa: ASYNC110 -- members show it in no other way
             await asyncio.sleep(0)
     assert one.channels | other.channels == {"a", "b"}
     await one.aclose()
     await other.aclose()
 
 
-async def test_single_ids_travel_both_ways(store, link):
-    remote = link(Pair(store))
+async def test_single_ids_travel_both_ways(store, connect):
+    remote = connect(Pair(store))
     ids = await fill(store, "a", 40)
     await remote.join("g", "m", ["a"], From.EARLIEST, 30.0)
-    lease = (await remote.shares("g", "m", None, 0)).held["a"].lease
+    epoch = (await remote.assignment("g", "m", None, 0)).held["a"].epoch
     chosen = frozenset({ids[2], ids[3], ids[9], ids[39]})
-    await remote.commit("g", "m", [Ack("a", lease, ids[0], tuple(chosen))], [])
-    share = (await remote.shares("g", "m", None, 0)).held["a"]
-    assert (share.lease, share.acked_to, share.acked) == (lease, ids[0], chosen)
+    await remote.commit("g", "m", [Ack("a", epoch, ids[0], tuple(chosen))], [])
+    assigned = (await remote.assignment("g", "m", None, 0)).held["a"]
+    assert (assigned.epoch, assigned.acked_to, assigned.acked) == (epoch, ids[0], chosen)
 
 
-async def test_errors_arrive_as_what_they_are(store, link):
-    remote = link(Pair(store))
+async def test_errors_arrive_as_what_they_are(store, connect):
+    remote = connect(Pair(store))
     with pytest.raises(ChannelNotFound):
         await remote.join("g", "m", ["nothing"], From.EARLIEST, 30.0)
     with pytest.raises(Fenced):
-        await remote.shares("g", "m", None, 0)
+        await remote.assignment("g", "m", None, 0)
     with pytest.raises(Fenced):
         await remote.commit("g", "m", [Ack("a", 1, encode_id(1))], [])
     with pytest.raises(PositionLost):
         await store.seek_group("g", "a", FromId(encode_id(9)))
-    assert threads_of(remote) == 0  # who could not join has no session to keep
+    assert threads_of(remote) == 0  # a member that could not join has no session to keep
 
 
-async def test_a_question_for_changes_waits_for_one(store, link):
+async def test_a_question_for_changes_waits_for_one(store, connect):
     pair = Pair(store)
-    remote = link(pair)
+    remote = connect(pair)
     await remote.join("g", "m", ["a", "n*"], From.EARLIEST, 30.0)
-    seen = await remote.shares("g", "m", None, 0)
-    waiting = asyncio.ensure_future(remote.shares("g", "m", seen.version, 30))
+    seen = await remote.assignment("g", "m", None, 0)
+    waiting = asyncio.ensure_future(remote.assignment("g", "m", seen.version, 30))
     for _ in range(2):
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done()
-        pair.service._changes["g", "m"].set()  # a wake that comes late: what it tells was seen already
+        pair.service._changes["g", "m"].set()  # a wake that comes late: the change was seen already
     await store.create_channel("new", PLAIN)
     changed = await waiting
     assert changed.version > seen.version
     assert set(changed.held) == {"a", "new"}
-    assert (await remote.shares("g", "m", changed.version, 1e-9)).version == changed.version
+    assert (await remote.assignment("g", "m", changed.version, 1e-9)).version == changed.version
 
 
-# ---- who lives -------------------------------------------------------------------------------------------------------
+# ---- sessions --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_silent_member_loses_its_session_and_a_beating_one_does_not(store, link, clock):
+async def test_a_silent_member_loses_its_session_and_a_beating_one_does_not(store, connect, clock):
     pair = Pair(store)
-    remote = link(pair)
+    remote = connect(pair)
     await remote.join("g", "beating", ["a", "b"], From.EARLIEST, 30.0)
     await remote.join("g", "silent", ["a", "b"], From.EARLIEST, 30.0)
-    for half_seconds in range(62):  # as the keeper ticks: a jump would count as time in which nobody was heard
+    for half_seconds in range(62):  # as maintenance ticks: a jump would count as time without heartbeats
         clock.advance(0.5)
         store._tick()
         if half_seconds == 57:
             await pair.ask("beat", "g", "beating")
     assert await members(store) == {"beating": frozenset({"a", "b"})}
     with pytest.raises(Fenced):
-        await remote.shares("g", "silent", None, 0)
+        await remote.assignment("g", "silent", None, 0)
 
 
 def test_beats_come_while_the_loop_is_blocked():
     """The loop that would send them does nothing else than wait here, for longer than three sessions last."""
     beats = threading.Semaphore(0)
-    heart = Heart(lambda *_: beats.release())
+    heartbeat = SessionHeartbeat(lambda *_: beats.release())
 
     async def blocked():
-        heart.add("g", "m", 0.003)
+        heartbeat.add("g", "m", 0.003)
         for _ in range(10):
             assert beats.acquire(timeout=20)
 
     asyncio.run(blocked())
-    heart.remove("g", "m")
+    heartbeat.remove("g", "m")
 
 
 def test_the_thread_ends_with_the_last_member_and_comes_back_with_the_next():
@@ -210,57 +210,57 @@ def test_the_thread_ends_with_the_last_member_and_comes_back_with_the_next():
         said.append(arguments)
         beaten.set()
 
-    heart = Heart(notify)
-    heart.add("g", "one", 1000.0)
-    heart.add("g", "two", 0.003)
-    thread = heart._thread
+    heartbeat = SessionHeartbeat(notify)
+    heartbeat.add("g", "one", 1000.0)
+    heartbeat.add("g", "two", 0.003)
+    thread = heartbeat._thread
     assert beaten.wait(20)
-    heart.remove("g", "two")
-    heart.remove("g", "one")
+    heartbeat.remove("g", "two")
+    heartbeat.remove("g", "one")
     thread.join(20)
     assert not thread.is_alive()
     assert set(said) == {("beat", "g", "one"), ("beat", "g", "two")}
-    heart.add("g", "one", 1000.0)
-    thread = heart._thread
+    heartbeat.add("g", "one", 1000.0)
+    thread = heartbeat._thread
     assert thread.is_alive()
-    heart.stop()
+    heartbeat.stop()
     thread.join(20)
     assert not thread.is_alive()
 
 
-async def test_members_of_a_process_that_died_have_left(store, link):
+async def test_members_of_a_process_that_died_have_left(store, connect):
     pair = Pair(store)
-    await link(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
+    await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
     pair.service.disconnected(pair.connection)
     async with asyncio.timeout(20):
         while await members(store):  # noqa: ASYNC110 -- the service has no event for it
             await asyncio.sleep(0)
-    assert pair.service._seats == pair.service._changes == pair.service._clients == {}
+    assert pair.service._memberships == pair.service._changes == pair.service._clients == {}
 
 
-async def test_a_client_that_comes_back_in_time_is_still_a_member(store, link):
+async def test_a_client_that_comes_back_in_time_is_still_a_member(store, connect):
     pair = Pair(store)
-    await link(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
+    await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
     pair.service.disconnected(pair.connection)
     back = Pair(store, service=pair.service, connection=2)
     for _ in range(20):
         await asyncio.sleep(0)
     assert await members(store) == {"m": frozenset({"a"})}
-    assert (await link(back).shares("g", "m", None, 0)).held
+    assert (await connect(back).assignment("g", "m", None, 0)).held
 
 
-async def test_who_leaves_leaves_nothing_behind(store, link):
+async def test_a_member_that_leaves_leaves_nothing_behind(store, connect):
     pair = Pair(store)
-    remote = link(pair)
+    remote = connect(pair)
     await remote.join("g", "m", ["a"], From.EARLIEST, 30.0)
     await remote.leave("g", "m")
-    assert pair.service._seats == pair.service._changes == {}
+    assert pair.service._memberships == pair.service._changes == {}
     assert await members(store) == {}
 
 
 def threads_of(remote):
     remote.close()
-    thread = remote._heart._thread
+    thread = remote._heartbeat._thread
     if thread is not None:
         thread.join(20)
     return int(thread is not None and thread.is_alive())
@@ -298,18 +298,18 @@ GOOD_ACK = ["a", 1, None, []]
         ("group.move", ["g", "a", b"no id of this log"]),
     ],
 )
-async def test_nonsense_is_refused_by_type_and_changes_nothing(store, link, method, arguments):
+async def test_nonsense_is_refused_by_type_and_changes_nothing(store, connect, method, arguments):
     pair = Pair(store)
     with pytest.raises(InvalidRequest):
         await pair.ask(method, *arguments)
     assert await store.groups() == []
-    assert pair.service._seats == pair.service._changes == {}
-    await link(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
+    assert pair.service._memberships == pair.service._changes == {}
+    await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
 
 
-async def test_a_client_without_an_id_cannot_join(store, link):
+async def test_a_client_without_an_id_cannot_join(store, connect):
     with pytest.raises(InvalidRequest):
-        await link(Pair(store, client=None)).join("g", "m", ["a"], From.EARLIEST, 30.0)
+        await connect(Pair(store, client=None)).join("g", "m", ["a"], From.EARLIEST, 30.0)
 
 
 # ---- a real process --------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq import channels as records
-from tidewal.adapters.rocksmq.channels import ChannelState, ChannelTable, encode_id, ids_of_runs, runs_of_ids
-from tidewal.adapters.rocksmq.clients import Wrote, wrote
+from tidewal.adapters.rocksmq.channels import ChannelTable, JournalledChannel, encode_id, ids_of_runs, runs_of_ids
+from tidewal.adapters.rocksmq.dedup_table import AppendResult, wrote
 from tidewal.runtime.errors import ChannelNotFound, DiskPressure, FormatTooNew, InvalidRequest, PositionLost
-from tidewal.runtime.groups.progress import Change, Progress
+from tidewal.runtime.groups.progress import Change, GroupProgress
 from tidewal.runtime.remote import encode_policy
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From, FromId
@@ -57,7 +57,7 @@ async def test_positions_and_single_acknowledgements_survive_a_restart(open_rock
     (delivered,) = [batch for batch in await take(member, 10) if batch.entries[0].id == ids[0]]
     await member.acknowledge(delivered, ids[:4])
     await member.acknowledge(delivered, [ids[6], ids[7], ids[9]])
-    expected = Progress(ids[3], {ids[6], ids[7], ids[9]})
+    expected = GroupProgress(ids[3], {ids[6], ids[7], ids[9]})
     assert position(store, "a", "g") == expected
     if later != "same segment":
         await store.create_channel("filler", ChannelPolicy(retention_s=0))
@@ -75,7 +75,7 @@ async def test_positions_and_single_acknowledgements_survive_a_restart(open_rock
     store = await open_rocksmq(segment_bytes=SMALL)
     assert position(store, "a", "g") == expected
     if later == "older segments are gone":
-        assert position(store, "b", "g") == Progress(far[-1])
+        assert position(store, "b", "g") == GroupProgress(far[-1])
         assert (await store.groups())[0].positions == {"a": ids[3], "b": far[-1]}
         return
     member = await store.join("g", ["a"])
@@ -123,7 +123,7 @@ async def test_a_power_cut_keeps_what_was_acknowledged(open_rocksmq, seed):
     await store.close()
     disk.restore_power()
     store = await open_rocksmq(disk=disk)
-    assert position(store, "a", "g") == Progress(ids[-1])
+    assert position(store, "a", "g") == GroupProgress(ids[-1])
 
 
 async def test_a_dropped_channel_takes_its_positions_along(open_rocksmq):
@@ -167,16 +167,16 @@ async def test_a_creation_whose_caller_was_cancelled_is_noticed(open_rocksmq, he
     assert [entry.id for batch in await take(member, 3) for entry in batch.entries] == ids
 
 
-async def test_many_channels_are_told_to_groups_together(open_rocksmq, helpers):
+async def test_groups_are_notified_of_many_channels_together(open_rocksmq, helpers):
     store = await open_rocksmq()
     member = await store.join("g", ["*"])
-    told = []
+    notified = []
     changed = store._management._changed
-    store._management._changed = lambda: (told.append(1), changed())
+    store._management._changed = lambda: (notified.append(1), changed())
     await asyncio.gather(*[store.create_channel(f"c{number}", PLAIN) for number in range(200)])
     async with asyncio.timeout(20):
         await helpers.until(lambda: len(member.channels) == 200)
-    assert len(told) <= 50, "each creation was told by itself"
+    assert len(notified) <= 50, "each creation was notified by itself"
 
 
 async def test_dropping_a_group_is_durable_and_a_queue_stays_empty(open_rocksmq, helpers):
@@ -250,7 +250,7 @@ def position_names(store):
 
 
 async def test_sessions_end_by_the_clock_of_the_log(open_rocksmq, clock):
-    """The keeper looks twice a second; here its look is the test's, and the clock does not move by itself."""
+    """Maintenance ticks twice a second; here the test ticks, and the clock does not move by itself."""
     store = await open_rocksmq(clock=clock)
     await store.create_channel("a", PLAIN)
     joined = asyncio.Event()
@@ -262,7 +262,7 @@ async def test_sessions_end_by_the_clock_of_the_log(open_rocksmq, clock):
     assert await members(store) == set()
 
 
-async def test_time_in_which_nobody_could_be_heard_ends_no_session(open_rocksmq, clock):
+async def test_time_in_which_no_heartbeat_could_arrive_ends_no_session(open_rocksmq, clock):
     """The owner is suspended for an hour, as a laptop is: what members said meanwhile is read only then."""
     store = await open_rocksmq(clock=clock)
     await store.create_channel("a", PLAIN)
@@ -282,7 +282,7 @@ async def test_time_in_which_nobody_could_be_heard_ends_no_session(open_rocksmq,
 
 
 def pass_time(store, clock, seconds):
-    """As the keeper sees it."""
+    """As maintenance sees it."""
     for _ in range(2 * seconds):
         clock.advance(0.5)
         store._tick()
@@ -328,8 +328,8 @@ def restored(table):
     return copy
 
 
-def pictured(table):
-    return table.by_number, table.next_number, table.boot, table.floor, table.clients.picture()
+def snapshot_of(table):
+    return table.by_number, table.next_number, table.boot, table.floor, table.clients.snapshot()
 
 
 numbers = st.integers(1, 3)
@@ -345,14 +345,14 @@ changes = st.builds(
     st.booleans(),
 )
 steps = st.one_of(
-    st.builds(lambda n, p: records.create(ChannelState(n, f"c{n}", p)), numbers, policies),
+    st.builds(lambda n, p: records.create(JournalledChannel(n, f"c{n}", p)), numbers, policies),
     st.builds(records.drop, numbers),
     st.builds(records.truncate, numbers, st.integers(1, 30)),
     st.builds(records.hold, numbers, st.sampled_from("xy"), st.none() | st.integers(1, 30)),
     st.builds(records.acked, numbers, changes),
     st.builds(records.forget, group_names),
     st.builds(records.boot, numbers),
-    st.builds(lambda n: wrote(b"c" * 16, n, n - 1, n, Wrote(1, (n,))), numbers),
+    st.builds(lambda n: wrote(b"c" * 16, n, n - 1, n, AppendResult(1, (n,))), numbers),
 )
 
 
@@ -361,17 +361,17 @@ def test_a_snapshot_says_all_that_the_records_said(bodies):
     table = ChannelTable()
     for body in bodies:
         table.apply(body)
-        assert pictured(restored(table)) == pictured(table)
+        assert snapshot_of(restored(table)) == snapshot_of(table)
 
 
 @given(st.lists(steps, max_size=30))
-def test_what_a_reader_was_told_of_a_position_does_not_change(bodies):
-    table, told = ChannelTable(), []
+def test_a_position_that_a_reader_got_does_not_change(bodies):
+    table, seen = ChannelTable(), []
     for body in bodies:
         table.apply(body)
         for state in table.by_number.values():
-            told += [(progress, progress.acked_to, set(progress.acked)) for progress in state.groups.values()]
-        assert all((p.acked_to, p.acked) == (acked_to, acked) for p, acked_to, acked in told)
+            seen += [(progress, progress.acked_to, set(progress.acked)) for progress in state.groups.values()]
+        assert all((p.acked_to, p.acked) == (acked_to, acked) for p, acked_to, acked in seen)
 
 
 @given(st.sets(st.integers(0, 60)))
@@ -385,7 +385,7 @@ def test_runs_tell_their_ids(chosen):
 def test_ten_thousand_channels_have_a_small_snapshot():
     table = ChannelTable()
     for number in range(1, 10_001):
-        table.apply(records.create(ChannelState(number, f"tenant-{number:05}", PLAIN)))
+        table.apply(records.create(JournalledChannel(number, f"tenant-{number:05}", PLAIN)))
         table.apply(records.acked(number, Change("billing", "", encode_id(10**9))))
     assert len(table.snapshot(0)) <= 64 * 10_000
 
@@ -393,7 +393,7 @@ def test_ten_thousand_channels_have_a_small_snapshot():
 def test_a_snapshot_from_before_groups_is_understood():
     policy = {**encode_policy(PLAIN)}
     del policy["delivery"]
-    picture = {
+    fields = {
         "next_number": 8,
         "boot": 3,
         "floor": 5,
@@ -401,13 +401,13 @@ def test_a_snapshot_from_before_groups_is_understood():
         "channels": [[7, "a", policy, 0, 44, 900, 40, {"datanode": 41}]],
     }
     table = ChannelTable()
-    table.apply(msgpack.packb(["snapshot", picture]))
-    state = ChannelState(7, "a", PLAIN, 0, 44, 900, 40, {"datanode": 41})
-    assert pictured(table) == ({7: state}, 8, 3, 5, [])
+    table.apply(msgpack.packb(["snapshot", fields]))
+    state = JournalledChannel(7, "a", PLAIN, 0, 44, 900, 40, {"datanode": 41})
+    assert snapshot_of(table) == ({7: state}, 8, 3, 5, [])
     table.apply(records.acked(7, Change("g", "a", encode_id(42))))
-    assert restored(table).by_number[7].groups == {"g": Progress(encode_id(42))}
+    assert restored(table).by_number[7].groups == {"g": GroupProgress(encode_id(42))}
 
 
-def test_records_of_a_later_version_are_told_by_type():
+def test_records_of_a_later_version_are_reported_by_type():
     with pytest.raises(FormatTooNew):
         ChannelTable().apply(msgpack.packb(["merge", 1]))

@@ -1,7 +1,5 @@
-"""A process that insists on owning a directory gets it from one that only stands in: what is under way there ends once,
-
-pytestmark = pytest.mark.slow
-readers and members go on, and nobody else can make it let go."""
+"""A process that requires ownership of a directory gets it from an owner that does not: each call in flight ends once,
+readers and members go on, and no other process can make the owner yield."""
 
 from __future__ import annotations
 
@@ -17,11 +15,13 @@ import msgpack
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ
-from tidewal.adapters.rocksmq.directory import Claim, claimed
-from tidewal.adapters.rocksmq.link import Link
+from tidewal.adapters.rocksmq.directory import OwnershipRequest, ownership_requested
+from tidewal.adapters.rocksmq.owner_connection import OwnerConnection
 from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, TidewalError, Unavailable, from_wire
 from tidewal.runtime.remote import HEADER, Address, encode
 from tidewal.runtime.wal import Append, ChannelPolicy, From
+
+pytestmark = pytest.mark.slow
 
 PLAIN = ChannelPolicy(retention_s=None)
 SEGMENT_BYTES = 256 * 1024
@@ -64,10 +64,10 @@ def files() -> list[str]:
     return sorted(found)
 
 
-# ---- who owns --------------------------------------------------------------------------------------------------------
+# ---- the owner -------------------------------------------------------------------------------------------------------
 
 
-async def test_who_came_first_and_who_took_over_both_make_way(opening, helpers):
+async def test_the_first_owner_and_one_that_took_over_both_yield(opening, helpers):
     first, second = await opening(), await opening()
     assert isinstance(first, SharedRocksMQ)
     assert first.store is not None
@@ -101,7 +101,7 @@ async def test_a_hand_over_is_not_held_up_by_a_close_that_fails(opening, helpers
     assert helpers.payloads(await helpers.take(node, "a", From.EARLIEST, 2)) == [*sent, b"through the next owner"]
 
 
-async def test_who_insists_does_not_make_way(opening, directory):
+async def test_an_owner_that_requires_ownership_does_not_yield(opening, directory):
     node = await opening(own=True)
     await node.create_channel("a", PLAIN)
     started = time.monotonic()
@@ -110,66 +110,68 @@ async def test_who_insists_does_not_make_way(opening, directory):
     assert time.monotonic() - started < BOUND_S  # refused, not tired of waiting
     assert caught.value.pid == os.getpid()
     assert await node.append("a", b"undisturbed")
-    assert not claimed(directory)
+    assert not ownership_requested(directory)
 
 
-async def test_waiting_is_bounded_and_leaves_no_claim(opening, directory):
+async def test_waiting_is_bounded_and_leaves_no_request(opening, directory):
     async with asyncio.timeout(BOUND_S):
         silent = await RocksMQ.open(directory, segment_bytes=SEGMENT_BYTES, serve=False)
         with pytest.raises(DirectoryInUse):
             await opening(own=True, failover_s=0.05)
         waiting = asyncio.ensure_future(opening(own=True))
-        while not claimed(directory):  # noqa: ASYNC110 -- a lock of the file system wakes nobody
+        while not ownership_requested(directory):  # noqa: ASYNC110 -- a lock of the file system wakes no waiter
             await asyncio.sleep(0)
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-        assert not claimed(directory)
+        assert not ownership_requested(directory)
         await silent.close()
         await opening(own=True)
 
 
-async def test_while_a_process_insists_nobody_else_takes_the_directory(opening, directory, helpers):
+async def test_while_a_process_requests_ownership_no_other_takes_the_directory(opening, directory, helpers):
     owner, other = await opening(), await opening()
     await owner.create_channel("a", PLAIN)
-    claim = Claim(directory)
-    claim.make()
-    assert claimed(directory)
+    request = OwnershipRequest(directory)
+    request.make()
+    assert ownership_requested(directory)
     await owner.close()
     waiting = asyncio.ensure_future(other.append("a", b"x"))
-    await helpers.until(lambda: len(other._flying) and other._search is not None)
+    await helpers.until(lambda: len(other._inflight) and other._search is not None)
     with pytest.raises(Unavailable):
         await opening(failover_s=0.05)
     assert other.store is None
-    claim.release()  # it has died
+    request.release()  # it has died
     await waiting
     assert other.store is not None
 
 
-async def test_only_who_holds_a_claim_is_made_way_for(opening, directory, helpers):
+async def test_an_owner_yields_only_to_a_process_with_a_request(opening, directory, helpers):
     wal = await opening()
-    link = await Link.open(directory, os.urandom(16), on_lost=print)
-    await link.ask("stand_down")
+    connection = await OwnerConnection.open(directory, os.urandom(16), on_lost=print)
+    await connection.ask("stand_down")
     turn = asyncio.get_running_loop().create_future()
     wal._loop.call_soon(turn.set_result, None)
     await turn
     assert wal.store is not None
-    claim = Claim(directory)
-    claim.make()
-    await link.ask("stand_down")
+    request = OwnershipRequest(directory)
+    request.make()
+    await connection.ask("stand_down")
     await helpers.until(lambda: wal.store is None)
-    claim.release()
-    await helpers.until(lambda: wal.store is not None)  # nobody came
-    await link.close()
+    request.release()
+    await helpers.until(lambda: wal.store is not None)  # no process has taken it
+    await connection.close()
 
 
 async def test_a_stranger_at_the_port_cannot_make_it_let_go(opening, directory, tmp_path):
     wal = await opening(tcp_port=0)
-    claim = Claim(directory)
-    claim.make()  # all else that it takes
+    request = OwnershipRequest(directory)
+    request.make()  # all else that it takes
     (tmp_path / "token").write_bytes(bytes(32))
     with pytest.raises(InvalidRequest):
-        await Link.open(Address(port=wal.tcp_port, token_file=str(tmp_path / "token")), bytes(16), on_lost=print)
+        await OwnerConnection.open(
+            Address(port=wal.tcp_port, token_file=str(tmp_path / "token")), bytes(16), on_lost=print
+        )
     for requests in (
         [[1, "stand_down"]],
         [[0, "stand_down"]],
@@ -180,20 +182,22 @@ async def test_a_stranger_at_the_port_cannot_make_it_let_go(opening, directory, 
         writer.write(b"".join(encode(request)[0] for request in requests))
         async with asyncio.timeout(BOUND_S):
             head_bytes, *_ = HEADER.unpack(await reader.readexactly(HEADER.size))
-            _, kind, picture = msgpack.unpackb(await reader.readexactly(head_bytes))
-            assert (kind, type(from_wire(picture))) == ("error", InvalidRequest)
+            _, kind, error = msgpack.unpackb(await reader.readexactly(head_bytes))
+            assert (kind, type(from_wire(error))) == ("error", InvalidRequest)
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.transport.abort()
-    link = await Link.open(Address(port=wal.tcp_port, token_file=f"{directory}/token"), bytes(16), on_lost=print)
+    connection = await OwnerConnection.open(
+        Address(port=wal.tcp_port, token_file=f"{directory}/token"), bytes(16), on_lost=print
+    )
     with pytest.raises(InvalidRequest):
-        await link.ask("stand_down", "now")
-    await link.close()
+        await connection.ask("stand_down", "now")
+    await connection.close()
     assert wal.store is not None
-    claim.release()
+    request.release()
 
 
-# ---- what is under way at a process that lets go ---------------------------------------------------------------------
+# ---- what is in flight at a process that yields ----------------------------------------------------------------------
 
 
 async def test_appends_around_a_handover_are_there_once_and_in_order(opening, helpers, slow_disk):
@@ -209,7 +213,7 @@ async def test_appends_around_a_handover_are_there_once_and_in_order(opening, he
     before = [asyncio.ensure_future(wal.append("a", str(i).encode())) for i in range(10)]
     await asyncio.sleep(0)
     submit(10)
-    insisting = asyncio.ensure_future(opening(own=True))
+    owning = asyncio.ensure_future(opening(own=True))
     await helpers.until(lambda: wal.store is None)
     submit(11)
     after = [asyncio.ensure_future(wal.append("a", str(i).encode())) for i in range(12, 20)]
@@ -217,14 +221,14 @@ async def test_appends_around_a_handover_are_there_once_and_in_order(opening, he
     assert not any(task.done() for task in (*before, *after))
     slow_disk.go_on.set()
     async with asyncio.timeout(BOUND_S):
-        node = await insisting
+        node = await owning
         ids = [*await asyncio.gather(*before), *await asyncio.gather(*after)]
-        told = [await answers.get(), await answers.get()]
-    assert not [answer for answer in told if isinstance(answer, TidewalError)]
+        got = [await answers.get(), await answers.get()]
+    assert not [answer for answer in got if isinstance(answer, TidewalError)]
     entries = await read_all(node)
     assert helpers.payloads(entries) == [str(i).encode() for i in range(20)]
     assert [entries[i].id for i in (*range(10), *range(12, 20))] == ids
-    assert [entries[i].id for i in (10, 11)] == [answer[0] for answer in told]
+    assert [entries[i].id for i in (10, 11)] == [answer[0] for answer in got]
 
 
 async def test_threads_submit_over_handovers(opening):
@@ -267,10 +271,10 @@ async def test_threads_submit_over_handovers(opening):
     assert not [answer for answer in rest if isinstance(answer, TidewalError)]
     payloads = [bytes(entry.payload).split() for entry in await read_all(wal)]
     for name in range(4):
-        assert [int(i) for who, i in payloads if int(who) == name] == list(range(counts[name]))
+        assert [int(i) for appender, i in payloads if int(appender) == name] == list(range(counts[name]))
 
 
-async def test_who_meets_a_log_that_was_just_given_up_goes_on_with_the_next(opening, helpers):
+async def test_a_call_that_meets_a_log_just_yielded_goes_on_with_the_next_owner(opening, helpers):
     wal = await opening()
     await wal.create_channel("a", PLAIN)
     stale = wal.store
@@ -288,7 +292,7 @@ async def test_who_meets_a_log_that_was_just_given_up_goes_on_with_the_next(open
         asked.append(owner)
         return await (stale if len(asked) == 1 else owner).latest_id("a")
 
-    wal.left = lambda owner: len(asked) == 1
+    wal.superseded = lambda owner: len(asked) == 1
     assert await wal.ask(latest)
     assert len(asked) == 2
     assert helpers.payloads(await read_all(node)) == [b"0", b"1", b"2"]
@@ -311,7 +315,7 @@ async def test_closing_during_a_handover_finishes_what_was_submitted(opening, he
     slow_disk.go_on.clear()
     appends = [asyncio.ensure_future(wal.append("a", b"x"))]
     await asyncio.sleep(0)
-    insisting = asyncio.ensure_future(opening(own=True))
+    owning = asyncio.ensure_future(opening(own=True))
     await helpers.until(lambda: wal.store is None)
     appends.append(asyncio.ensure_future(wal.append("a", b"y")))
     await asyncio.sleep(0)
@@ -320,22 +324,22 @@ async def test_closing_during_a_handover_finishes_what_was_submitted(opening, he
     slow_disk.go_on.set()
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*appends, closing)
-        assert helpers.payloads(await read_all(await insisting)) == [b"x", b"y"]
+        assert helpers.payloads(await read_all(await owning)) == [b"x", b"y"]
 
 
 async def test_the_search_for_the_next_owner_begins_when_the_own_log_is_closed(opening, directory, helpers, slow_disk):
     wal = await opening(disk=slow_disk, failover_s=0)
     await wal.create_channel("a", PLAIN)
     slow_disk.go_on.clear()
-    claim = Claim(directory)
-    claim.make()
+    request = OwnershipRequest(directory)
+    request.make()
     before = asyncio.ensure_future(wal.append("a", b"x"))
     await asyncio.sleep(0)
-    wal.store.stand_down()
+    wal.store.request_yield()
     await helpers.until(lambda: wal.store is None)
     after = asyncio.ensure_future(wal.append("a", b"y"))
     await helpers.until(lambda: not os.path.exists(f"{directory}/socket"))
-    claim.release()
+    request.release()
     slow_disk.go_on.set()
     async with asyncio.timeout(BOUND_S):
         assert await before < await after
@@ -407,7 +411,7 @@ async def test_a_member_in_a_process_that_lets_go_stays_in_its_group(opening):
         await wal.append("in", b"2")
         delivered = await anext(member)
         node = await opening(own=True)
-        with pytest.raises(TidewalError):  # whose lease is over: it comes again
+        with pytest.raises(TidewalError):  # its assignment is over: the entry comes again
             await member.commit([delivered], [Append("out", b"2")])
         again = await anext(member)
         assert [entry.payload for entry in again.entries] == [b"2"]
@@ -425,14 +429,14 @@ async def test_joining_goes_on_at_the_next_owner(opening, monkeypatch):
     wal = await opening()
     await wal.create_channel("in", PLAIN)
     await wal.append("in", b"1")
-    join, nodes = wal._group_link.join, []
+    join, nodes = wal._coordinator_client.join, []
 
     async def join_and_lose(*arguments):
         await join(*arguments)
         if not nodes:
             nodes.append(await opening(own=True))
 
-    monkeypatch.setattr(wal._group_link, "join", join_and_lose)
+    monkeypatch.setattr(wal._coordinator_client, "join", join_and_lose)
     async with asyncio.timeout(BOUND_S):
         member = await wal.join("g", ["in"])
         assert [entry.payload for entry in (await anext(member)).entries] == [b"1"]
@@ -475,7 +479,7 @@ async def elsewhere(wal: SharedRocksMQ) -> None:
 
 
 class Appending:
-    """A process that appends without end, and what it was told: (channel, id) → (name, count)."""
+    """A process that appends without end, and what was acknowledged to it: (channel, id) → (name, count)."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name, self.process = name, process
@@ -560,20 +564,20 @@ async def test_a_node_that_comes_back_gets_its_directory(spawn, directory, openi
         assert client.errors == []
     for channel in ("c0", "c1", "c2"):
         entries = await read_all(watcher, channel)
-        told = {}
+        got = {}
         for entry in entries:
             name, count, _ = bytes(entry.payload).decode().split()
-            told[channel, entry.id] = name, int(count)
+            got[channel, entry.id] = name, int(count)
         for client in clients:
             mine = {key: value for key, value in client.acknowledged.items() if key[0] == channel}
-            assert mine.items() <= told.items()
-            assert sorted(count for name, count in told.values() if name == client.name) == [*range(1, len(mine) + 1)]
+            assert mine.items() <= got.items()
+            assert sorted(count for name, count in got.values() if name == client.name) == [*range(1, len(mine) + 1)]
         if channel == "c0":
             async with asyncio.timeout(BOUND_S):
                 await helpers.until(lambda entries=entries: len(read) >= len(entries))
-                await helpers.until(lambda told=told: consuming.done() or consumed == told.keys())
+                await helpers.until(lambda got=got: consuming.done() or consumed == got.keys())
             assert [entry.id for entry in read] == [entry.id for entry in entries]
-            assert consumed == told.keys()
+            assert consumed == got.keys()
     consuming.cancel()
     await asyncio.gather(consuming, return_exceptions=True)
     await member.aclose()

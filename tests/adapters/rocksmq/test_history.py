@@ -49,16 +49,16 @@ async def read(store, channel, start, last_id):
 async def test_each_channel_reads_exactly_from_every_start_whatever_spans_were_indexed(
     open_rocksmq, rng, monkeypatch, spans
 ):
-    """The second life indexes with other spans than the first, as after an update."""
+    """The second incarnation indexes with other spans than the first, as after an update."""
     written = {channel: [] for channel in CHANNELS}
-    for life, span_bytes in enumerate(spans):
+    for incarnation, span_bytes in enumerate(spans):
         monkeypatch.setattr(recovery, "SPAN_BYTES", span_bytes)
         store = await open_rocksmq(segment_bytes=SEGMENT, tail_bytes=0)
-        if life == 0:
+        if incarnation == 0:
             for channel in CHANNELS:
                 await store.create_channel(channel, ChannelPolicy())
         await write(store, rng, written)
-        if life == 0:
+        if incarnation == 0:
             await store.close()
     for channel, entries in written.items():
         assert await read(store, channel, From.EARLIEST, entries[-1][0]) == entries

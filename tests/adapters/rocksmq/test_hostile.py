@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.adapters.rocksmq.connection import APPEND_OVERHEAD_BYTES, Limits
-from tidewal.adapters.rocksmq.link import Link
+from tidewal.adapters.rocksmq.connection import APPEND_OVERHEAD_BYTES, ConnectionLimits
+from tidewal.adapters.rocksmq.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.server import Server, Usage
 from tidewal.runtime.errors import (
     BadRecord,
@@ -53,7 +53,7 @@ async def serve(store) -> AsyncIterator[Serve]:
     servers = []
 
     def start(served: object = store, **limits: float) -> Server:
-        server = Server(served, store.directory, boot=7, frame_bytes=FRAME_BYTES, limits=Limits(**limits))
+        server = Server(served, store.directory, boot=7, frame_bytes=FRAME_BYTES, limits=ConnectionLimits(**limits))
         server.start()
         servers.append(server)
         return server
@@ -65,7 +65,7 @@ async def serve(store) -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def peers(store) -> AsyncIterator[Callable[..., object]]:
-    """Connect as somebody who may send anything."""
+    """Connect as a client that may send anything."""
     opened = []
 
     async def connect(*, hello: bool = True) -> Peer:
@@ -111,15 +111,15 @@ class Peer:
 
 async def all_is_well(store: RocksMQ) -> None:
     """Another client, and the owner itself, append and read."""
-    link = await Link.open(store.directory, os.urandom(16), on_lost=print)
+    connection = await OwnerConnection.open(store.directory, os.urandom(16), on_lost=print)
     before = await store.append("a", b"owner")
     future = asyncio.get_running_loop().create_future()
-    link.append(1, 0, [Append("a", b"client")], future.set_result)
+    connection.append(1, 0, [Append("a", b"client")], future.set_result)
     async with asyncio.timeout(ANSWER_S):
         (id,) = await future
-        entries, _, _ = await link.ask("read", "a", ["id", before, False], None, 0.0)
+        entries, _, _ = await connection.ask("read", "a", ["id", before, False], None, 0.0)
     assert [entry.id for entry in entries] == [id]
-    await link.close()
+    await connection.close()
 
 
 async def released(server: Server) -> None:
@@ -184,7 +184,7 @@ async def test_a_broken_frame_gets_a_typed_error_and_ends_the_connection(store, 
         ([1, "append", 1, 0, []], InvalidRequest),
     ],
 )
-async def test_who_does_not_say_hello_as_agreed_is_sent_away(store, serve, peers, first, error):
+async def test_a_client_that_does_not_say_hello_as_agreed_is_refused(store, serve, peers, first, error):
     server = serve()
     peer = await peers(hello=False)
     peer.send(encode(first)[0])
@@ -276,7 +276,7 @@ VALUES = st.recursive(
 
 
 async def test_whatever_is_asked_is_answered(store, serve, peers):
-    """Random messages as requests: each gets one answer, a result or a typed error, and the connection lives."""
+    """Random messages as requests: each gets one answer, a result or a typed error, and the connection stays open."""
     server = serve()
     peer = await peers()
     loop = asyncio.get_running_loop()
@@ -341,7 +341,7 @@ async def test_bytes_that_drip_in_too_slowly_are_cut_off(store, serve, peers):
     await released(server)
 
 
-async def test_who_says_nothing_is_cut_off(serve, peers):
+async def test_a_client_that_says_nothing_is_cut_off(serve, peers):
     server = serve(hello_s=0.05, idle_s=0.05)
     silent, idle = await peers(hello=False), await peers()
     await silent.ended()
@@ -349,7 +349,7 @@ async def test_who_says_nothing_is_cut_off(serve, peers):
     await released(server)
 
 
-async def test_who_waits_for_an_answer_is_not_idle(store, serve, peers):
+async def test_a_client_that_waits_for_an_answer_is_not_idle(store, serve, peers):
     serve(idle_s=0.02, hello_s=0.02, stalled_s=0.02)
     waiting, idle = await peers(), await peers()
     waiting.send(encode([5, "read", "a", ["latest"], None, 60.0])[0])
@@ -358,7 +358,7 @@ async def test_who_waits_for_an_answer_is_not_idle(store, serve, peers):
     assert (await waiting.answer())[0] == 5
 
 
-async def test_answers_that_nobody_takes_stay_bounded_and_end_the_connection(store, serve):
+async def test_answers_that_a_client_does_not_take_stay_bounded_and_end_the_connection(store, serve):
     for _ in range(8):
         await store.append("a", bytes(1024 * 1024))
     limit = 256 * 1024
@@ -381,7 +381,7 @@ async def test_answers_that_nobody_takes_stay_bounded_and_end_the_connection(sto
 
 
 async def test_an_end_that_comes_together_with_a_request_is_noticed(store, serve):
-    """What was not read when a client closes makes its end an error, which uvloop tells once, with the data."""
+    """What was not read when a client closes makes its end an error, which uvloop reports once, with the data."""
     server = serve()
     with socket_path(store.directory) as path, socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
@@ -549,17 +549,17 @@ async def test_waiting_requests_are_bounded(store, serve, peers):
 
 async def test_two_hundred_connections_at_once(store, serve, peers):
     server = serve(connections=64)
-    everybody = [await peers(hello=False) for _ in range(200)]
-    for peer in everybody[:64]:
+    clients = [await peers(hello=False) for _ in range(200)]
+    for peer in clients[:64]:
         peer.send(HELLO)
         assert (await peer.answer())[0] == 1
-    for peer in everybody[64:]:
+    for peer in clients[64:]:
         seq, error = await peer.answer()
         assert (seq, type(error), error.limit) == (0, Overloaded, "connections")
     assert server.usage().connections == 64
     with pytest.raises(Overloaded):
-        await Link.open(store.directory, CLIENT, on_lost=print)
-    for peer in everybody:
+        await OwnerConnection.open(store.directory, CLIENT, on_lost=print)
+    for peer in clients:
         peer.writer.transport.abort()
     await released(server)
     await all_is_well(store)
@@ -605,5 +605,5 @@ async def test_the_owner_stops_in_the_middle_of_everything(store, serve, peers, 
     await peer.ended()
     await half.ended()
     assert server.usage() == NOTHING
-    held.waiting.pop()()  # its answer finds nobody
+    held.waiting.pop()()  # its answer finds no client
     assert len(await helpers.take(store, "a", From.EARLIEST, 1)) == 1

@@ -25,22 +25,22 @@ SMALL = 64 * 1024
 CHANNELS = {
     "dense": ChannelPolicy(),
     "rare": ChannelPolicy(),
-    "with-holes": ChannelPolicy(acks=Durability.ONE),  # each life begins above all ids of the one before
+    "with-holes": ChannelPolicy(acks=Durability.ONE),  # each incarnation begins above all ids of the one before
 }
-LIVES = 4
+INCARNATIONS = 4
 BOUND_S = 10.0
 
 Written = dict[str, list[tuple[bytes, int, bytes]]]  # channel → (id, timestamp, payload)
 
 
 async def write(directory: Path, rng: random.Random) -> Written:
-    """Several lives, so that the index has several files of every kind."""
+    """Several incarnations, so that the index has several files of every kind."""
     written: Written = {channel: [] for channel in CHANNELS}
     timestamp = 0
-    for life in range(LIVES):
+    for incarnation in range(INCARNATIONS):
         store = await open_store(directory)
         for channel, policy in CHANNELS.items():
-            if life == 0:
+            if incarnation == 0:
                 await store.create_channel(channel, policy)
         for _ in range(60):
             names = rng.choices(list(CHANNELS), [20, 1, 5], k=rng.randint(1, 4))
@@ -156,7 +156,7 @@ def test_an_index_that_lacks_entries_is_found_out(made, tmp_path, caplog):
         while place is not None:
             if dropped % 2:
                 batch = module.rocksdict.WriteBatch(raw_mode=True)
-                batch.delete(module._PLACE_KEY.pack(b"I", channel, place.id))
+                batch.delete(module._ENTRY_KEY.pack(b"I", channel, place.id))
                 batch.delete(module._TIME_KEY.pack(b"T", channel, place.earlier_timestamp, place.id))
                 index._db.write(batch)
             dropped += 1
@@ -182,7 +182,7 @@ def test_an_index_that_lacks_entries_is_found_out(made, tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("broken", ["_place", "_write"])
+@pytest.mark.parametrize("broken", ["_entry_at", "_write"])
 async def test_an_index_that_fails_in_operation_stops_neither_readers_nor_appends(
     made, tmp_path, monkeypatch, caplog, broken
 ):
@@ -194,7 +194,7 @@ async def test_an_index_that_fails_in_operation_stops_neither_readers_nor_append
         raise Exception("IO error: No space left on device: While appending to file: index/000017.sst")
 
     with caplog.at_level(logging.ERROR), monkeypatch.context() as broken_index:
-        broken_index.setattr(module if broken == "_place" else Index, broken, fails)
+        broken_index.setattr(module if broken == "_entry_at" else Index, broken, fails)
         more = [(await store.append("dense", bytes([n]) * 3000, 10_000 + n), 10_000 + n) for n in range(100)]
         expected = written | {
             "dense": written["dense"] + [(id, at, bytes([n]) * 3000) for n, (id, at) in enumerate(more)]
@@ -203,7 +203,7 @@ async def test_an_index_that_fails_in_operation_stops_neither_readers_nor_append
     assert metrics.value("rocksmq_index_failures_total") == 1
     assert metrics.value("rocksmq_journal_failed") == 0
     assert len(caplog.records) == 1
-    await check(store, expected)  # it is used no more in this life
+    await check(store, expected)  # it is used no more by this incarnation
     await store.close()
     store = await open_store(directory)
     assert store.recovery.index_rebuilt
@@ -212,7 +212,7 @@ async def test_an_index_that_fails_in_operation_stops_neither_readers_nor_append
 
 
 async def test_a_log_opens_where_no_index_can_be_made(made, tmp_path, monkeypatch, caplog):
-    """As on a full disk that took the index of the life before."""
+    """As on a full disk on which the index of the incarnation before was lost."""
     directory, written = made.copy(tmp_path / "log"), made.written
     metrics = Metrics()
     shutil.rmtree(directory / "index")

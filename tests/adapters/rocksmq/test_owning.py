@@ -1,4 +1,4 @@
-"""One process owns a directory; what stands in its way is said by type. Kill -9 loses nothing acknowledged."""
+"""One process owns a directory; what prevents it is reported by type. Kill -9 loses nothing acknowledged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidewal.runtime.wal import ChannelPolicy, Durability, From
 PLAIN = ChannelPolicy()
 
 
-async def test_a_second_owner_is_told_who_the_first_is(open_rocksmq, tmp_path):
+async def test_the_error_for_a_second_owner_names_the_first(open_rocksmq, tmp_path):
     store = await open_rocksmq()
     with pytest.raises(DirectoryInUse) as caught:
         await open_wal(f"rocksmq://{tmp_path}/log", own=True, failover_s=0)
@@ -82,7 +82,7 @@ def test_urls():
 
 
 @pytest.mark.parametrize("policy", [ChannelPolicy(ephemeral=True), ChannelPolicy(acks=Durability.NONE)])
-async def test_ids_of_forgetful_channels_grow_over_lives(open_rocksmq, policy):
+async def test_ids_of_forgetful_channels_grow_over_incarnations(open_rocksmq, policy):
     last = b""
     for _ in range(3):
         store = await open_rocksmq()
@@ -119,9 +119,9 @@ asyncio.run(main())
 
 async def test_kill_9_loses_nothing_acknowledged_and_ids_only_grow(open_rocksmq, tmp_path, helpers, rng: random.Random):
     acknowledged: dict[bytes, bytes] = {}
-    for life in range(4):
+    for incarnation in range(4):
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", CHILD, str(tmp_path / "log"), str(life), stdout=asyncio.subprocess.PIPE
+            sys.executable, "-c", CHILD, str(tmp_path / "log"), str(incarnation), stdout=asyncio.subprocess.PIPE
         )
         assert child.stdout is not None
         highest = max(acknowledged, default=b"")

@@ -15,7 +15,7 @@ PLAIN = ChannelPolicy()
 
 
 def submitted(store, entries, **more):
-    """Submit to the store's appender; a future of the ids and of what the table said when they were told."""
+    """Submit to the store's appender; a future of the ids and of what the table had when they were acknowledged."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq import channels as records
-from tidewal.adapters.rocksmq.channels import ChannelState, ChannelTable
+from tidewal.adapters.rocksmq.channels import ChannelTable, JournalledChannel
 from tidewal.adapters.rocksmq.frame import CONTROL, Scanner, encode, pack_row
 from tidewal.adapters.rocksmq.history import History
 from tidewal.adapters.rocksmq.index import Index
 from tidewal.adapters.rocksmq.recovery import Extents, Recovered, Recovery
+from tidewal.adapters.rocksmq.segment_stats import SegmentStats
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES, VERSION, Header, Segments, encode_header, segment_name
-from tidewal.adapters.rocksmq.tally import Tally
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import CorruptLog
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -83,7 +83,7 @@ def payload(commit: int) -> bytes:
 
 @pytest.fixture
 async def journal(open_rocksmq, tmp_path) -> Journal:
-    """Frame 0 is the snapshot, 1 the life, 2 the channel, then one frame per commit."""
+    """Frame 0 is the snapshot, 1 the incarnation, 2 the channel, then one frame per commit."""
     store = await open_rocksmq(segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy())
     for commit in range(COMMITS):
@@ -114,7 +114,7 @@ def test_a_last_frame_torn_at_any_byte_is_cut_and_reported(journal, tmp_path, ho
                 file.truncate(SMALL)
         recovered, payloads = copy.recover()
         assert payloads == ALL[:-1], written
-        if how == "short" or written >= 16:  # below, nothing tells the remains of a frame from an unused place
+        if how == "short" or written >= 16:  # below, the remains of a frame look like unused space
             assert recovered.report.cut_offset == offset, written
 
 
@@ -231,8 +231,8 @@ def record(body: bytes):
     return CONTROL, 0, 0, body
 
 
-def state(number: int, floor: int = 0) -> ChannelState:
-    return ChannelState(number, f"c{number}", ChannelPolicy(), floor, last_id=floor)
+def state(number: int, floor: int = 0) -> JournalledChannel:
+    return JournalledChannel(number, f"c{number}", ChannelPolicy(), floor, last_id=floor)
 
 
 FIRST = [record(ChannelTable().snapshot(0)), *(record(records.create(state(number))) for number in (1, 2))]
@@ -258,13 +258,13 @@ def test_recovery_counts_what_the_writer_counted(tmp_path_factory, frames):
     write_segment(directory / "journal", 1, 1, [FIRST, *frames])
     recovered, _ = Journal(directory).recover()
     table = ChannelTable()
-    tally = Tally(table, None, Extents())  # counting does not ask the index
+    stats = SegmentStats(table, None, Extents())  # counting does not ask the index
     for rows in [FIRST, *frames]:
         columns = tuple(zip(*rows, strict=True))
-        tally.note(0, columns, sum(map(len, columns[3])))
-        tally.count(recovered.current)
+        stats.note(0, columns, sum(map(len, columns[3])))
+        stats.count(recovered.current)
     shutil.rmtree(directory)
-    assert facts(recovered.table, recovered.extents) == facts(table, tally.extents)
+    assert facts(recovered.table, recovered.extents) == facts(table, stats.extents)
 
 
 def test_a_channel_made_again_in_the_frame_that_dropped_it_begins_above_it(tmp_path):

@@ -1,6 +1,4 @@
 """Repair: a journal that damage keeps closed opens again, with every entry that can be read, and no reader passes in
-
-pytestmark = pytest.mark.slow
 silence what cannot."""
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.rocksmq.damage import flip
+from tidewal.adapters.rocksmq.journal_survey import JournalSurvey, ReadOnlyDisk
 from tidewal.adapters.rocksmq.rebuild import apply
 from tidewal.adapters.rocksmq.repair import plan
-from tidewal.adapters.rocksmq.repair_plan import Plan
+from tidewal.adapters.rocksmq.repair_plan import RepairPlan
 from tidewal.adapters.rocksmq.retention import STEP_LASTS_S
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES
-from tidewal.adapters.rocksmq.survey import ReadOnlyDisk, Survey
 from tidewal.adapters.rocksmq.verify import verify
 from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.disk import RealDisk
@@ -28,6 +26,8 @@ from tidewal.runtime.errors import CorruptLog, DiskFull, PositionLost, TidewalEr
 from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+
+pytestmark = pytest.mark.slow
 
 SMALL = 64 * 1024
 COMMITS = 150
@@ -41,7 +41,7 @@ class Frames:
 
     def __init__(self, log: Path) -> None:
         self.places: list[tuple[Path, int, int, dict[tuple[int, int], None]]] = []
-        survey = Survey(ReadOnlyDisk(), str(log / "journal"))
+        survey = JournalSurvey(ReadOnlyDisk(), str(log / "journal"))
         for segment in survey.segments:
             for frame in survey.walk(segment, None):
                 entries = {(row.channel, row.id): None for row in frame.rows() if row.channel}
@@ -52,16 +52,16 @@ class Frames:
         return [place for place, (found, *_) in enumerate(self.places) if found == path]
 
 
-def make_plan(log: Path, **options) -> Plan:
-    survey = Survey(ReadOnlyDisk(), str(log / "journal"))
+def make_plan(log: Path, **options) -> RepairPlan:
+    survey = JournalSurvey(ReadOnlyDisk(), str(log / "journal"))
     try:
         return plan(str(log), survey, wall_ms=WALL_MS, **options)
     finally:
         survey.close()
 
 
-def repair(log: Path, disk=None, wall_ms: int = WALL_MS, **options) -> Plan:
-    survey = Survey(ReadOnlyDisk(), str(log / "journal"))
+def repair(log: Path, disk=None, wall_ms: int = WALL_MS, **options) -> RepairPlan:
+    survey = JournalSurvey(ReadOnlyDisk(), str(log / "journal"))
     try:
         found = plan(str(log), survey, wall_ms=wall_ms, **options)
         apply(str(log), found, survey, disk or RealDisk(), wall_ms)
@@ -108,16 +108,16 @@ async def written() -> Content:
 @pytest.fixture
 async def log(open_rocksmq, tmp_path, written) -> Path:
     """A closed log of four channels over several segments; channel "d" comes late."""
-    for life in range(2):
+    for incarnation in range(2):
         store = await open_rocksmq(segment_bytes=SMALL)
-        for name in "abc" if life == 0 else "abcd":
+        for name in "abc" if incarnation == 0 else "abcd":
             await store.create_channel(name, PLAIN)
         for commit in range(COMMITS):
-            names = ("abc" if life == 0 else "abcd")[: commit % 4 + 1]
-            batch = [Append(name, f"{life}:{commit}:{name} ".encode() * 40, commit + 1) for name in names]
+            names = ("abc" if incarnation == 0 else "abcd")[: commit % 4 + 1]
+            batch = [Append(name, f"{incarnation}:{commit}:{name} ".encode() * 40, commit + 1) for name in names]
             for id, append in zip(await store.append_many(batch), batch, strict=True):
                 written.setdefault(append.channel, {})[id] = append.payload
-        await asyncio.to_thread(store._keeper.need_spare)  # so that the last segment is always the spare
+        await asyncio.to_thread(store._maintenance.need_spare)  # so that the last segment is always the spare
         await store.close()
     return tmp_path / "log"
 
@@ -199,8 +199,8 @@ def test_a_plan_tells_each_loss_and_nothing_else(log, rng: random.Random):
         path, offset, end, entries = frames.places[place]
         print(place, path.name, offset, damage(path, offset, end, max(len(entries), 1), rng))
         losses = make_plan(log).losses
-        told = {key for key in everything if any(first <= key[1] <= last for first, last in losses.get(key[0], ()))}
-        assert told == set(entries)
+        reported = {key for key in everything if any(first <= key[1] <= last for first, last in losses.get(key[0], ()))}
+        assert reported == set(entries)
         path.write_bytes(kept[path])
 
 
@@ -310,7 +310,7 @@ async def test_damage_in_many_places(open_rocksmq, log, written, segments, rng: 
 
 @pytest.mark.parametrize("damaged", ["the header", "all frames", "the first frames"])
 async def test_the_beginning_behind_what_retention_took(open_rocksmq, log, written, segments, damaged):
-    """Nobody can tell an entry that was lost there from one that retention took; a position among them is refused."""
+    """An entry that was lost there looks like one that retention removed; a position among them is refused."""
     for path in segments[:2]:
         path.unlink()
     shutil.rmtree(log / "index")
@@ -366,7 +366,7 @@ async def test_a_channel_whose_drop_is_lost_makes_way_for_its_namesake(open_rock
 
 
 async def test_a_snapshot_that_was_made_up_lets_retention_take_nothing_too_soon(open_rocksmq, clock, tmp_path):
-    """Retention goes by the time of the snapshot that follows a segment. Where that one is lost, the entries before
+    """Retention goes by the time of the snapshot that follows a segment. Where the snapshot is lost, the entries before
     it must not seem older than they are."""
     log, day_s = tmp_path / "log", 24 * 3600
     store = await open_rocksmq(segment_bytes=SMALL, clock=clock)

@@ -1,4 +1,4 @@
-"""Retention takes whole segments, never what somebody needs, and gives their space back."""
+"""Retention removes whole segments, never what a reader, group or holder needs, and frees their space."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq.channels import ChannelState, encode_id
+from tidewal.adapters.rocksmq.channel_cache import channel_of
+from tidewal.adapters.rocksmq.channels import JournalledChannel, encode_id
 from tidewal.adapters.rocksmq.index import SegmentSummary
-from tidewal.adapters.rocksmq.live import channel_of
 from tidewal.adapters.rocksmq.retention import STEP_LASTS_S, expendable
 from tidewal.runtime.errors import PositionLost
-from tidewal.runtime.groups.progress import Progress
+from tidewal.runtime.groups.progress import GroupProgress
 from tidewal.runtime.metrics import Metrics
 from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From, FromId
 
@@ -22,7 +22,7 @@ DAY_S = 24 * 3600.0
 
 
 def removed(store) -> int:
-    """How many segments retention has taken in all; the keeper may have been quicker than the test."""
+    """How many segments retention has removed in all; maintenance may have been quicker than the test."""
     store.retain_now()
     return store._segments.first_epoch - 1
 
@@ -178,7 +178,7 @@ async def test_a_wall_clock_that_was_set_back_for_good_keeps_nothing_for_ever(op
     assert store._segments.first_epoch > gone
 
 
-async def test_a_reader_that_retention_overtakes_is_told(open_rocksmq, clock, helpers):
+async def test_a_reader_that_retention_overtakes_gets_an_error(open_rocksmq, clock, helpers):
     store = await open_rocksmq(clock=clock, segment_bytes=SMALL, tail_bytes=1)
     await store.create_channel("a", ChannelPolicy(retention_s=1.0))
     await fill(store, "a", 20)
@@ -244,7 +244,7 @@ async def test_what_every_group_has_acknowledged_goes(open_rocksmq):
     store = await open_rocksmq(segment_bytes=SMALL, tail_bytes=1)
     await store.create_channel("a", UNTIL_ACKED)
     ids = await fill(store, "a", 300)
-    assert removed(store) == 0  # nobody has acknowledged anything
+    assert removed(store) == 0  # no group has acknowledged anything
     fast, slow = await store.join("fast", ["a"]), await store.join("slow", ["a"])
     await work(fast, ids[-1])
     assert removed(store) == 0
@@ -267,7 +267,7 @@ async def test_what_every_group_has_acknowledged_goes(open_rocksmq):
     assert removed(store) == before  # without groups, this rule removes nothing
 
 
-async def test_what_is_kept_for_all_is_kept_whoever_acknowledged_it(open_rocksmq):
+async def test_what_is_kept_for_all_is_kept_whichever_group_acknowledged_it(open_rocksmq):
     store = await open_rocksmq(segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy(retention_s=None))
     ids = await fill(store, "a", 200)
@@ -360,7 +360,7 @@ async def test_a_hold_is_above_all_rules(open_rocksmq, clock, helpers, delivery)
     await store.create_channel("a", policy)
     await store.hold("a", "datanode", encode_id(1))
     ids = await fill(store, "a", 300)
-    await work(await store.join("g", ["a"]), ids[-1])  # before the keeper may take where the group begins
+    await work(await store.join("g", ["a"]), ids[-1])  # before maintenance may remove where the group begins
     await store.hold("a", "datanode", ids[150])
     await store.truncate("a", ids[-1])
     clock.advance(DAY_S)
@@ -394,16 +394,16 @@ def journals(draw):
     some_id = st.integers(0, 12)
     channels = {}
     for number in draw(st.sets(st.sampled_from(sorted(ids)))):  # the others were dropped
-        state = ChannelState(number, f"c{number}", draw(policies), truncated_to=draw(some_id))
+        state = JournalledChannel(number, f"c{number}", draw(policies), truncated_to=draw(some_id))
         state.holds = draw(st.dictionaries(st.sampled_from("xy"), some_id, max_size=2))
         acked = draw(st.dictionaries(st.sampled_from("gh"), some_id, max_size=2))
-        state.groups = {group: Progress(encode_id(id)) for group, id in acked.items()}
+        state.groups = {group: GroupProgress(encode_id(id)) for group, id in acked.items()}
         channels[number] = channel_of(state, 0, 0)
     return filled, channels
 
 
 def may_go(entry, channel, younger_bytes, age_s):
-    """Whether one entry may go: the rules as the documentation tells them."""
+    """Whether one entry may go: the rules as documented."""
     _, id, _ = entry
     if channel is None:
         return True

@@ -1,4 +1,4 @@
-"""What each segment begins with is bounded, fits, and never stands in the way of opening."""
+"""The snapshot that begins each segment is bounded, fits, and never prevents opening."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq import channels as records
-from tidewal.adapters.rocksmq.channels import ChannelState, ChannelTable, encode_id
+from tidewal.adapters.rocksmq.channels import ChannelTable, JournalledChannel, encode_id
+from tidewal.adapters.rocksmq.segment_stats import COUNT_FRAMES, SegmentStats
 from tidewal.adapters.rocksmq.segments import Segment
-from tidewal.adapters.rocksmq.tally import COUNT_FRAMES, Tally
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.groups.progress import Change
 from tidewal.runtime.wal import Append, ChannelPolicy, From
@@ -25,7 +25,7 @@ SMALL = 64 * 1024
 
 numbers, ids, names = st.integers(1, 4), st.integers(1, 40), st.sampled_from(["g", "group-2", "h" * 40])
 record = st.one_of(
-    st.builds(lambda number, name: records.create(ChannelState(number, name, ChannelPolicy())), numbers, names),
+    st.builds(lambda number, name: records.create(JournalledChannel(number, name, ChannelPolicy())), numbers, names),
     st.builds(records.drop, numbers),
     st.builds(records.hold, numbers, names, st.one_of(st.none(), ids)),
     st.builds(
@@ -106,7 +106,7 @@ async def test_at_every_limit_the_log_takes_writes_and_opens(open_rocksmq, segme
 
 
 async def test_what_is_known_of_clients_may_be_larger_than_a_segment(open_rocksmq, helpers, tmp_path):
-    """It cannot be refused: it tells appends that are sent again. The segment is larger, then."""
+    """It cannot be refused: it recognises appends that are sent again. The segment is larger, then."""
     store = await open_rocksmq(segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy())
     loop, sent = asyncio.get_running_loop(), 6000
@@ -128,7 +128,7 @@ async def test_what_is_known_of_clients_may_be_larger_than_a_segment(open_rocksm
 
 
 async def test_a_segment_made_ready_for_smaller_ones_is_replaced_by_one_with_room(open_rocksmq, helpers, tmp_path):
-    """What is written behind the end that a segment's header tells would be lost with the index."""
+    """What is written behind the end that a segment's header states would be lost with the index."""
     store = await open_rocksmq(segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy())
     await helpers.until(lambda: not store._segments.wants_spare)
@@ -160,14 +160,14 @@ async def test_no_append_pays_for_thousands(open_rocksmq, monkeypatch):
     """What commits leave uncounted is a few frames, so that none of them counts what many left."""
     counted: list[int] = []
 
-    def count(tally: Tally, segment: Segment) -> None:
-        counted.append(len(tally._frames))
-        really_count(tally, segment)
+    def count(stats: SegmentStats, segment: Segment) -> None:
+        counted.append(len(stats._frames))
+        really_count(stats, segment)
 
-    really_count = Tally.count
+    really_count = SegmentStats.count
     store = await open_rocksmq(segment_bytes=MIB)
     await store.create_channel("a", ChannelPolicy())
-    monkeypatch.setattr(Tally, "count", count)
+    monkeypatch.setattr(SegmentStats, "count", count)
     for _ in range(5 * COUNT_FRAMES):
         await store.append("a", b"x")
     assert len(counted) >= 4

@@ -1,4 +1,5 @@
-"""Other processes use the log through the owner's socket: `Link`, `BlockingClient` and the server that answers them."""
+"""Other processes use the log through the owner's socket: `OwnerConnection`, `BlockingClient` and the server that
+answers them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 import uvloop
 
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
-from tidewal.adapters.rocksmq.link import Address, Link
+from tidewal.adapters.rocksmq.owner_connection import Address, OwnerConnection
 from tidewal.runtime.errors import (
     ChannelExists,
     ChannelNotFound,
@@ -54,16 +55,16 @@ async def store(open_rocksmq) -> RocksMQ:
 
 
 @pytest.fixture
-async def link(store, directory):
-    opened = await Link.open(directory, CLIENT, on_lost=print)
+async def connection(store, directory):
+    opened = await OwnerConnection.open(directory, CLIENT, on_lost=print)
     yield opened
     await opened.close()
 
 
-def appended(link: Link, number: int, *entries: Append) -> asyncio.Future:
+def appended(connection: OwnerConnection, number: int, *entries: Append) -> asyncio.Future:
     """The answer to an append, as it comes."""
     future = asyncio.get_running_loop().create_future()
-    link.append(number, number - 1, entries, future.set_result)
+    connection.append(number, number - 1, entries, future.set_result)
     return future
 
 
@@ -117,7 +118,7 @@ async def test_the_blocking_client_rides_over_a_change_of_owner(open_rocksmq, di
     await store.create_channel("a", PLAIN)
     assert await asyncio.to_thread(client.channels) == ["a"]
     await store.close()
-    asking = asyncio.ensure_future(asyncio.to_thread(client.channels))  # nobody is there when it starts
+    asking = asyncio.ensure_future(asyncio.to_thread(client.channels))  # no owner is there when it starts
     await open_rocksmq(serve=True)
     assert await asking == ["a"]
     client.close()
@@ -142,52 +143,52 @@ async def test_a_large_history_is_read_in_large_answers(store, directory):
     assert len(batches) <= 8, "an answer carries several pieces of history"
 
 
-# ---- the link --------------------------------------------------------------------------------------------------------
+# ---- the connection --------------------------------------------------------------------------------------------------
 
 
-async def test_a_link_does_what_the_owner_can(store, link):
-    assert (link.boot, await link.ask("channels")) == (1, [])
+async def test_a_connection_does_what_the_owner_can(store, connection):
+    assert (connection.boot, await connection.ask("channels")) == (1, [])
     policy = ChannelPolicy(acks=Durability.ONE, retention_bytes=7)
-    assert await link.ask("create", "a", encode_policy(policy)) is None
+    assert await connection.ask("create", "a", encode_policy(policy)) is None
     with pytest.raises(ChannelExists):
-        await link.ask("create", "a", encode_policy(PLAIN))
-    ids = await appended(link, 1, Append("a", b"one", 1), Append("a", memoryview(b"two" * 9999), 2))
-    assert await link.ask("latest_id", "a") == ids[-1]
-    assert await link.ask("id_at", "a", 2) == ids[1]
-    assert info_of("a", await link.ask("describe", "a")) == await store.describe("a")
-    entries, next_id, latest = await link.ask("read", "a", ["earliest"], None, 0.0)
+        await connection.ask("create", "a", encode_policy(PLAIN))
+    ids = await appended(connection, 1, Append("a", b"one", 1), Append("a", memoryview(b"two" * 9999), 2))
+    assert await connection.ask("latest_id", "a") == ids[-1]
+    assert await connection.ask("id_at", "a", 2) == ids[1]
+    assert info_of("a", await connection.ask("describe", "a")) == await store.describe("a")
+    entries, next_id, latest = await connection.ask("read", "a", ["earliest"], None, 0.0)
     assert [(e.id, e.timestamp, bytes(e.payload)) for e in entries] == [(ids[0], 1, b"one"), (ids[1], 2, b"two" * 9999)]
     assert latest == ids[1]
-    assert await link.ask("read", "a", ["next", next_id], None, 0.0) == [[], next_id, latest]
-    assert (await link.ask("read", "a", ["earliest"], ids[0], 0.0))[0] == entries[:1]
-    await link.ask("hold", "a", "me", ids[1])
+    assert await connection.ask("read", "a", ["next", next_id], None, 0.0) == [[], next_id, latest]
+    assert (await connection.ask("read", "a", ["earliest"], ids[0], 0.0))[0] == entries[:1]
+    await connection.ask("hold", "a", "me", ids[1])
     assert store.find("a").holds == {"me": int.from_bytes(ids[1], "big")}
-    await link.ask("hold", "a", "me", None)
-    await link.ask("truncate", "a", ids[1])
-    assert (await link.ask("read", "a", ["earliest"], None, 0.0))[0] == entries[1:]
-    await link.ask("drop", "a")
+    await connection.ask("hold", "a", "me", None)
+    await connection.ask("truncate", "a", ids[1])
+    assert (await connection.ask("read", "a", ["earliest"], None, 0.0))[0] == entries[1:]
+    await connection.ask("drop", "a")
     assert await store.channels() == []
     with pytest.raises(ChannelNotFound):
-        await link.ask("read", "a", ["earliest"], None, 0.0)
-    assert isinstance(await appended(link, 2, Append("a", b"x")), ChannelNotFound)
+        await connection.ask("read", "a", ["earliest"], None, 0.0)
+    assert isinstance(await appended(connection, 2, Append("a", b"x")), ChannelNotFound)
 
 
-async def test_an_append_that_is_sent_again_is_written_once(store, link):
+async def test_an_append_that_is_sent_again_is_written_once(store, connection):
     await store.create_channel("a", PLAIN)
-    first = await appended(link, 1, Append("a", b"once"))
+    first = await appended(connection, 1, Append("a", b"once"))
     future = asyncio.get_running_loop().create_future()
-    link.append(1, 0, [Append("a", b"once")], future.set_result)
-    link.append(2, 0, [Append("a", b"two")], lambda _: None)
+    connection.append(1, 0, [Append("a", b"once")], future.set_result)
+    connection.append(2, 0, [Append("a", b"two")], lambda _: None)
     assert await future == first
 
 
-async def test_appends_of_one_turn_travel_together_and_each_gets_its_own_answer(store, link, monkeypatch):
+async def test_appends_of_one_turn_travel_together_and_each_gets_its_own_answer(store, connection, monkeypatch):
     for name in "ab":
         await store.create_channel(name, PLAIN)
     sent = []
-    send = link._outbox.send
-    monkeypatch.setattr(link._outbox, "send", lambda buffers: sent.append(buffers) or send(buffers))
-    good = [appended(link, number, Append("ab"[number % 3 == 0], b"%d" % number)) for number in range(1, 31)]
+    send = connection._outbox.send
+    monkeypatch.setattr(connection._outbox, "send", lambda buffers: sent.append(buffers) or send(buffers))
+    good = [appended(connection, number, Append("ab"[number % 3 == 0], b"%d" % number)) for number in range(1, 31)]
     await asyncio.gather(*good)
     assert len(sent) == 1
     ids = {"a": [], "b": []}
@@ -203,9 +204,9 @@ async def test_appends_of_one_turn_travel_together_and_each_gets_its_own_answer(
         Append("a", b"34"),
         Append("b", b""),
     ]
-    mixed = [appended(link, number, entry) for number, entry in enumerate(entries, 31)]
-    pair = appended(link, 36, Append("a", b"35"), Append("a", b"36"))
-    gap = appended(link, 40, Append("a", b"40"))
+    mixed = [appended(connection, number, entry) for number, entry in enumerate(entries, 31)]
+    pair = appended(connection, 36, Append("a", b"35"), Append("a", b"36"))
+    gap = appended(connection, 40, Append("a", b"40"))
     found = [type(answer) for answer in await asyncio.gather(*mixed)]
     assert found == [list, ChannelNotFound, InvalidRequest, list, list]
     assert len(await pair) == 2
@@ -224,7 +225,7 @@ async def take(store, channel: str, count: int):
     return found
 
 
-async def test_appends_from_many_threads_keep_the_order_of_their_calls(store, link):
+async def test_appends_from_many_threads_keep_the_order_of_their_calls(store, connection):
     await store.create_channel("a", PLAIN)
     loop, answers, lock, order = asyncio.get_running_loop(), [], threading.Lock(), []
     everything = loop.create_future()
@@ -239,7 +240,7 @@ async def test_appends_from_many_threads_keep_the_order_of_their_calls(store, li
         for turn in range(100):
             with lock:
                 order.append(b"%d %d" % (name, turn))
-                link.append(len(order), 0, [Append("a", order[-1])], answered)
+                connection.append(len(order), 0, [Append("a", order[-1])], answered)
 
     await asyncio.gather(*[asyncio.to_thread(work, name) for name in range(4)])
     async with asyncio.timeout(ANSWER_S):
@@ -252,55 +253,55 @@ async def test_appends_from_many_threads_keep_the_order_of_their_calls(store, li
     assert found == order
 
 
-async def test_large_appends_and_answers_pass_in_pieces(store, link):
+async def test_large_appends_and_answers_pass_in_pieces(store, connection):
     await store.create_channel("a", PLAIN)
     payloads = [os.urandom(size) for size in (0, 1, 5_000, 200_000, 3_000_000, 4_000)]
-    answers = [appended(link, number, Append("a", payload)) for number, payload in enumerate(payloads, 1)]
+    answers = [appended(connection, number, Append("a", payload)) for number, payload in enumerate(payloads, 1)]
     await asyncio.gather(*answers)
-    await appended(link, 7, *[Append("a", payload) for payload in payloads])
+    await appended(connection, 7, *[Append("a", payload) for payload in payloads])
     found, start = [], ["earliest"]
     while len(found) < 12:
-        entries, next_id, _ = await link.ask("read", "a", start, None, 0.0)
+        entries, next_id, _ = await connection.ask("read", "a", start, None, 0.0)
         found += [bytes(entry.payload) for entry in entries]
         start = ["next", next_id]
     assert found == payloads * 2
 
 
-async def test_what_no_frame_can_carry_is_refused_before_it_is_sent(store, link):
+async def test_what_no_frame_can_carry_is_refused_before_it_is_sent(store, connection):
     await store.create_channel("a", ChannelPolicy(max_message_bytes=1 << 30))
-    assert isinstance(await appended(link, 1, Append("a", bytes(link.frame_bytes + 1))), MessageTooLarge)
+    assert isinstance(await appended(connection, 1, Append("a", bytes(connection.frame_bytes + 1))), MessageTooLarge)
     many = [Append(f"channel-{'x' * 200}-{number}", b"") for number in range(2_000)]
-    assert isinstance(await appended(link, 2, *many), MessageTooLarge)
-    assert isinstance(await appended(link, 3, Append("a", b"x", -1)), InvalidRequest)
+    assert isinstance(await appended(connection, 2, *many), MessageTooLarge)
+    assert isinstance(await appended(connection, 3, Append("a", b"x", -1)), InvalidRequest)
     with pytest.raises(InvalidRequest):
-        await link.ask("channels", object())
-    assert await link.ask("channels") == ["a"]
+        await connection.ask("channels", object())
+    assert await connection.ask("channels") == ["a"]
 
 
 def test_a_link_works_on_uvloop_too(directory):
     async def talk() -> None:
         store = await RocksMQ.open(directory, segment_bytes=8 * 1024 * 1024)
         await store.create_channel("a", PLAIN)
-        link = await Link.open(directory, CLIENT, on_lost=print)
+        connection = await OwnerConnection.open(directory, CLIENT, on_lost=print)
         payloads = [os.urandom(size) for size in (10, 3_000_000)]
-        (first, second) = await appended(link, 1, *[Append("a", payload) for payload in payloads])
-        entries, _, latest = await link.ask("read", "a", ["earliest"], None, 0.0)
+        (first, second) = await appended(connection, 1, *[Append("a", payload) for payload in payloads])
+        entries, _, latest = await connection.ask("read", "a", ["earliest"], None, 0.0)
         assert [bytes(entry.payload) for entry in entries] == payloads
         assert [entry.id for entry in entries] == [first, second]
         assert latest == second
-        await link.close()
+        await connection.close()
         await store.close()
 
     uvloop.run(talk())
 
 
-async def test_waiting_requests_wake_and_others_pass_them(store, link, helpers):
+async def test_waiting_requests_wake_and_others_pass_them(store, connection, helpers):
     await store.create_channel("a", PLAIN)
-    _, next_id, _ = await link.ask("read", "a", ["latest"], None, 0.0)
-    waiting = asyncio.ensure_future(link.ask("read", "a", ["next", next_id], None, 20.0, wait_s=20.0))
+    _, next_id, _ = await connection.ask("read", "a", ["latest"], None, 0.0)
+    waiting = asyncio.ensure_future(connection.ask("read", "a", ["next", next_id], None, 20.0, wait_s=20.0))
     await helpers.until(lambda: store.find("a").waiters)
-    assert await link.ask("channels") == ["a"]
-    (id,) = await appended(link, 1, Append("a", b"more"))
+    assert await connection.ask("channels") == ["a"]
+    (id,) = await appended(connection, 1, Append("a", b"more"))
     async with asyncio.timeout(ANSWER_S):
         entries, _, _ = await waiting
     assert [entry.id for entry in entries] == [id]
@@ -326,17 +327,17 @@ async def test_a_reader_that_stops_waiting_leaves_nothing_at_the_owner(store, di
     await shared.close()
 
 
-async def test_a_long_poll_ends_with_nothing_when_nothing_comes(store, link):
+async def test_a_long_poll_ends_with_nothing_when_nothing_comes(store, connection):
     await store.create_channel("a", PLAIN)
-    assert await link.ask("read", "a", ["latest"], None, 0.001) == [[], (1).to_bytes(8, "big"), None]
+    assert await connection.ask("read", "a", ["latest"], None, 0.001) == [[], (1).to_bytes(8, "big"), None]
 
 
 async def test_a_lost_owner_ends_all_that_waits_and_tells_once(open_rocksmq, directory, helpers):
     store = await open_rocksmq(serve=True)
     await store.create_channel("a", PLAIN)
     lost = []
-    link = await Link.open(directory, CLIENT, on_lost=lost.append)
-    waiting = asyncio.ensure_future(link.ask("read", "a", ["latest"], None, 50.0, wait_s=50.0))
+    connection = await OwnerConnection.open(directory, CLIENT, on_lost=lost.append)
+    waiting = asyncio.ensure_future(connection.ask("read", "a", ["latest"], None, 50.0, wait_s=50.0))
     await helpers.until(lambda: store.find("a").waiters)
     await store.close()
     with pytest.raises(Unavailable):
@@ -344,24 +345,24 @@ async def test_a_lost_owner_ends_all_that_waits_and_tells_once(open_rocksmq, dir
             await waiting
     await helpers.until(lambda: lost)
     answered = []
-    link.append(1, 0, [Append("a", b"x")], answered.append)
-    link.notify("beat")
+    connection.append(1, 0, [Append("a", b"x")], answered.append)
+    connection.notify("beat")
     with pytest.raises(Unavailable) as refused:
-        await link.ask("channels")
+        await connection.ask("channels")
     assert "outcome_unknown" not in refused.value.fields
-    await link.close()
+    await connection.close()
     assert (len(lost), answered) == (1, [])
     with pytest.raises(Unavailable):
-        await Link.open(directory, CLIENT, on_lost=lost.append)
+        await OwnerConnection.open(directory, CLIENT, on_lost=lost.append)
 
 
 async def test_closing_a_link_is_no_loss(store, directory):
     lost = []
-    link = await Link.open(directory, CLIENT, on_lost=lost.append)
-    waiting = asyncio.ensure_future(link.ask("channels"))
+    connection = await OwnerConnection.open(directory, CLIENT, on_lost=lost.append)
+    waiting = asyncio.ensure_future(connection.ask("channels"))
     await asyncio.sleep(0)
-    await link.close()
-    await link.close()
+    await connection.close()
+    await connection.close()
     with pytest.raises(Unavailable):
         await waiting
     assert lost == []
@@ -387,21 +388,21 @@ def wrong_token(tmp_path) -> str:
     return str(path)
 
 
-async def test_a_port_takes_whoever_has_the_token(open_rocksmq, directory, wrong_token):
+async def test_a_port_takes_clients_that_have_the_token(open_rocksmq, directory, wrong_token):
     store = await open_rocksmq(serve=True, tcp_port=0)
     token = os.path.join(directory, "token")
     assert stat.S_IMODE(os.stat(token).st_mode) == 0o600
     address = Address.parse(f"rocksmq://127.0.0.1:{store.tcp_port}?token_file={token}")
-    link = await Link.open(address, CLIENT, on_lost=print)
-    await link.ask("create", "a", encode_policy(PLAIN))
-    assert len(await appended(link, 1, Append("a", bytes(100_000)))) == 1
+    connection = await OwnerConnection.open(address, CLIENT, on_lost=print)
+    await connection.ask("create", "a", encode_policy(PLAIN))
+    assert len(await appended(connection, 1, Append("a", bytes(100_000)))) == 1
     with BlockingClient(address) as client:
         assert await asyncio.to_thread(client.channels) == ["a"]
-    await link.close()
+    await connection.close()
     with pytest.raises(InvalidRequest):
-        await Link.open(Address(port=address.port, token_file=wrong_token), CLIENT, on_lost=print)
+        await OwnerConnection.open(Address(port=address.port, token_file=wrong_token), CLIENT, on_lost=print)
     with pytest.raises(Unavailable):
-        await Link.open(Address(port=address.port, token_file=wrong_token + "-not"), CLIENT, on_lost=print)
+        await OwnerConnection.open(Address(port=address.port, token_file=wrong_token + "-not"), CLIENT, on_lost=print)
     await store.close()
     assert "token" not in os.listdir(directory)
 
@@ -432,9 +433,9 @@ async def test_a_path_too_long_for_an_address_works(tmp_path):
     directory = str(tmp_path / ("x" * 120))
     store = await RocksMQ.open(directory, segment_bytes=64 * 1024)
     await store.create_channel("a", PLAIN)
-    link = await Link.open(directory, CLIENT, on_lost=print)
-    assert await link.ask("channels") == ["a"]
+    connection = await OwnerConnection.open(directory, CLIENT, on_lost=print)
+    assert await connection.ask("channels") == ["a"]
     with BlockingClient(directory) as client:
         assert await asyncio.to_thread(client.channels) == ["a"]
-    await link.close()
+    await connection.close()
     await store.close()

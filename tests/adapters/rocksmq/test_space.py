@@ -82,22 +82,22 @@ async def test_on_a_full_disk_control_goes_on_from_the_reserve_and_data_comes_ba
     await store.close()
     store = await open_rocksmq(disk=disk, segment_bytes=SMALL, free_space_bytes=0)  # it opens, still full
     await store.append_many([ControlAppend("a", b"reopened")])
-    await helpers.until(lambda: store._gate.pressure)
+    await helpers.until(lambda: store._admission.pressure)
     with pytest.raises(DiskPressure):
         await store.append("a", b"small")
     disk.free = None
     disk.heal()
-    await helpers.until(lambda: store._segments.ready and not store._gate.pressure)
+    await helpers.until(lambda: store._segments.ready and not store._admission.pressure)
     await store.append("a", b"data again")
     expected = [KIB_5] * count + [bytes(500)] * ticks + [b"t"] * 50 + [b"reopened", b"data again"]
     assert await everything(store, helpers) == expected
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
-async def test_a_reserve_that_cannot_be_made_is_told_as_what_it_is(open_rocksmq, disk, helpers, caplog, error):
+async def test_a_reserve_that_cannot_be_made_is_reported_as_what_it_is(open_rocksmq, disk, helpers, caplog, error):
     disk.fail("rename", error, times=1000, name=f"{os.sep}reserve")
     store = await open_rocksmq(disk=disk, segment_bytes=SMALL, free_space_bytes=0)
-    await helpers.until(lambda: store._gate.pressure)
+    await helpers.until(lambda: store._admission.pressure)
     await helpers.until(lambda: os.strerror(error) in caplog.text)
     for _ in range(3):
         store.check_space()
@@ -108,7 +108,7 @@ async def test_a_reserve_that_cannot_be_made_is_told_as_what_it_is(open_rocksmq,
         assert ("no space" in caught.value.message) == space
         assert space or os.strerror(error) in caught.value.message
     disk.heal()
-    await helpers.until(lambda: not store._gate.pressure)
+    await helpers.until(lambda: not store._admission.pressure)
     await store.create_channel("a", PLAIN)
     await store.append("a", b"data")
 

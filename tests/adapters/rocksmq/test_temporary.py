@@ -11,7 +11,7 @@ import pytest
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.runtime.errors import ChannelExists
 from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import REPLY_CHANNEL, Caller, RequestInbox
+from tidewal.runtime.rpc import REPLY_CHANNEL, RpcClient, RpcServer
 from tidewal.runtime.wal import ChannelPolicy, From
 
 # One process after the other, which opens so many clients and kills itself; imported once for all of them.
@@ -19,12 +19,12 @@ CLIENTS = """
 import asyncio, os, sys
 from tidewal.runtime.factory import open_wal
 from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import Caller
+from tidewal.runtime.rpc import RpcClient
 
 async def main():
     wal = await open_wal("rocksmq://" + sys.argv[1], own=False)
     for _ in range(int(sys.argv[3])):
-        await Caller(wal, Names()).open()
+        await RpcClient(wal, Names()).open()
     os.kill(os.getpid(), 9)
 
 for _ in range(int(sys.argv[2])):
@@ -58,7 +58,7 @@ async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, 
 
 async def test_a_caller_whose_channel_was_dropped_creates_it_again(store, directory, helpers):
     names, shared = Names(), await open_wal(f"rocksmq://{directory}", own=False)
-    caller, inbox = Caller(shared, names, first_retry_s=0.01), RequestInbox(store, "role", names)
+    caller, inbox = RpcClient(shared, names, first_retry_s=0.01), RpcServer(store, "role", names)
     await inbox.open()
 
     async def serve() -> None:
@@ -91,7 +91,7 @@ async def test_a_client_that_is_gone_takes_no_channel_with_it_that_it_was_refuse
     assert (await anext(store.read("data", From.EARLIEST)))[0].payload == b"acknowledged"
 
 
-async def test_an_opening_forgets_the_temporary_channels_of_the_life_before(open_rocksmq):
+async def test_an_opening_drops_the_temporary_channels_of_the_incarnation_before(open_rocksmq):
     for _ in range(3):
         store = await open_rocksmq()
         assert await store.channels() in ([], ["kept"])

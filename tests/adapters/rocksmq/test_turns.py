@@ -1,4 +1,4 @@
-"""Who commits: a loop what is small, the thread all else, and the thread goes on where a loop does not."""
+"""The turn to commit: a loop commits what is small, the thread the rest, and goes on where a loop does not."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ async def begun(disk: HeldDisk, append: asyncio.Future[bytes]) -> None:
 
 
 async def at_rest(store) -> None:
-    """Wait until the thread has let go of the turn: what it did last may be answered before."""
-    while store._journal._turn is not None:  # noqa: ASYNC110 -- told in no other way
+    """Wait until the thread has released the turn: what it did last may be answered before."""
+    while store._journal._turn is not None:  # noqa: ASYNC110 -- shown in no other way
         await asyncio.sleep(0)
 
 
@@ -134,14 +134,14 @@ async def test_small_commits_are_the_loops_and_others_the_threads(store, disk):
     assert set(disk.writers) == {"tidewal-journal"}
 
 
-async def test_what_is_told_before_the_sync_is_the_threads(store, disk):
+async def test_what_is_acknowledged_before_the_sync_is_the_threads(store, disk):
     await store.create_channel("early", ChannelPolicy(acks=Durability.ONE))
     disk.writers.clear()
     await store.append("early", b"x")
     assert set(disk.writers) == {"tidewal-journal"}
 
 
-async def test_a_blocked_loop_holds_nobody_up(store, disk, helpers):
+async def test_a_blocked_loop_does_not_hold_up_others(store, disk, helpers):
     disk.holding = True
     append = asyncio.ensure_future(store.append("a", b"here"))
     await begun(disk, append)
@@ -153,7 +153,7 @@ async def test_a_blocked_loop_holds_nobody_up(store, disk, helpers):
     assert disk.synced_by == ["tidewal-journal"]  # of the second alone: no sync twice
 
 
-async def test_whoever_submits_may_block_the_loop_until_it_is_answered(store, helpers):
+async def test_a_caller_that_submits_may_block_the_loop_until_it_is_answered(store, helpers):
     answered = threading.Event()
     store.submit([Append("a", b"x")], lambda _: answered.set())
     assert answered.wait(BOUND_S)
@@ -177,7 +177,7 @@ async def test_a_loop_that_is_quicker_lets_the_thread_go_on(store, disk, helpers
     assert await payloads(store, helpers, 2) == [b"here", b"there"]
 
 
-async def test_a_loop_that_has_ended_holds_nobody_up(store, disk, helpers):
+async def test_a_loop_that_has_ended_does_not_hold_up_others(store, disk, helpers):
     disk.holding = True
 
     async def begin() -> None:
@@ -258,7 +258,7 @@ async def test_a_disk_that_holds_up_its_writers_is_left_to_the_thread(store, dis
 
 @pytest.mark.slow
 async def test_loops_and_threads_that_come_and_go_are_all_answered(open_rocksmq, rng):
-    """Loops end while a commit of theirs, which holds what others wait for, is still under way."""
+    """Loops end while a commit of theirs, which holds appends of others, is not synced yet."""
 
     async def produce(store, random: Random) -> None:
         for _ in range(random.randint(1, 60)):

@@ -12,9 +12,9 @@ import pytest
 
 from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq.findings import SegmentReport
-from tidewal.adapters.rocksmq.index import Index, Place
+from tidewal.adapters.rocksmq.index import Index, IndexEntry
+from tidewal.adapters.rocksmq.journal_survey import ReadOnlyDisk
 from tidewal.adapters.rocksmq.segments import HEADER_BYTES
-from tidewal.adapters.rocksmq.survey import ReadOnlyDisk
 from tidewal.adapters.rocksmq.verify import locked, verify
 from tidewal.runtime.errors import ConfigError
 from tidewal.runtime.wal import Append, ChannelPolicy
@@ -35,14 +35,14 @@ def fingerprint(directory: Path) -> dict[str, str]:
 @pytest.fixture
 async def log(open_rocksmq, tmp_path) -> Path:
     """A closed log of four channels over several segments, one channel dropped on the way."""
-    for life in range(2):
+    for incarnation in range(2):
         store = await open_rocksmq(segment_bytes=SMALL)
         for name in "abcd":
             await store.create_channel(name, PLAIN)
         for commit in range(COMMITS):
             batch = [Append(name, bytes([commit]) * 500, commit + 1) for name in "abcd"[: commit % 4 + 1]]
             await store.append_many(batch)
-        if life == 0:
+        if incarnation == 0:
             await store.drop_channel("d")
         await store.close()
     return tmp_path / "log"
@@ -99,14 +99,14 @@ def test_lost_frames_are_counted(log, segments):
     assert damaged.frames == report.frames - 1
 
 
-def test_a_missing_segment_is_told(log, segments):
+def test_a_missing_segment_is_reported(log, segments):
     segments[2].unlink()
     findings = [finding.what for report in scrub(log) for finding in report.findings]
     assert any("missing before it" in what for what in findings)
 
 
 @pytest.mark.parametrize("position", [3, 9, 17, 25, 33, 41])
-def test_a_damaged_header_is_told_and_its_frames_are_read(log, segments, position):
+def test_a_damaged_header_is_reported_and_its_frames_are_read(log, segments, position):
     before = scrub(log)[1]
     flip(segments[1], position)
     report = scrub(log)[1]
@@ -143,7 +143,7 @@ def test_an_index_that_disagrees_is_damage(log, wrong):
     if wrong == "elsewhere":
         index.add([(1, place._replace(offset=place.offset + 8))], index.durable_to())
     elif wrong == "astray":
-        index.add([(1, Place(place.id + 10**6, place.epoch, place.offset, 0))], index.durable_to())
+        index.add([(1, IndexEntry(place.id + 10**6, place.epoch, place.offset, 0))], index.durable_to())
     elif wrong == "lost":
         index.forget(place.epoch, [1])
     else:
@@ -196,7 +196,7 @@ async def test_an_owned_log_is_read_while_it_is_written(open_rocksmq, tmp_path, 
     await store.append("a", b"undisturbed")
 
 
-async def test_nobody_opens_a_log_that_is_being_verified(open_rocksmq, log):
+async def test_no_process_opens_a_log_that_is_being_verified(open_rocksmq, log):
     with locked(str(log)) as unowned:
         assert unowned
         with locked(str(log)) as again:

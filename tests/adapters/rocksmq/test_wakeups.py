@@ -1,6 +1,6 @@
-"""Lost wake-ups: whoever waits is woken by what it waits for, never by a timer that hides a lost one.
+"""Lost wake-ups: each waiter is woken by what it waits for, never by a timer that hides a lost wake-up.
 
-In each round somebody waits while another thread produces, a random moment earlier or later; threads take turns as
+In each round a task waits while another thread produces, a random moment earlier or later; threads take turns as
 often as they can, so each gets in between any two steps of another. Timers of the test's loop are watched: none may
 fire. A long poll waits longer than the tests may take, so what only its end would complete fails.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tidewal.adapters.rocksmq import link, open_wal, shared_reader, wire
+from tidewal.adapters.rocksmq import open_wal, owner_connection, shared_reader, wire
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.wal import Append, ChannelPolicy, From, Wal
 
@@ -44,7 +44,7 @@ class UnsyncedDisk(RealDisk):
 
 
 class Producer(threading.Thread):
-    """Appends one entry each time it is told to, after a while that nobody can foresee."""
+    """Appends one entry on each request, after a random while."""
 
     def __init__(self, produce: Callable[[int], None], rng: random.Random) -> None:
         super().__init__(name="producer", daemon=True)
@@ -77,7 +77,7 @@ def start(rng: random.Random) -> Iterator[Callable[[Callable[[int], None]], Prod
 def fired(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The timers of the test's loop that went off. Sockets and owners are not looked at again by a timer."""
     monkeypatch.setattr(wire, "SECOND_LOOK_S", POLL_S)
-    monkeypatch.setattr(link, "TIMEOUT_S", POLL_S)  # how often it is looked whether the owner is silent
+    monkeypatch.setattr(owner_connection, "TIMEOUT_S", POLL_S)  # how often it is looked whether the owner is silent
     went_off: list[object] = []
     call_at = asyncio.BaseEventLoop.call_at
 

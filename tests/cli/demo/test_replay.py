@@ -9,13 +9,13 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from tidewal.actors.client import Client, Written
+from tidewal.actors.client import Client, WriteResult
 from tidewal.cli.demo import flights
 from tidewal.cli.demo.replay import IN_FLIGHT, Replay
 from tidewal.runtime.errors import MessageTooLarge, Overloaded, TidewalError
 
 
-class Door:
+class FakeClient:
     """Takes or refuses batches as it is told; what it takes is the log."""
 
     def __init__(self, refuse: Callable[[int, int], TidewalError | None]) -> None:
@@ -24,7 +24,7 @@ class Door:
         self._refuse = refuse
         self._calls = 0
 
-    async def apply(self, collection: str, batch: pa.RecordBatch) -> Written:
+    async def apply(self, collection: str, batch: pa.RecordBatch) -> WriteResult:
         number = batch.column("number")[0].as_py()
         self._calls += 1
         refusal = self._refuse(number, self._calls)
@@ -36,7 +36,7 @@ class Door:
         self.inside -= 1
         if refusal is not None:
             raise refusal
-        return Written(number, batch.num_rows)
+        return WriteResult(number, batch.num_rows)
 
 
 def batches(count: int) -> list[pa.RecordBatch]:
@@ -44,8 +44,8 @@ def batches(count: int) -> list[pa.RecordBatch]:
     return [pa.record_batch({"number": pa.array([number]), "event_time": moment}) for number in range(count)]
 
 
-def replay(door: Door, count: int) -> Replay:
-    return Replay(cast(Client, door), batches(count), 5)
+def replay(client: FakeClient, count: int) -> Replay:
+    return Replay(cast(Client, client), batches(count), 5)
 
 
 @pytest.fixture(autouse=True)
@@ -59,34 +59,34 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_all_batches_in_order_so_many_at_once():
-    door = Door(lambda number, call: None)
-    writing = replay(door, 30)
+    client = FakeClient(lambda number, call: None)
+    writing = replay(client, 30)
     await writing.run()
-    assert door.log == list(range(30))
-    assert door.most_inside == IN_FLIGHT
+    assert client.log == list(range(30))
+    assert client.most_inside == IN_FLIGHT
     assert (writing.written, writing.done, writing.last_ts) == (30, 35, 29)
 
 
 async def test_a_time_of_overload_changes_neither_order_nor_number():
-    door = Door(lambda number, call: Overloaded("full") if 12 <= call < 40 else None)
-    writing = replay(door, 30)
+    client = FakeClient(lambda number, call: Overloaded("full") if 12 <= call < 40 else None)
+    writing = replay(client, 30)
     await writing.run()
-    assert door.log == list(range(30))
+    assert client.log == list(range(30))
     assert writing.pauses > 1
 
 
 async def test_a_batch_that_overtook_a_refused_one_ends_the_replay():
-    door = Door(lambda number, call: Overloaded("full") if call == 12 else None)
+    client = FakeClient(lambda number, call: Overloaded("full") if call == 12 else None)
     with pytest.raises(TidewalError, match="out of order"):
-        await replay(door, 30).run()
-    assert door.inside == 0
+        await replay(client, 30).run()
+    assert client.inside == 0
 
 
 async def test_other_errors_pass_through():
-    door = Door(lambda number, call: MessageTooLarge("too large") if number == 7 else None)
+    client = FakeClient(lambda number, call: MessageTooLarge("too large") if number == 7 else None)
     with pytest.raises(MessageTooLarge):
-        await replay(door, 30).run()
-    assert door.inside == 0
+        await replay(client, 30).run()
+    assert client.inside == 0
 
 
 def test_batches_of_the_demo_keep_the_order(every_event: Any):

@@ -12,7 +12,7 @@ from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop, elapse, unt
 
 
 class Recorder(LogObserver):
-    """Keeps what was reported, for tests to look at."""
+    """Keeps the reports, for tests to check."""
 
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
@@ -67,7 +67,7 @@ def fail(error: Exception):
 
 
 async def settle() -> None:
-    """Let all that can run now run."""
+    """Run all callbacks that are ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -40,7 +40,7 @@ async def test_an_error_of_tidewal_is_an_answer_and_no_crash(system, kit, record
 
 
 @on_virtual_time
-async def test_any_other_error_reaches_the_asker_and_crashes_the_actor(system, kit, recorder, log):
+async def test_any_other_error_reaches_the_sender_and_crashes_the_actor(system, kit, recorder, log):
     ref = await system.spawn(lambda: kit.Scripted(log), name="a")
     with pytest.raises(HandlerFailed) as caught:
         await ref.ask(kit.fail(KeyError("x")))
@@ -124,7 +124,7 @@ async def test_a_deadline_holds_on_real_loops(system, kit):
 
 
 @on_virtual_time
-async def test_what_nobody_waits_for_any_more_is_not_begun(system, kit, log):
+async def test_a_question_whose_sender_has_given_up_is_not_handled(system, kit, log):
     ref = await system.spawn(lambda: kit.Scripted(log), name="a")
     ref.tell(lambda actor: kit.elapse(5))
     expired = asyncio.create_task(ref.ask("expired", deadline_s=1))

@@ -1,4 +1,4 @@
-"""The mailbox: lanes, limits, and writers that wait."""
+"""The mailbox: queues, limits, and senders that wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidewal.runtime.actor.mailbox import Mailbox
 from tidewal.runtime.errors import ActorStopped, Overloaded
 
 
-async def test_signals_overtake_messages_and_each_lane_keeps_its_order(system, kit, log):
+async def test_signals_overtake_messages_and_each_queue_keeps_its_order(system, kit, log):
     ref = await system.spawn(lambda: kit.Scripted(log), name="a", mailbox_size=2)
     ref.tell("m1")
     ref.tell("m2")
@@ -35,7 +35,7 @@ async def test_a_signal_comes_before_what_waited_behind_a_handler(system, kit, l
     assert log == ["start", "signal", "message"]
 
 
-async def test_writers_wait_for_room_and_enter_in_order(system, kit, log):
+async def test_senders_wait_for_room_and_are_admitted_in_order(system, kit, log):
     ref = await system.spawn(lambda: kit.Scripted(log), name="a", mailbox_size=2)
     gate = asyncio.get_running_loop().create_future()
     await ref.send(lambda actor: gate)
@@ -70,7 +70,7 @@ async def test_a_mailbox_is_bounded_in_bytes_where_messages_are_weighed(system, 
     assert ref.cell.mailbox.bytes_waiting == 0
 
 
-async def test_closing_fails_the_writers_that_wait():
+async def test_closing_fails_the_senders_that_wait():
     mailbox = Mailbox("a", asyncio.get_running_loop(), 1)
     mailbox.put(1)
     writer = asyncio.create_task(mailbox.put_when_room(2))
@@ -86,7 +86,7 @@ Step = st.sampled_from(["put", "wait", "take", "cancel"])
 
 @given(steps=st.lists(Step, max_size=60), limit=st.integers(1, 4))
 def test_against_a_model(steps, limit):
-    """The lane holds at most `limit`; what was taken is what was let in, in the order of arrival."""
+    """The queue holds at most `limit`; what was taken is what was admitted, in the order of arrival."""
 
     async def run() -> None:
         mailbox = Mailbox("a", asyncio.get_running_loop(), limit)

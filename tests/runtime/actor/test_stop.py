@@ -49,7 +49,7 @@ async def test_past_the_deadline_the_handler_is_cancelled_and_on_stop_still_call
 
 
 @on_virtual_time
-async def test_an_actor_that_ignores_cancellation_hangs_nobody(recorder, kit):
+async def test_an_actor_that_ignores_cancellation_blocks_no_caller(recorder, kit):
     class Stubborn(kit.Scripted):
         async def on_stop(self) -> None:
             while not released:
@@ -151,7 +151,7 @@ def test_an_exit_passes_through(kit, recorder, kind):
     assert recorder.named("crashed") == []
 
 
-async def test_a_name_is_taken_while_its_actor_lives(system, kit):
+async def test_a_name_is_taken_while_its_actor_runs(system, kit):
     ref = await system.spawn(kit.Scripted, name="a")
     with pytest.raises(InvalidRequest, match="already"):
         await system.spawn(kit.Scripted, name="a")

@@ -1,4 +1,4 @@
-"""A handler that really blocks the loop: it is named, and the heart beats on."""
+"""A handler that really blocks the loop: it is named, and the heartbeat thread goes on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Blocking(Actor):
 @pytest.mark.parametrize(
     ("message", "culprit"), [("now", "blocker"), ("after a pause", "blocker"), ("child", "blocker/child")]
 )
-async def test_the_blocking_actor_is_named_once_while_the_heart_beats(recorder, kit, message, culprit):
+async def test_the_blocking_actor_is_named_once_while_heartbeats_go_on(recorder, kit, message, culprit):
     seen = threading.Event()
     reports: list[tuple[str, int, str]] = []
     beats_before: list[int] = []
@@ -51,7 +51,7 @@ async def test_the_blocking_actor_is_named_once_while_the_heart_beats(recorder, 
 
     def beat() -> None:
         beats.append(threading.get_ident())
-        if reports and len(beats) > beats_before[0] + 10:  # the heart beat on, well after the report
+        if reports and len(beats) > beats_before[0] + 10:  # the heartbeat went on, well after the report
             seen.set()
 
     def blocked(actor: str, blocked_ms: int, stack: str) -> None:
@@ -60,7 +60,7 @@ async def test_the_blocking_actor_is_named_once_while_the_heart_beats(recorder, 
 
     recorder.blocked = blocked
     async with ActorSystem(observer=recorder, blocked_after_ms=BLOCKED_AFTER_MS) as system:
-        system.heart.every(0.005, beat, "lease")
+        system.heartbeat.every(0.005, beat, "lease")
         await system.spawn(lambda: Blocking(threading.Event()), name="bystander")
         ref = await system.spawn(lambda: Blocking(seen), name="blocker")
         loop_thread = await ref.ask(message)

@@ -1,0 +1,238 @@
+"""What DataNode and QueryNode have in common: for each collection a pipeline that reads its vchannels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+from typing_extensions import TypedDict
+
+from ..runtime.catalog import DROPPING, READY, Collection
+from ..runtime.errors import (
+    BadRecord,
+    CorruptLog,
+    FormatTooNew,
+    InvalidRequest,
+    InvalidSchema,
+    PositionLost,
+    TidewalError,
+)
+from ..runtime.factory import Factory
+from ..runtime.heartbeats import announcements
+from ..runtime.messages import Position
+from ..runtime.names import pchannel_of
+from ..runtime.record import Record, decode, encode
+from ..runtime.row_codec import decode_rows
+from ..runtime.rpc import Request
+from ..runtime.tt_stream import TtMsgStream
+from ..runtime.wal import Entry, From, FromTime
+from .node import Node
+from .requests import Answer, Method, WireCollection
+from .role import Role
+
+UNREADABLE_FIRST_S = 1.0  # until a collection whose tables cannot be read is looked at again
+UNREADABLE_MAX_S = 60.0
+LOSSES_MAX = 3  # how often a collection that retention was faster than begins anew at once
+TABLE_ERRORS = (CorruptLog, FormatTooNew, InvalidSchema)  # what is wrong with the tables of one collection
+
+_log = logging.getLogger("tidewal.collections")
+
+
+class Pipeline(Protocol):
+    """One collection's reader. `run` goes on until it is cancelled."""
+
+    collection: Collection
+
+    async def run(self) -> None: ...
+
+    def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
+        """Take an owner's announcement: behind the record `cseq` of `term`, `channel` has nothing with a timestamp ≤
+        `time`. Ignored for channels of other collections."""
+        ...
+
+
+class ReleaseParams(TypedDict):
+    """The collection, which is being dropped."""
+
+    collection: WireCollection
+
+
+class CollectionReaderRole(Role):
+    """Runs a pipeline for every collection of the catalog that is ready, and passes the owners' heartbeats on."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._pipelines: dict[int, Pipeline] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._unreadable: dict[int, TidewalError] = {}  # by collection id: why its tables cannot be read
+
+    def pipeline(self, collection: Collection) -> Pipeline:
+        """A new pipeline for `collection`."""
+        raise TypeError(f"{type(self).__name__} says nothing about pipelines")
+
+    async def forget(self, collection: Collection) -> None:
+        """Release what the role still holds of a dropped collection, whose pipeline has ended."""
+
+    def handlers(self) -> dict[str, Method]:
+        return {"release": Method(self._release, ReleaseParams)}
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.spawn_task(self._watch(), name="collections")
+        self.spawn_task(self._listen(), name="heartbeats")
+
+    async def _watch(self) -> None:
+        while True:
+            self._start_pipelines()
+            await self.catalog.changed()
+
+    def _start_pipelines(self) -> None:
+        for collection in list(self.catalog.catalog.collections.values()):
+            if collection.state == READY and collection.id not in self._pipelines:
+                self._pipelines[collection.id] = self.pipeline(collection)
+                self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
+
+    async def find_pipeline(self, name: str) -> Pipeline:
+        """The pipeline of the collection `name`. Raises `CollectionNotFound`, and what is wrong with its tables."""
+        collection = self.catalog.catalog.collections.get(name)
+        if collection is None or collection.id not in self._pipelines:
+            collection = (await self.catalog.catch_up()).collection(name)
+            self._start_pipelines()
+        if collection.id in self._unreadable:
+            raise self._unreadable[collection.id]
+        return self._pipelines[collection.id]
+
+    async def _run(self, id: int) -> None:
+        """Run a pipeline until it ends. Tables that cannot be read stop their collection only: every request for it
+        gets the error, and the pipeline starts again from time to time, since the tables may have been repaired. What
+        retention has removed before it was read (`PositionLost`) is in the tables by now, so the pipeline starts again
+        with them at once; where that has failed `LOSSES_MAX` times, the rows are gone, and the collection counts as
+        unreadable. A run of more than `UNREADABLE_MAX_S` resets the pause and the count."""
+        collection = self._pipelines[id].collection
+        now = asyncio.get_running_loop().time
+        pause_s, losses = UNREADABLE_FIRST_S, 0
+        while id in self._pipelines:
+            self._set_unreadable(collection, None)
+            began_s = now()
+            try:
+                await self._as_task(id, self._pipelines[id].run())
+                return
+            except (PositionLost, *TABLE_ERRORS) as error:
+                if now() - began_s > UNREADABLE_MAX_S:
+                    pause_s, losses = UNREADABLE_FIRST_S, 0
+                losses += isinstance(error, PositionLost)
+                at_once = isinstance(error, PositionLost) and losses <= LOSSES_MAX
+                again_s = 0 if at_once else pause_s
+                _log.error("%s of %s stops, trying again in %g s: %s", self.role, collection.name, again_s, error)
+                if not at_once:
+                    self._set_unreadable(collection, error)
+                    pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
+            await self._as_task(id, asyncio.sleep(again_s))
+            if id in self._pipelines:  # not released
+                self._pipelines[id] = self.pipeline(collection)
+
+    def _set_unreadable(self, collection: Collection, error: TidewalError | None) -> None:
+        labels = {"collection_name": collection.name, "role_name": self.role}
+        self.node.metrics.gauge("wal_collection_unreadable", **labels).set(error is not None)
+        self._unreadable.pop(collection.id, None)
+        self.node.unreadable.pop((self.role, collection.name), None)
+        if error is not None:
+            self._unreadable[collection.id] = error
+            self.node.unreadable[self.role, collection.name] = error.message
+
+    async def _as_task(self, id: int, work: Coroutine[object, object, None]) -> None:
+        """Run `work` of a pipeline as a task of its own, so that a release can end it without ending the actor."""
+        task = self._tasks[id] = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _release(self, request: Request) -> Answer:
+        catalog = await self.catalog.catch_up()  # so that the pipeline is not started again
+        collection = catalog.by_id(request.params["collection"].id)
+        if collection is None:
+            return None  # an old request: another collection may have the name by now
+        if collection.state != DROPPING:
+            raise InvalidRequest(f"collection {collection.name} is not being dropped")
+        self._pipelines.pop(collection.id, None)
+        task = self._tasks.pop(collection.id, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._set_unreadable(collection, None)
+        await self.forget(collection)
+        self.node.metrics.forget("collection_name", collection.name)
+        for vchannel in collection.vchannels:
+            self.node.metrics.forget("channel_name", vchannel)
+        return None
+
+    async def _listen(self) -> None:
+        await self.node.make_heartbeats()
+        async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
+            for entry in entries:
+                try:
+                    batch = announcements(decode(entry.payload))
+                    for announcement in batch:
+                        if not self.catalog.granted(announcement.channel).covers(announcement.term, announcement.time):
+                            raise BadRecord(
+                                f"{announcement.channel}: no owner of term {announcement.term} may promise that time",
+                                reason="grant",
+                            )
+                except BadRecord as error:  # another heartbeat follows
+                    self.dead_letters.bad(self.node.names.heartbeats, entry, error)
+                    continue
+                for announcement in batch:
+                    for pipeline in self._pipelines.values():
+                        pipeline.announce(*announcement)
+
+
+def rows_of(role: CollectionReaderRole, collection: Collection, record: Record) -> pa.RecordBatch | None:
+    """The rows of a record; None when they cannot be read: the record is a dead letter then."""
+    try:
+        return decode_rows(record.body, collection.schema.row_arrow())
+    except BadRecord as error:
+        entry = Entry(record.id, record.ts, encode(record))
+        role.dead_letters.bad(pchannel_of(record.vchannel), entry, error)
+        return None
+
+
+def pchannels_of(collection: Collection) -> list[str]:
+    """The physical channels of a collection, sorted."""
+    return sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
+
+
+def holder(collection: Collection) -> str:
+    """The name of the hold on the log for the rows that are not in the collection's table yet. MixCoord sets the hold
+    before the first row, each flush moves it on, and the DataNode releases it when the collection is dropped."""
+    return f"datanode-{collection.id}"
+
+
+def open_stream(
+    role: CollectionReaderRole, collection: Collection, after: int, stored: Sequence[Position] = ()
+) -> TtMsgStream:
+    """The messages of `collection` with ts > `after`.
+
+    Behind a table they begin at its positions, `stored` together with the T `after`: reading raises `PositionLost` when
+    retention has removed what comes next. Without (nothing is stored yet, shards are stored up to different times, or
+    another tool has removed the positions) they begin at that time, and only while a hold keeps what lies behind it is
+    nothing missing.
+    """
+    channels = pchannels_of(collection)
+    node = role.node
+    factory = Factory(node.wal, node.clock, node.settings, dead_letters=role.dead_letters, grants=role.catalog)
+    stream = factory.tt_stream(role.role, vchannels=collection.vchannels)
+    start = FromTime(max(after, collection.created_ts - 1))
+    stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
+    if stored and after >= collection.created_ts:  # else the table is older than the collection, or empty
+        # A position that was stored with a later T lies behind messages that are wanted.
+        positions = {at.channel: at for at in stored if at.timestamp == after}
+        if positions.keys() == set(channels):
+            stream.seek(positions.values())
+    return stream

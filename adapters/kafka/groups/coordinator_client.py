@@ -1,0 +1,219 @@
+"""`CoordinatorClient` over Kafka: the sessions of this process's members."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from ....runtime.errors import Closed, Fenced, MessageTooLarge
+from ....runtime.groups.coordinator_client import Ack, MemberAssignment
+from ....runtime.groups.progress import GroupProgress
+from ....runtime.groups.subscriptions import Subscription, check_name
+from ....runtime.wal import Append, From
+from ..catalog import ChannelCatalog, KafkaChannel
+from ..cluster import Cluster
+from ..io_thread import IoThread
+from ..management import Management
+from .assigned_topics import epoch_over
+from .offset_committer import OffsetCommitter, forget
+from .offsets import to_position
+from .session import Membership, Session
+from .transaction import TransactionalProducer
+
+CONNECTION = 1  # of all sessions, for short requests; each session joins over a connection of its own
+
+
+def group_id(prefix: str, group: str) -> str:
+    """A group's name in Kafka, where the groups of all logs are in one namespace."""
+    return f"{prefix}.{group}"
+
+
+class Sessions:
+    """The sessions of this process's members: `CoordinatorClient`, on the I/O loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        catalog: ChannelCatalog,
+        management: Management,
+        io: IoThread,
+        connection: Callable[[KafkaChannel], int],
+        connections: Iterator[int],
+    ) -> None:
+        """`connection` returns the connection for appends to a channel; `connections` generates those for joining."""
+        self._cluster, self._catalog, self._management, self._io = cluster, catalog, management, io
+        self._connection = connection
+        self._sessions: dict[tuple[str, str], tuple[Session, OffsetCommitter]] = {}
+        self._known_as: dict[tuple[str, str], str] = {}
+        self._producers: dict[str, TransactionalProducer] = {}
+        self._numbers = itertools.count(1)
+        self._connections = connections
+        self._free: list[int] = []
+        self._closed = False
+        catalog.changed = self._channels_changed
+
+    async def join(
+        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
+    ) -> None:
+        """`CoordinatorClient.join`."""
+        self._check_open()
+        self._forget(group, member)
+        joining = self._free.pop() if self._free else next(self._connections)
+        id = group_id(self._cluster.options.prefix, group)
+        session = Session(
+            Membership(group, id, member, tuple(channels), start, session_timeout_s),
+            self._cluster,
+            self._catalog,
+            self._management,
+            (joining, CONNECTION),
+            self._numbers,
+            self,
+            self._known_as.pop((group, member), ""),
+        )
+        committer = OffsetCommitter(
+            session, self._cluster, self._management, lambda of: self._producer(id, of), self._connection
+        )
+        self._sessions[group, member] = session, committer
+        self._io.spawn(self._run(session, joining))
+        await asyncio.shield(session.assigned_topics.settled)
+
+    async def _run(self, session: Session, joining: int) -> None:
+        await session.run()
+        if not session.in_join:  # otherwise an answer is still outstanding on it
+            self._free.append(joining)
+
+    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
+        """`CoordinatorClient.shares`."""
+        session, _ = self._find(group, member)
+        return await session.assigned_topics.assignment(seen, wait_s)
+
+    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
+        """`CoordinatorClient.commit`."""
+        _, committer = self._find(group, member)
+        channels = {name: await self._management.find(name) for name in {output.channel for output in outputs}}
+        for output in outputs:
+            limit = channels[output.channel].policy.max_message_bytes
+            if len(output.payload) > limit:
+                raise MessageTooLarge(
+                    f"a message of {len(output.payload)} bytes for {output.channel} is over its limit of {limit}",
+                    size=len(output.payload),
+                    limit=limit,
+                )
+        return await committer.commit(acks, outputs, channels)
+
+    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
+        """`CoordinatorClient.release`."""
+        session, _ = self._find(group, member)
+        try:
+            assigned = session.assigned_topics.find(channel, assignment_epoch)
+        except Fenced:
+            return
+        session.assigned_topics.renew_epoch(assigned)
+
+    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
+        """`CoordinatorClient.seek`."""
+        session, committer = self._find(group, member)
+        assigned = session.assigned_topics.find(channel, assignment_epoch)
+        at = upto or await self._management.before_first(assigned.channel)
+        assigned_topics = session.assigned_topics
+        assigned_topics.find(channel, assignment_epoch)
+        assigned.commits_in_flight += 1  # so that the position is looked up after this
+        assigned_topics.renew_epoch(assigned)  # first: acknowledgements from now on must not overtake the seek
+        try:
+            await committer.finish(assigned)
+            if not assigned_topics.keeps(assigned):
+                raise epoch_over(channel, assignment_epoch)
+            await session.offset_store.store({assigned.channel.topic: to_position(assigned.channel, GroupProgress(at))})
+        finally:
+            assigned_topics.decided(assigned)
+        await forget(self._management, assigned.channel, at)
+
+    async def leave(self, group: str, member: str) -> None:
+        """`CoordinatorClient.leave`."""
+        session, committer = self._sessions.pop((group, member), (None, None))
+        self._known_as.pop((group, member), None)
+        if session is not None and committer is not None:
+            if session.over is None:
+                await committer.finish()
+            left = f"{member} has left group {group}"
+            await session.leave(Closed("the log is closed") if self._closed else Fenced(left, group=group))
+
+    async def check(self, group: str, channels: Sequence[str]) -> None:
+        """Check that a member may subscribe to these channels. Raises what `Wal.join` does."""
+        check_name("group", group)
+        for name in sorted(Subscription(channels).names):
+            await self._management.open_to(group, await self._management.find(name))
+
+    async def close(self) -> None:
+        """End all sessions."""
+        self._closed = True
+        await asyncio.gather(*(self.leave(*key) for key in list(self._sessions)))
+
+    # ---- `Peers` -----------------------------------------------------------------------------------------------------
+
+    def heartbeat_now(self, group_id: str) -> None:
+        """Let the members of a group in this process send a heartbeat, which tells them whether it rebalances."""
+        for session, _ in self._sessions.values():
+            if session.group_id == group_id:
+                session.heartbeat_now()
+
+    async def abort_left_open(self, group_id: str, channel: KafkaChannel) -> None:
+        """End the transaction that the previous member with the channel has left open, if any."""
+        await self._producer(group_id, channel).fence()
+
+    def _producer(self, group_id: str, channel: KafkaChannel) -> TransactionalProducer:
+        name = f"{group_id}/{channel.topic}"
+        producer = self._producers.get(name)
+        if producer is None:
+            producer = self._producers[name] = TransactionalProducer(self._cluster, name)
+        return producer
+
+    def _forget(self, group: str, member: str) -> None:
+        """End the session that a member had, and keep Kafka's member id of it."""
+        session, _ = self._sessions.pop((group, member), (None, None))
+        if session is not None:
+            self._known_as[group, member] = session.kafka_member
+            session.end(Fenced(f"{member} joins group {group} again", group=group))
+
+    def _find(self, group: str, member: str) -> tuple[Session, OffsetCommitter]:
+        self._check_open()
+        found = self._sessions.get((group, member))
+        if found is None:
+            raise Fenced(f"{member} is not a member of group {group} (any more): join again", group=group)
+        return found
+
+    def _channels_changed(self) -> None:
+        for session, _ in self._sessions.values():
+            session.channels_changed()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the log is closed")
+
+
+class KafkaCoordinatorClient:
+    """`CoordinatorClient`, from any loop."""
+
+    def __init__(self, sessions: Sessions, io: IoThread) -> None:
+        self._sessions, self._io = sessions, io
+
+    async def join(
+        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
+    ) -> None:
+        await self._io.call(lambda: self._sessions.join(group, member, channels, start, session_timeout_s))
+
+    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
+        return await self._io.call(lambda: self._sessions.assignment(group, member, seen, wait_s))
+
+    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
+        return await self._io.call(lambda: self._sessions.commit(group, member, acks, outputs))
+
+    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
+        await self._io.call(lambda: self._sessions.release(group, member, channel, assignment_epoch))
+
+    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
+        await self._io.call(lambda: self._sessions.seek(group, member, channel, assignment_epoch, upto))
+
+    async def leave(self, group: str, member: str) -> None:
+        await self._io.call(lambda: self._sessions.leave(group, member))

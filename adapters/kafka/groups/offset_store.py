@@ -1,0 +1,147 @@
+"""The committed offsets of a group, as one of its members reads and stores them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from aiokafka.protocol.commit import OffsetCommitRequest
+
+from ....runtime.errors import Overloaded, TidewalError, of_unknown_outcome
+from ....runtime.groups.progress import GroupProgress
+from ....runtime.wal import From
+from .. import faults
+from ..catalog import KafkaChannel
+from ..cluster import LATEST, PARTITION, PAUSE_S, Cluster
+from .coordinator_broker import Code, CoordinatorBroker
+from .offsets import id_before, to_position
+from .requests import CommittedOffset, OffsetFetch, TxnOffsetCommit
+
+STALE_S = 0.05  # pause before a request is repeated that arrived during a rebalance
+FOREVER = -1  # how long positions are kept: as the brokers' settings say
+
+
+class MembershipState(Protocol):
+    """The present membership of a member: its Kafka id and generation."""
+
+    group_id: str
+    coordinator: CoordinatorBroker
+    kafka_member: str
+    generation: int
+
+    async def settled(self) -> None:
+        """Return once the member knows its generation and assignment. Raises what ended the session."""
+        ...
+
+    def refused(self, code: int) -> None:
+        """The coordinator has refused a request of a stale generation or unknown member with `code`. Raises what ended
+        the session."""
+        ...
+
+    def renew(self) -> None:
+        """Let the group begin another generation, so that requests of this one that are still in flight are refused."""
+        ...
+
+
+class Unstable(Exception):
+    """An open transaction may still move the position in a topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"an open transaction may move the position in {topic}")
+        self.topic = topic
+
+
+class OffsetStore:
+    """The positions of a group. Belongs to the I/O loop. Kafka accepts positions only from members of the group's
+    present generation, so a member that has lost a channel cannot move its position."""
+
+    def __init__(self, cluster: Cluster, membership: MembershipState, connection: int) -> None:
+        self._cluster, self._membership, self._connection = cluster, membership, connection
+
+    async def positions(self, topics: Sequence[str]) -> dict[str, CommittedOffset]:
+        """The group's positions by topic, without topics that have none. Raises `Unstable`, and the library's
+        errors."""
+        coordinator = self._membership.coordinator
+        request = OffsetFetch(self._membership.group_id, topics, stable=True)
+        response = await coordinator.ask(request, self._connection)
+        coordinator.check(response.error_code)
+        found: dict[str, CommittedOffset] = {}
+        for topic, ((_, offset, _, metadata, code, _),), _ in response.topics:
+            if coordinator.check(code, but=(Code.UNSTABLE_OFFSET,)):
+                raise Unstable(topic)
+            if offset >= 0:
+                found[topic] = CommittedOffset(offset, metadata or "")
+        return found
+
+    async def beginning(self, channel: KafkaChannel, start: From) -> CommittedOffset:
+        """The position at which a group without one begins. Raises the library's errors."""
+        if start is From.LATEST:
+            offset = await self._cluster.offset(channel.topic, LATEST) or 0
+        else:
+            offset, _ = await self._cluster.bounds(channel.topic)
+        return to_position(channel, GroupProgress(id_before(channel, offset)))
+
+    async def store(self, positions: Mapping[str, CommittedOffset]) -> None:
+        """Store positions by topic. Raises what ended the session, `Overloaded` and what `faults.mapped` has, with
+        `outcome_unknown` where an attempt may have stored them."""
+        membership = self._membership
+        deadline = asyncio.get_running_loop().time() + self._cluster.options.delivery_timeout_s
+        topics = [(topic, [(PARTITION, at.offset, at.metadata)]) for topic, at in positions.items()]
+        unsure = False
+        while True:
+            try:
+                await membership.settled()
+                request = OffsetCommitRequest(
+                    membership.group_id, membership.generation, membership.kafka_member, FOREVER, topics
+                )
+                response = await membership.coordinator.ask(request, self._connection)
+                if self._moved(*(code for _, partitions in response.topics for _, code in partitions)):
+                    return
+                pause_s = STALE_S
+            except TidewalError as error:
+                raise of_unknown_outcome(error) if unsure else error from error.__cause__
+            except faults.Foreign as error:
+                if faults.outcome(error, faults.Operation.POSITION) is faults.Outcome.UNKNOWN:
+                    unsure = True
+                    if not faults.answered(error):
+                        membership.renew()  # this attempt may arrive late, and must not undo later ones
+                if faults.final(error) or asyncio.get_running_loop().time() > deadline:
+                    raise faults.mapped(error, "store a position", outcome_unknown=unsure) from error
+                pause_s = PAUSE_S
+            await asyncio.sleep(pause_s)
+
+    async def store_within(
+        self, transaction: str, producer: tuple[int, int], positions: Mapping[str, CommittedOffset]
+    ) -> None:
+        """Store positions by topic as part of a transaction, given by its name and its producer's id and epoch. Raises
+        what ended the session, `Overloaded`, and what `Cluster.retrying` does."""
+        membership = self._membership
+
+        async def attempt() -> bool:
+            request = TxnOffsetCommit(
+                transaction,
+                producer,
+                membership.group_id,
+                membership.generation,
+                membership.kafka_member,
+                list(positions.items()),
+            )
+            response = await membership.coordinator.ask(request, self._connection)
+            return self._moved(*(code for _, partitions, _ in response.topics for _, code, _ in partitions))
+
+        while True:
+            await membership.settled()
+            if await self._cluster.retrying("make a position part of a transaction", attempt):
+                return
+            await asyncio.sleep(STALE_S)
+
+    def _moved(self, *codes: int) -> bool:
+        """Whether the positions are stored, by the codes of the answer; False: try again in another generation."""
+        stale = (Code.ILLEGAL_GENERATION, Code.REBALANCE_IN_PROGRESS, Code.UNKNOWN_MEMBER)
+        code = self._membership.coordinator.check(*codes, but=(*stale, Code.METADATA_TOO_LARGE))
+        if code == Code.METADATA_TOO_LARGE:
+            raise Overloaded("the brokers do not accept so many single acknowledgements", limit="single_acks")
+        if code:
+            self._membership.refused(code)
+        return not code

@@ -1,0 +1,105 @@
+"""Functions that commands share to read a log: open it without creating one, read its channels, fold its catalog."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ..runtime.catalog import Catalog
+from ..runtime.clock import physical_ms
+from ..runtime.config import load_settings, wal_options
+from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
+from ..runtime.factory import open_wal
+from ..runtime.names import Names
+from ..runtime.read_only import ReadOnlyWal
+from ..runtime.redaction import shown_url, split_url
+from ..runtime.remote import Address
+from ..runtime.stream_base import reading
+from ..runtime.wal import Entry, FromId, Start, Wal
+
+
+@asynccontextmanager
+async def opened(url: str, *, read_only: bool = True) -> AsyncGenerator[Wal]:
+    """The log at `url`: through its owner where there is one, for whose return it waits without taking over; else by
+    owning the log while the block runs, or until a node requests it. The environment has the credentials for brokers.
+    Raises `ConfigError` and `Unavailable` where there is no log, and `Unavailable` when the owner has gone and no other
+    one comes. Unless `read_only`, a log of brokers that is not there is created."""
+    parts = split_url(url)
+    embedded = parts.scheme == "rocksmq" and parts.port is None  # a port names a process that has it open
+    if embedded:
+        local_directory(url)
+    if embedded and await _abandoned(url):  # its directory cannot be read in another way
+        owned = await open_wal(url)
+        wal = ReadOnlyWal(owned) if read_only else owned
+    else:
+        options = {"own": False} if embedded else {} if parts.scheme == "rocksmq" else wal_options(load_settings(), url)
+        wal = await open_wal(url, read_only=read_only, **options)
+    try:
+        yield wal
+    finally:
+        await wal.close()
+
+
+async def _abandoned(url: str) -> bool:
+    """Whether no process has the log open."""
+    try:
+        wal = await open_wal(url, own=False, failover_s=0)
+    except Unavailable:
+        return True
+    await wal.close()
+    return False
+
+
+def local_directory(where: str) -> str:
+    """The directory of the embedded log that a URL or a path names. Raises `ConfigError` where there is none."""
+    scheme = split_url(where).scheme
+    path = Address.parse(where).directory if scheme == "rocksmq" else where
+    if scheme not in ("", "rocksmq") or not path:
+        raise ConfigError(f"{shown_url(where)}: only an embedded log has a directory", key="wal")
+    directory = Path(path).absolute()
+    if not (directory / "FORMAT").is_file():
+        raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
+    return str(directory)
+
+
+async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> AsyncIterator[Entry]:
+    """The entries of `channel` from `start` to the one with id `upto`; None goes on for ever."""
+    async with reading(wal, channel, start) as batches:
+        async for batch in batches:
+            for entry in batch:
+                yield entry
+                if upto is not None and entry.id >= upto:
+                    return
+
+
+async def stored(wal: Wal, channel: str) -> AsyncIterator[Entry]:
+    """The entries that `channel` holds now; none when it does not exist. Raises `PositionLost` when retention removes
+    them meanwhile."""
+    try:
+        info = await wal.describe(channel)
+    except ChannelNotFound:
+        return
+    if info.first_id is not None:
+        # from that entry on: of a channel that retention empties nothing more may ever come
+        async for entry in entries(wal, channel, FromId(info.first_id, inclusive=True), info.latest_id):
+            yield entry
+
+
+async def catalog_of(wal: Wal, names: Names) -> Catalog:
+    """The catalog as the log has it now."""
+    catalog = Catalog()
+    async for entry in stored(wal, names.catalog):
+        catalog.fold(entry)
+    return catalog
+
+
+def shown_time(ts: int) -> str:
+    """The physical part of a timestamp as ISO 8601, UTC; "-" for 0 and for what no calendar has."""
+    from datetime import UTC, datetime
+
+    try:
+        moment = datetime.fromtimestamp(physical_ms(ts) / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return "-"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z") if ts else "-"

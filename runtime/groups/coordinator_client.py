@@ -1,0 +1,78 @@
+"""How a group's member talks to the coordinator, which may run in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ..wal import Append, From
+
+
+class Ack(NamedTuple):
+    """What is done of one channel, under the assignment epoch of its delivery: all ids ≤ `upto` (None: says nothing),
+    and the single `ids`."""
+
+    channel: str
+    assignment_epoch: int
+    upto: bytes | None
+    ids: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedChannel:
+    """One channel that a member has. In a new assignment epoch the member starts behind `acked_to` (b"": before all
+    ids) and leaves out the entries in `acked`."""
+
+    epoch: int
+    acked_to: bytes
+    acked: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAssignment:
+    """The channels that a member has. Versions grow, over the incarnations of the log's owner too. The channels in
+    `revoking` (all of them are in `held` as well) are to be released once everything delivered of them is acknowledged.
+    """
+
+    version: int
+    held: Mapping[str, AssignedChannel] = field(default_factory=dict[str, AssignedChannel])
+    revoking: frozenset[str] = frozenset()
+
+
+class CoordinatorClient(Protocol):
+    """The coordinator's calls as coroutines; its errors come through. Every method may raise `Unavailable` when the
+    owner of the log is gone (`outcome_unknown` where something may have happened), and `Closed` once the log is closed.
+    """
+
+    async def join(
+        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
+    ) -> None:
+        """Become a member, and keep the session alive from then on, on a thread that a busy loop cannot starve. The
+        same member may join again: its channels are taken from it first."""
+        ...
+
+    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
+        """The channels that the member has now; with `seen`, wait up to `wait_s` seconds for a version other than
+        `seen`. Raises `Fenced` for an unknown member."""
+        ...
+
+    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
+        """Append the outputs and store what is done, together or not at all. Returns the outputs' ids. Raises `Fenced`
+        for an assignment epoch that is over, and what appending raises."""
+        ...
+
+    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
+        """End the assignment epoch. Once all that was begun under it is decided the channel goes, from its position
+        then, to its target: under a new epoch to this member, unless the channel is being revoked. An epoch that is
+        over already is fine."""
+        ...
+
+    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
+        """Move the position, backward too; the member gets the channel again under a new assignment epoch. Raises
+        `Fenced`."""
+        ...
+
+    async def leave(self, group: str, member: str) -> None:
+        """End the session; the other members get the channels at once. An unknown member is fine."""
+        ...

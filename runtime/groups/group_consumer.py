@@ -1,0 +1,441 @@
+"""A member of a consumer group: reads its channels from the log, whichever process owns that at the moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from uuid import uuid4
+
+from prometheus_client import Counter
+
+from ..errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLost, TidewalError, Unavailable
+from ..payloads import check_payload
+from ..wal import Append, Delivered, From, Start, Wal
+from .coordinator_client import CoordinatorClient, MemberAssignment
+from .member_fetcher import MemberFetcher, epoch_over
+from .positions import just_before, resolve
+from .unacknowledged import AckPlan
+
+WAIT_S = 20.0  # for how long one request for a new assignment may wait
+FIRST_PAUSE_S = 0.05  # between attempts to join again
+LAST_PAUSE_S = 1.0
+
+
+async def start_member(
+    wal: Wal,
+    coordinator: CoordinatorClient,
+    group: str,
+    channels: Sequence[str],
+    *,
+    start: From = From.EARLIEST,
+    reset_to: From | None = None,
+    session_timeout_s: float = 30.0,
+    member: str | None = None,
+    resets: Counter | None = None,
+) -> GroupConsumer:
+    """Join and return the member, which knows its channels by then. The parameters are those of `Wal.join`, and
+    `coordinator` of the group; `member` is the member's id, random unless given; `resets` counts the positions that
+    `reset_to` moved. Raises what `Wal.join` raises."""
+    joining = GroupConsumer(
+        wal, coordinator, group, member or uuid4().hex, channels, reset_to, session_timeout_s, resets
+    )
+    try:
+        await joining.join(start)
+    except BaseException:
+        await joining.aclose()
+        raise
+    return joining
+
+
+class GroupConsumer:
+    """`GroupMember` over a log to read from and a client of its group's coordinator.
+
+    When the connection is lost or the session ended the member joins again by itself; what was delivered and not
+    acknowledged is delivered again. While joining fails it goes on trying, and the iteration raises `Unavailable` each
+    time the session timeout has passed without success. Keeps one batch read ahead per channel, and a few words for
+    each batch that is not acknowledged.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        coordinator: CoordinatorClient,
+        group: str,
+        id: str,
+        channels: Sequence[str],
+        reset_to: From | None,
+        session_timeout_s: float,
+        resets: Counter | None,
+    ) -> None:
+        self._wal, self._coordinator, self._group, self._id = wal, coordinator, group, id
+        self._subscribed = channels
+        self._reset_to = reset_to
+        self._session_timeout_s = session_timeout_s
+        self._resets = resets
+        self._fetchers: dict[str, MemberFetcher] = {}
+        self._ready: deque[MemberFetcher] = deque()
+        self._seen = 0  # version of the assignment
+        self._ended_epochs: set[int] = set()  # assignment epochs that the coordinator may still report
+        self._transient: TidewalError | None = None  # raised once: a later attempt may succeed
+        self._fatal: Exception | None = None
+        self._ended = False
+        self._leaving: asyncio.Task[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def channels(self) -> frozenset[str]:
+        return frozenset(self._fetchers)
+
+    async def join(self, start: From) -> None:
+        """Join for the first time, with groups beginning at `start` in channels without a position. `start_member`
+        calls it."""
+        await self._coordinator.join(self._group, self._id, self._subscribed, start, self._session_timeout_s)
+        await self._refresh()
+        self._spawn(self._watch())
+
+    def __aiter__(self) -> GroupConsumer:
+        return self
+
+    async def __anext__(self) -> Delivered:
+        while True:
+            self._check_running()
+            fetcher = self._next_ready()
+            if fetcher is None:
+                await self._wait()
+            elif fetcher.ended:
+                self._end()
+            elif fetcher.error is not None:
+                await self._handle_error(fetcher, fetcher.error)
+            else:
+                delivered = self._take(fetcher)
+                if delivered is not None:
+                    return delivered
+
+    async def acknowledge(self, delivered: Delivered, ids: Sequence[bytes] | None = None) -> None:
+        fetcher = self._fetcher_of(delivered)
+        plan = fetcher.plan(delivered, ids)
+        if plan is not None:
+            await self._commit([(fetcher, plan)], [])
+
+    async def commit(self, delivered: Sequence[Delivered], outputs: Sequence[Append]) -> list[bytes]:
+        for output in outputs:
+            check_payload(output.payload)
+        steps: dict[str, tuple[MemberFetcher, AckPlan]] = {}
+        for each in delivered:
+            fetcher = self._fetcher_of(each)
+            plan = fetcher.plan(each, None)
+            if plan is None:
+                raise InvalidRequest(f"this batch of {each.channel} is acknowledged: its outputs were committed before")
+            if any(plan.batch <= batch for batch in fetcher.committing):
+                raise InvalidRequest(f"another commit of this batch of {each.channel} is under way")
+            known = steps.get(each.channel)
+            if known is None or plan.batch > known[1].batch:
+                steps[each.channel] = fetcher, plan
+        return await self._commit_outputs(list(steps.values()), outputs)
+
+    def redeliver(self, delivered: Delivered) -> None:
+        fetcher = self._fetchers.get(delivered.channel)
+        if fetcher is not None and fetcher.epoch == delivered.assignment_epoch:
+            self._put_back(fetcher)
+
+    async def seek(self, channel: str, start: Start) -> None:
+        fetcher = self._fetchers.get(channel)
+        if fetcher is None:
+            raise Fenced(f"this member does not have {channel} (any more)", channel=channel)
+        await self._seek(fetcher, await resolve(self._wal, channel, start))
+
+    async def aclose(self) -> None:
+        if self._leaving is None:
+            self._end()
+            self._leaving = asyncio.create_task(self._leave(), name=f"leave group {self._group}")
+        await asyncio.shield(self._leaving)  # cancelled half-way the member would keep its channels
+
+    async def _leave(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(Unavailable, Closed, Fenced):  # then the session is over, or times out
+            await self._coordinator.leave(self._group, self._id)
+
+    # ---- delivering -------------------------------------------------------------------------------------------------
+
+    def _check_running(self) -> None:
+        if self._ended:
+            raise StopAsyncIteration
+        if self._fatal is not None:
+            raise self._fatal
+        transient, self._transient = self._transient, None
+        if transient is not None:
+            raise transient
+
+    def _next_ready(self) -> MemberFetcher | None:
+        """The channel whose turn it is."""
+        while self._ready:
+            fetcher = self._ready.popleft()
+            if self._fetchers.get(fetcher.channel) is fetcher and not fetcher.revoking:
+                return fetcher
+        return None
+
+    def _take(self, fetcher: MemberFetcher) -> Delivered | None:
+        try:
+            delivered = fetcher.take()
+        except TidewalError:
+            self._ready.append(fetcher)
+            raise
+        if delivered is None and fetcher.unacknowledged.overdue() is not None:
+            self._spawn(self._compact_acks(fetcher))
+        return delivered
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _on_ready(self, fetcher: MemberFetcher) -> None:
+        self._ready.append(fetcher)
+        self._wake()
+
+    async def _handle_error(self, fetcher: MemberFetcher, error: Exception) -> None:
+        """Go on after an error of one channel, or raise it: again at each turn of the channel, as long as it lasts."""
+        if isinstance(
+            error, ChannelNotFound
+        ):  # the coordinator takes the channel away; `_report_if_dropped` reports it
+            return
+        if isinstance(error, Closed):
+            self._end()
+            return
+        if isinstance(error, TidewalError) and error.retryable:
+            fetcher.start_again()
+            raise error
+        self._ready.append(fetcher)
+        if not isinstance(error, PositionLost) or self._reset_to is None:
+            raise error
+        with suppress(Fenced):  # another member has the channel now
+            await self._seek(fetcher, await self._after_loss(fetcher, error, self._reset_to))
+            if self._resets is not None:
+                self._resets.inc()
+
+    async def _after_loss(self, fetcher: MemberFetcher, error: PositionLost, reset_to: From) -> bytes:
+        """The position for `reset_to`. The earliest is the first that there is behind what was lost: the channel may
+        have entries before that, and reading from them would end at the same loss again."""
+        behind = error.fields.get("first_available")
+        if reset_to is From.EARLIEST and isinstance(behind, bytes):
+            return just_before(behind)
+        return await resolve(self._wal, fetcher.channel, reset_to)
+
+    # ---- acknowledging ----------------------------------------------------------------------------------------------
+
+    def _fetcher_of(self, delivered: Delivered) -> MemberFetcher:
+        fetcher = self._fetchers.get(delivered.channel)
+        if self._ended:
+            raise _ended()
+        if fetcher is None:
+            raise epoch_over(delivered)
+        return fetcher
+
+    async def _commit_outputs(
+        self, steps: Sequence[tuple[MemberFetcher, AckPlan]], outputs: Sequence[Append]
+    ) -> list[bytes]:
+        for fetcher, plan in steps:
+            fetcher.committing.append(plan.batch)
+        try:
+            return await self._commit(steps, outputs)
+        except BaseException as error:
+            if not isinstance(error, TidewalError) or error.fields.get("outcome_unknown"):
+                for fetcher, _ in steps:  # a second commit might double the outputs: the position says what happened
+                    self._put_back(fetcher)
+            raise
+        finally:
+            for fetcher, plan in steps:
+                fetcher.committing.remove(plan.batch)
+
+    async def _commit(self, steps: Sequence[tuple[MemberFetcher, AckPlan]], outputs: Sequence[Append]) -> list[bytes]:
+        for fetcher, _ in steps:
+            fetcher.acks_in_flight += 1
+        try:
+            ids = await self._coordinator.commit(
+                self._group, self._id, [fetcher.ack(plan) for fetcher, plan in steps], outputs
+            )
+            for fetcher, plan in steps:
+                fetcher.unacknowledged.stored(plan)
+        except Fenced as error:
+            if self._leaving is not None:
+                raise _ended() from None
+            raise Fenced(error.message, **{"channel": steps[0][0].channel, **error.fields}) from None  # or the session
+        finally:
+            for fetcher, _ in steps:
+                fetcher.acks_in_flight -= 1
+        for fetcher, _ in steps:
+            if fetcher.unacknowledged.overdue() is not None and not fetcher.acks_in_flight:
+                await self._compact_acks(fetcher)
+            self._release_if_done(fetcher)
+        return ids
+
+    async def _compact_acks(self, fetcher: MemberFetcher) -> None:
+        """Acknowledge cumulatively what was acknowledged entry by entry."""
+        upto = fetcher.unacknowledged.overdue()
+        if upto is not None:
+            with suppress(TidewalError):  # each entry's own acknowledgement is stored: this only shortens the list
+                plan = AckPlan(upto, upto, ())
+                await self._coordinator.commit(self._group, self._id, [fetcher.ack(plan)], [])
+                fetcher.unacknowledged.stored(plan)
+
+    async def _seek(self, fetcher: MemberFetcher, upto: bytes) -> None:
+        await self._coordinator.seek(self._group, self._id, fetcher.channel, fetcher.epoch, upto)
+        self._end_epoch(fetcher)
+        await self._refresh()
+
+    # ---- assigned channels ------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Follow what the coordinator decides, until the log is closed."""
+        while not self._ended and self._fatal is None:
+            try:
+                self._apply(await self._coordinator.assignment(self._group, self._id, self._seen, WAIT_S))
+            except Closed:
+                self._end()
+            except (Fenced, Unavailable):
+                await self._join_again()
+            except Exception as error:  # the iteration raises it, whatever it is
+                self._fail(error)
+                return
+
+    async def _join_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._drop_all()
+        failing_since, pause_s = loop.time(), FIRST_PAUSE_S
+        while not self._ended:
+            try:
+                # A channel without a position of the group was created after it joined: no entry may be missed.
+                await self._coordinator.join(
+                    self._group, self._id, self._subscribed, From.EARLIEST, self._session_timeout_s
+                )
+                return
+            except Closed:
+                self._end()
+            except TidewalError as error:
+                if not error.retryable:
+                    self._fail(error)
+                    return
+                if loop.time() - failing_since >= self._session_timeout_s:
+                    self._transient, failing_since = error, loop.time()
+                    self._wake()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def _refresh(self) -> None:
+        self._apply(await self._coordinator.assignment(self._group, self._id, None, 0))
+
+    def _apply(self, assignment: MemberAssignment) -> None:
+        if self._ended or assignment.version <= self._seen:
+            return
+        self._seen = assignment.version
+        self._ended_epochs &= {assigned.epoch for assigned in assignment.held.values()}
+        for fetcher in list(self._fetchers.values()):
+            assigned = assignment.held.get(fetcher.channel)
+            if assigned is None or assigned.epoch != fetcher.epoch:
+                self._drop(fetcher)
+            if assigned is None and fetcher.channel in self._subscribed:
+                self._spawn(self._report_if_dropped(fetcher.channel))
+        for channel, assigned in assignment.held.items():
+            if channel not in self._fetchers and assigned.epoch not in self._ended_epochs:
+                self._fetchers[channel] = MemberFetcher(self._wal, channel, assigned, self._on_ready)
+        for fetcher in list(self._fetchers.values()):
+            fetcher.revoking = fetcher.channel in assignment.revoking
+            if fetcher.revoking:
+                self._stop(fetcher)
+                self._release_if_done(fetcher)
+            else:
+                fetcher.start()
+
+    def _release_if_done(self, fetcher: MemberFetcher) -> None:
+        if not fetcher.revoking or fetcher.unacknowledged or fetcher.acks_in_flight:
+            return
+        self._put_back(fetcher)
+
+    async def _report_if_dropped(self, channel: str) -> None:
+        """Let the iteration raise that a channel which was named, not matched, is gone: the caller may wait for it
+        alone."""
+        try:
+            await self._wal.describe(channel)
+        except ChannelNotFound as error:
+            self._transient = error
+            self._wake()
+        except TidewalError:  # then the channel is not known to be gone
+            return
+
+    def _put_back(self, fetcher: MemberFetcher) -> None:
+        """End the assignment epoch here at once, and then at the coordinator. What is not acknowledged is delivered
+        again, to this member or to the channel's target."""
+        if self._fetchers.get(fetcher.channel) is fetcher:
+            self._end_epoch(fetcher)
+            self._spawn(self._release(fetcher))
+
+    async def _release(self, fetcher: MemberFetcher) -> None:
+        """Tell the coordinator, until it knows: no member gets the channel before that."""
+        pause_s = FIRST_PAUSE_S
+        while fetcher.epoch in self._ended_epochs and not self._ended:
+            try:
+                await self._coordinator.release(self._group, self._id, fetcher.channel, fetcher.epoch)
+                return
+            except (Fenced, Closed):  # the session is over, and with it the epoch: `_watch` sees it
+                return
+            except TidewalError as error:
+                if not error.retryable:
+                    self._fail(error)
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    def _end_epoch(self, fetcher: MemberFetcher) -> None:
+        self._ended_epochs.add(fetcher.epoch)
+        if self._fetchers.get(fetcher.channel) is fetcher:
+            self._drop(fetcher)
+
+    def _drop(self, fetcher: MemberFetcher) -> None:
+        del self._fetchers[fetcher.channel]
+        self._stop(fetcher)
+
+    def _drop_all(self) -> None:
+        for fetcher in list(self._fetchers.values()):
+            self._drop(fetcher)
+
+    def _stop(self, fetcher: MemberFetcher) -> None:
+        task = fetcher.stop()
+        if task is not None and not task.done():
+            self._track(task)
+
+    def _fail(self, error: Exception) -> None:
+        self._fatal = error
+        self._drop_all()
+        self._wake()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._drop_all()
+        self._wake()
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        self._track(asyncio.create_task(coroutine, name=f"group {self._group}"))
+
+    def _track(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _ended() -> Closed:
+    return Closed("the member has left its group, or the log is closed")

@@ -1,0 +1,81 @@
+"""The coordinator client of members that run in the process of the log's owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from ..errors import TidewalError
+from ..loop_bridge import conclude
+from ..wal import Append, From
+from .coordinator import GroupCoordinator
+from .coordinator_client import Ack, MemberAssignment
+
+
+class LocalCoordinatorClient:
+    """`CoordinatorClient` over a coordinator in this process. A member here has no session: it lasts as long as the
+    owner does. Waiting needs no timeout, because no wake-up is lost: `wait_s` only says whether to wait at all."""
+
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+        self._changed: dict[tuple[str, str], asyncio.Event] = {}
+
+    async def join(
+        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        event = self._changed[group, member] = asyncio.Event()
+
+        def changed() -> None:
+            _on(loop, event.set)
+
+        join = self._coordinator.join
+        await settled(
+            lambda done: join(
+                group, member, channels, start, None, changed, done, revocation_timeout_s=session_timeout_s
+            )
+        )
+
+    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
+        event = self._changed.setdefault((group, member), asyncio.Event())
+        while True:
+            event.clear()
+            assignment = self._coordinator.assignment(group, member)
+            if assignment.version != seen or wait_s <= 0:
+                return assignment
+            await event.wait()
+
+    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
+        ids = await settled(lambda done: self._coordinator.commit(group, member, acks, outputs, done))
+        return ids or []
+
+    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
+        self._coordinator.release(group, member, channel, assignment_epoch)
+
+    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
+        await settled(lambda done: self._coordinator.seek(group, member, channel, assignment_epoch, upto, done))
+
+    async def leave(self, group: str, member: str) -> None:
+        self._coordinator.leave(group, member)
+        self._changed.pop((group, member), None)
+
+
+async def settled(start: Callable[[Callable[[list[bytes] | TidewalError | None], None]], None]) -> list[bytes] | None:
+    """Call `start` with a callback, and wait until it is called, once and on any thread. Returns the callback's
+    argument; an error is raised."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[bytes] | None] = loop.create_future()
+
+    start(lambda result: _on(loop, partial(conclude, future, result)))
+    return await future
+
+
+def _on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Make `call` on the loop: at once where this is its thread, so that the order depends on no other thread."""
+    if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage] -- get_running_loop raises elsewhere
+        call()
+        return
+    with suppress(RuntimeError):  # the loop is closed, and no task of it waits any more
+        loop.call_soon_threadsafe(call)

@@ -1,0 +1,184 @@
+"""The store of rows against a dictionary, and its limits."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewal.actors.querynode import row_store
+from tidewal.actors.querynode.filter import compile_filter
+from tidewal.actors.querynode.row_store import RowStore
+from tidewal.actors.querynode.view import OrderBy
+from tidewal.actors.rows import to_batch
+from tidewal.runtime.errors import BadRecord, InvalidRequest, MemoryLimitExceeded
+from tidewal.runtime.schema import CollectionSchema, Field
+
+FIELDS = (Field("n", "int64", nullable=True), Field("text", "varchar", nullable=True))
+SCHEMA = CollectionSchema("things", (Field("id", "varchar"), *FIELDS), "id")
+INT_SCHEMA = CollectionSchema("things", (Field("id", "int64"), *FIELDS), "id")
+NO_LIMIT = 1 << 40
+
+
+def rows_of(count: int, start: int = 0, n: int = 0) -> pa.RecordBatch:
+    keys = [f"key-{start + i}" for i in range(count)]
+    return to_batch({"id": keys, "n": [n + i for i in range(count)], "text": keys}, SCHEMA, op="upsert")
+
+
+def contents(store: RowStore) -> dict[object, object]:
+    rows = store.query(columns=["id", "n"]).to_pylist()
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: row["n"] for row in rows}
+
+
+operations = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(["insert", "upsert", "delete"]), st.integers(0, 12), st.integers(0, 99)), max_size=8
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(operations, st.sampled_from([SCHEMA, INT_SCHEMA]), st.integers(0, 3))
+def test_equals_a_dictionary(batches: list[list[tuple[str, int, int]]], schema: CollectionSchema, care: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_store, "CHUNK_ROWS", 16)
+        patch.setattr(row_store, "SMALL_ROWS", 8)
+        patch.setattr(row_store, "SMALL_CHUNKS", 3)
+        store, model = RowStore(schema, NO_LIMIT), dict[object, int]()
+        versions = dict.fromkeys(("insert", "upsert", "delete"), 0)
+        key_of = str if schema is SCHEMA else int
+        for batch in batches:
+            rows = [{"_op": op, "id": key_of(key), "n": n, "text": str(n)} for op, key, n in batch]
+            store.apply(to_batch(rows, schema, op=None))
+            for row in rows:
+                versions[row["_op"]] += 1
+                if row["_op"] == "delete":
+                    model.pop(row["id"], None)
+                else:
+                    model[row["id"]] = row["n"]
+            for _ in range(care):
+                store.maintain()
+            assert contents(store) == model
+            assert store.row_count == store.count() == store.view().count() == len(model)
+        assert store.versions == versions
+        while store.maintain():
+            pass
+        assert contents(store) == model
+        keys = [key_of(key) for key in (3, 99, 1, 3, 12, 0)]
+        assert store.get(keys, ["id", "n"]).to_pylist() == [{"id": k, "n": model[k]} for k in keys if k in model]
+        assert store.count(compile_filter("n < 50", schema)) == sum(n < 50 for n in model.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.sampled_from("abc")), max_size=30),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.integers(0, 12),
+)
+def test_order_and_limit(values: list[tuple[int | None, str | None]], up: bool, down: bool, limit: int | None) -> None:
+    store = RowStore(INT_SCHEMA, NO_LIMIT)
+    rows = [{"id": i, "n": n, "text": text} for i, (n, text) in enumerate(values)]
+    for start in range(0, len(rows), 7):
+        store.apply(to_batch(rows[start : start + 7], INT_SCHEMA, op="insert"))
+    found = store.query(columns=["id"], order_by=[OrderBy("n", up), OrderBy("text", down)], limit=limit)
+    expected = sorted(rows, key=lambda row: row["id"] or 0)
+    for name, ascending in (("text", down), ("n", up)):
+        known = [row for row in expected if row[name] is not None]
+        known.sort(key=lambda row: row[name], reverse=not ascending)
+        expected = known + [row for row in expected if row[name] is None]
+    assert found.column("id").to_pylist() == [row["id"] for row in expected[:limit]]
+
+
+def test_rows_are_seen_at_once_and_the_last_of_a_batch_wins() -> None:
+    store = RowStore(SCHEMA, NO_LIMIT)
+    rows = [
+        {"_op": "insert", "id": "a", "n": 1},
+        {"_op": "delete", "id": "a"},
+        {"_op": "upsert", "id": "a", "n": 2},
+        {"_op": "insert", "id": "b", "n": 3},
+        {"_op": "delete", "id": "b"},
+    ]
+    store.apply(to_batch(rows, SCHEMA, op=None))
+    assert contents(store) == {"a": 2}
+    assert store.versions == {"insert": 2, "upsert": 1, "delete": 2}
+
+
+def test_a_snapshot_never_changes() -> None:
+    store = RowStore(SCHEMA, NO_LIMIT)
+    store.apply(rows_of(10))
+    before = store.snapshot()
+    store.apply(rows_of(5, start=5, n=100))
+    store.apply(to_batch({"id": ["key-0"]}, SCHEMA, op="delete"))
+    while store.maintain():
+        pass
+    assert sorted(before.query(columns=["n"]).column("n").to_pylist()) == list(range(10))
+    assert store.row_count == 9
+
+
+def test_maintenance_bounds_chunks_and_dead_rows() -> None:
+    store = RowStore(SCHEMA, NO_LIMIT)
+    for turn in range(400):
+        store.apply(rows_of(100, start=turn % 7 * 50, n=turn))
+        store.maintain()
+    while store.maintain():
+        pass
+    chunks = store.view().chunks
+    assert len(chunks) < row_store.SMALL_CHUNKS
+    assert sum(len(chunk.alive) for chunk in chunks) <= 2 * store.row_count
+    assert store.row_count == 400
+
+
+def test_memory_is_given_back() -> None:
+    store = RowStore(SCHEMA, NO_LIMIT)
+    store.apply(rows_of(1000))
+    held = store.bytes
+    for turn in range(50):
+        store.apply(rows_of(1000, n=turn))
+        while store.maintain():
+            pass
+        assert store.bytes <= 3 * held
+    store.apply(to_batch({"id": [f"key-{i}" for i in range(1000)]}, SCHEMA, op="delete"))
+    while store.maintain():
+        pass
+    assert (store.bytes, store.row_count) == (0, 0)
+
+
+def test_the_memory_limit_applies_nothing_and_lets_deletes_through() -> None:
+    store = RowStore(SCHEMA, 400_000)
+    store.apply(rows_of(1000))
+    before, versions = contents(store), dict(store.versions)
+    with pytest.raises(MemoryLimitExceeded) as caught:
+        store.apply(rows_of(2000, start=500, n=7))
+    assert caught.value.limit == "queryNode.memoryLimitBytes"
+    assert (contents(store), store.versions) == (before, versions)
+    store.apply(to_batch({"id": [f"key-{i}" for i in range(900)]}, SCHEMA, op="delete"))
+    store.apply(rows_of(1000, start=5000))  # fits, because dead rows make room
+    assert store.row_count == 1100
+    assert store.bytes <= 400_000
+
+
+def test_a_hot_key_never_runs_out_of_room() -> None:
+    store = RowStore(SCHEMA, 20_000)
+    for turn in range(2000):
+        store.apply(rows_of(10, n=turn))
+    assert contents(store)["key-0"] == 1999
+
+
+def test_wrong_columns_and_requests() -> None:
+    store = RowStore(SCHEMA, NO_LIMIT)
+    with pytest.raises(BadRecord):
+        store.apply(to_batch({"id": [1]}, INT_SCHEMA, op="insert"))
+    store.apply(rows_of(0))
+    assert store.query().num_rows == 0
+    assert store.get(["a"]).num_rows == 0
+    with pytest.raises(InvalidRequest, match="no column"):
+        store.query(columns=["wings"])
+    with pytest.raises(InvalidRequest, match="no column"):
+        store.query(order_by=[OrderBy("wings")])
+    with pytest.raises(InvalidRequest, match="negative"):
+        store.query(limit=-1)
+    assert store.query(limit=0).num_rows == 0
