@@ -17,10 +17,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidewal-setup
 UV := $(BIN)/python -m uv
 
-.PHONY: help setup demo test kills torture check format bench docs dashboards lock
+.PHONY: help setup demo quick test test-all torture check format bench docs dashboards lock
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka and Pulsar for tests (done once)
 	@$(BIN)/python -m tests.brokers
@@ -41,10 +41,14 @@ demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--h
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
 # Three processes on two cores: for a third of the time tests wait for brokers and disks.
-test: setup ## Run all tests but the kill series, those with Spark and brokers included; options go into ARGS
-	@$(PYTEST) --numprocesses 3 -m "not kills" $(ARGS)
+quick: $(STAMP) ## Run the tests that need neither broker nor Spark and take seconds; options go into ARGS
+	@$(PYTEST) --numprocesses 3 -m "not slow and not broker and not spark and not long and not kills" $(ARGS)
 
-kills: setup ## Run the kill series: processes are killed again and again, with and without brokers and Spark
+test: setup ## Run each feature's tests, on each log and with Spark; options go into ARGS
+	@$(PYTEST) --numprocesses 3 -m "not long and not kills" $(ARGS)
+
+test-all: test ## Run the rest, too: repetitions, every log for everything, and the kill series
+	@$(PYTEST) --numprocesses 3 -m "long and not kills" $(ARGS)
 	@$(PYTEST) --numprocesses 2 -m kills $(ARGS)
 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"

@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if broker_of(item):
             item.add_marker(pytest.mark.broker)
+            if "test_standalone" not in item.nodeid:  # its tests show a node on each log
+                item.add_marker(pytest.mark.long)
 
 
 def broker_of(item: pytest.Item) -> str:

@@ -78,6 +78,7 @@ class Garbage:
         return encode(Record(RecordType.ROWS, ts=2**64 - 1, term=self._term()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entries", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 async def test_a_node_outlives_garbage_in_every_channel_and_says_what_it_skipped(home, rng, entries) -> None:
     expected: set[int] = set()

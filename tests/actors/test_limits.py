@@ -147,6 +147,7 @@ async def test_kafka_takes_less_where_the_settings_say_so(kafka, tmp_path: Path)
     await wal.close()
 
 
+@pytest.mark.long
 @pytest.mark.broker
 async def test_pulsar_is_asked_at_the_start(tmp_path: Path):
     require("pulsar")

@@ -20,7 +20,7 @@ from .fixtures import require
 from .kafka import KafkaCluster
 from .processes import LOOPBACK, listening
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 WITHIN_S = 30.0
 

@@ -20,7 +20,7 @@ from .fixtures import require
 from .processes import LOOPBACK, listening
 from .pulsar import PulsarStandalone
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 WITHIN_S = 30.0
 QUIET = client_library.ConsoleLogger(client_library.LoggerLevel.Error)

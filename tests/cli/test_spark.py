@@ -137,6 +137,7 @@ def test_the_pipelines(command: Callable[..., Any], spark: SparkSession, url: st
     assert "Traceback" not in failed.err
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_pipeline_runs_until_it_is_told_to_stop(start: Callable[..., Any], url: str, tmp_path: Path) -> None:

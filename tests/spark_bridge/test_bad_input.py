@@ -39,6 +39,7 @@ def identities(rows: list[Row]) -> set[tuple[str, int, int]]:
     return {(str(row["_channel"]), number(row, "_cseq"), number(row, "_row")) for row in rows}
 
 
+@pytest.mark.long
 def test_a_collection_that_is_dropped_under_a_query_and_made_again(
     spark, story: Story, options, collect, tmp_path: Path, rng: random.Random
 ) -> None:
@@ -124,6 +125,7 @@ def test_rows_of_a_later_schema_in_mid_query(spark, story: Story, options, tmp_p
         query.awaitTermination(200)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_owner_ends_under_a_query(spark, tmp_path: Path, rng: random.Random) -> None:
     owner = Owner(tmp_path / "other")

@@ -55,6 +55,7 @@ def test_workers_of_a_session_find_the_source_from_any_folder(tmp_path: Path) ->
     assert python(code, tmp_path) == "True"
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_session_knows_the_source_though_spark_has_looked_for_sources_in_vain(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROWS = 4000
 
 
+@pytest.mark.long
 def test_micro_batches_over_slow_channels_hold_what_was_acknowledged(spark, tmp_path: Path, rng: random.Random) -> None:
     node = Node(f"rocksmq://{tmp_path}/log", tmp_path, rng)
     batches: list[list[Any]] = []
@@ -89,6 +90,7 @@ def background() -> Iterator[Background]:
     made.close()
 
 
+@pytest.mark.long
 def test_event_time_advances_while_all_channels_but_one_are_idle(spark, background: Background, tmp_path: Path) -> None:
     stack = AsyncExitStack()
 

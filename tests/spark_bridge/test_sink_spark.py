@@ -257,8 +257,8 @@ def test_what_does_not_fit_is_told_in_words(spark: Any, node: Node, tmp_path: Pa
     "log",
     [
         "rocksmq",
-        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow]),
-        pytest.param("pulsar", marks=[pytest.mark.broker, pytest.mark.slow]),
+        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow, pytest.mark.long]),
+        pytest.param("pulsar", marks=[pytest.mark.broker, pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_topics(spark: Any, log: str, loop: Loop, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -74,6 +74,7 @@ async def test_leaders_killed_one_after_another_lose_and_double_nothing(kafka3, 
     )
 
 
+@pytest.mark.long
 async def test_a_controller_killed_loses_and_doubles_nothing(kafka3, opening):
     wal = await opening(kafka3)
     controller, names = kafka3.controller(), iter("abcdefgh")
@@ -95,6 +96,7 @@ async def test_a_controller_killed_loses_and_doubles_nothing(kafka3, opening):
     tell("a controller killed", appended=len(entries), slowest_s=round(producers.slowest_s, 1))
 
 
+@pytest.mark.long
 async def test_a_stopped_leader_is_passed_over_and_harmless_when_it_is_back(kafka3, opening, helpers):
     metrics = Metrics("test")
     wal = await opening(kafka3, metrics=metrics)
@@ -148,6 +150,7 @@ async def test_too_few_copies_is_told_in_time_and_leaves_nothing(kafka3, opening
     assert [entry.id for entry in await helpers.take(wal, "a", From.EARLIEST, 2)] == [before, after]
 
 
+@pytest.mark.long
 async def test_with_two_of_three_gone_appends_fail_in_time_and_all_goes_on_when_they_are_back(kafka3, opening):
     metrics = Metrics("test")
     wal = await opening(kafka3, metrics=metrics, request_timeout_s=1, delivery_timeout_s=3)

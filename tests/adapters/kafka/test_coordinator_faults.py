@@ -87,6 +87,7 @@ async def payloads(wal, channel: str, number: int) -> list[bytes]:
     return [bytes(entry.payload) for entry in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [CoordinatorType.GROUP, CoordinatorType.TRANSACTION], ids=lambda kind: kind.name.lower()
 )

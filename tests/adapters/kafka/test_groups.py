@@ -211,6 +211,7 @@ async def test_a_member_keeps_its_channels_while_its_loop_is_blocked(kafka, open
 # ---- brokers that fail -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_rebalance_during_an_outage_silences_no_member(kafka, opening):
     wal, other = await opening(kafka), await opening(kafka)
     channels = [f"c{n}" for n in range(4)]

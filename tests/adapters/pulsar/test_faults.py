@@ -200,6 +200,7 @@ async def test_closing_does_not_wait_for_a_broker_for_ever(open_wal, pulsar):
     pulsar.resume()
 
 
+@pytest.mark.long
 async def test_an_append_that_lands_after_its_time_out_is_harmless(proxied):
     wal, proxy = proxied
     await wal.create_channel("a", PLAIN)
@@ -229,6 +230,7 @@ async def test_an_append_that_lands_after_its_time_out_is_harmless(proxied):
     assert [entry.payload for entry in entries].count(b"late") == 1
 
 
+@pytest.mark.long
 async def test_an_append_that_a_full_quota_answers_after_it_was_stored_is_not_called_refused(tmp_path):
     """The library answers all that is under way with the quota's error when it connects again."""
     async with proxied_pulsar(tmp_path) as found:
@@ -299,6 +301,7 @@ async def test_a_reader_at_the_end_misses_nothing_over_a_restart(open_wal, pulsa
     reader.cancel()
 
 
+@pytest.mark.long
 async def test_what_is_sent_again_is_stored_once_where_brokers_remove_no_duplicates(tmp_path):
     require("pulsar")
     with PulsarStandalone(tmp_path, deduplication=False) as broker:

@@ -148,6 +148,7 @@ async def test_a_channel_that_is_being_revoked_goes_after_the_session_timeout_at
     assert info.positions == {channel: each[-1] for channel, each in ids.items()}
 
 
+@pytest.mark.long
 async def test_a_broker_killed_and_restarted_silences_no_member(open_wal, pulsar):
     wal, other = await open_wal(), await open_wal()
     await create(wal, "c0", "c1", "empty")
@@ -202,6 +203,7 @@ async def test_leaving_and_closing_wait_for_no_broker_for_ever(open_wal, pulsar)
     pulsar.resume()
 
 
+@pytest.mark.long
 async def test_a_position_in_an_empty_channel_outlives_the_broker(open_wal, pulsar):
     wal = await open_wal()
     await create(wal, "c0")

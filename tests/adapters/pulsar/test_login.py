@@ -22,7 +22,7 @@ from tidewal.runtime.errors import ConfigError, TidewalError
 from tidewal.runtime.settings import PulsarSettings as PulsarSettings
 from tidewal.runtime.wal import ChannelPolicy, From
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.long]
 
 SECRET = b"thirty-two bytes of what is known"
 ROLE = "me"

@@ -105,6 +105,7 @@ async def test_at_every_limit_the_log_takes_writes_and_opens(open_rocksmq, segme
     await store.close()
 
 
+@pytest.mark.long
 async def test_what_is_known_of_clients_may_be_larger_than_a_segment(open_rocksmq, helpers, tmp_path):
     """It cannot be refused: it recognises appends that are sent again. The segment is larger, then."""
     store = await open_rocksmq(segment_bytes=SMALL)

@@ -40,7 +40,9 @@ async def store(open_rocksmq) -> RocksMQ:
     return await open_rocksmq(serve=True, segment_bytes=8 * 1024 * 1024)  # room for those that wait to be dropped
 
 
-@pytest.mark.parametrize(("processes", "clients"), [(2, 50), pytest.param(50, 200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("processes", "clients"), [(2, 50), pytest.param(50, 200, marks=[pytest.mark.slow, pytest.mark.long])]
+)
 async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, processes, clients):
     files = len(os.listdir("/proc/self/fd"))
     killed = await asyncio.create_subprocess_exec(

@@ -50,6 +50,7 @@ def test_everything_agrees_and_the_story_is_plain_text(demo: Callable[..., Any],
     assert sum(told["agreement"]["versions"].values()) == 3000
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_resumes_behind_what_the_log_has(demo: Callable[..., Any]):
     assert demo(2500).status == 0
@@ -133,6 +134,7 @@ async def channels_at(url: str, directory: Path) -> list[str]:
 OVER_BROKERS = pytest.mark.parametrize("brokers", ["kafka", "pulsar"], indirect=True)
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @OVER_BROKERS
@@ -149,6 +151,7 @@ def test_everything_agrees_over_brokers_and_goes_on_there(demo: Callable[..., An
     assert any("dml" in channel for channel in asyncio.run(channels_at(url, tmp_path / "data")))
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @OVER_BROKERS
@@ -164,6 +167,7 @@ def test_nothing_is_left_on_brokers_of_what_is_not_kept(
     assert asyncio.run(channels_at(url_at(brokers), directory)) == []
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.spark
 @pytest.mark.slow
@@ -209,6 +213,7 @@ def test_spark_agrees_and_goes_on_from_its_checkpoint(start: Callable[..., subpr
     assert sum(pa.parquet.read_table(path).num_rows > 0 for path in stored) == 2
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_ctrl_c_ends_spark_too(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
     process = start("demo", "--keep", tmp_path / "data", "--events", 5000)
