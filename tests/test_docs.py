@@ -37,6 +37,7 @@ def run(code: str, directory: Path) -> int:
     return len(tests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example",
     [

@@ -50,11 +50,13 @@ def lint_imports(folder: Path, config: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_imports_go_one_way():
     result = lint_imports(ROOT, ROOT / "pyproject.toml")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
@@ -120,6 +122,7 @@ def test_the_lock_holds_every_requirement_with_hashes():
     assert names <= set(entries)
 
 
+@pytest.mark.slow
 def test_no_file_names_a_registry():
     hosts = re.compile("|".join(rf"\b{re.escape(host)}\b" for host in REGISTRY_HOSTS), re.IGNORECASE)
     assert hosts.search("https://" + REGISTRY_HOSTS[0] + "/simple")

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("runtime", "adapters", "actors", "spark_bridge", "cli")
 
@@ -19,6 +21,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
             yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_share_a_name_but_the_same_part_of_two_adapters():
     places: dict[str, list[str]] = defaultdict(list)
     for path, tree in modules():
@@ -39,6 +42,7 @@ def glossary() -> list[tuple[str, list[str]]]:
     return [(word, re.findall(r"`(\w+)`", names)) for word, _, names in rows[2:]]
 
 
+@pytest.mark.slow
 def test_each_word_of_the_glossary_is_a_name_in_the_code():
     words: set[str] = set()
     for path, tree in modules():

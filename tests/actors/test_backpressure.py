@@ -16,6 +16,7 @@ LIMIT_BYTES = 8 * MIB
 RSS_MAX_MIB = 1024
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_a_sleeping_datanode_holds_writers_back_and_nothing_else(home) -> None:
     awake = asyncio.Event()
@@ -49,6 +50,7 @@ async def test_a_sleeping_datanode_holds_writers_back_and_nothing_else(home) -> 
         assert dict(stats.versions)["upsert"] == accepted
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_the_limit_holds_across_a_restart(home) -> None:
     never = asyncio.Event()
@@ -119,6 +121,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_gigabytes_offered_to_a_sleeping_datanode_leave_memory_bounded(tmp_path) -> None:
     command = [sys.executable, "-c", OFFER_2_GB, str(tmp_path)]

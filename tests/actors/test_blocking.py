@@ -30,6 +30,7 @@ async def records_of(wal, channel: str) -> list:
     return found
 
 
+@pytest.mark.slow
 async def test_ticks_and_heartbeats_go_on_while_a_handler_blocks(home, monkeypatch, caplog) -> None:
     window: list[int] = []
     query = QueryNode._query

@@ -96,6 +96,7 @@ async def ids_in(node, wal: MemoryWal) -> Counter[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("round", range(2))
 async def test_wall_clocks_that_are_set_lose_and_double_nothing(home, seed, round) -> None:

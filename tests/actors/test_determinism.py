@@ -6,6 +6,8 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.memory import MemoryWal
@@ -64,6 +66,7 @@ def run(seed: int, tables: Path) -> Run:
     return log.dump(), plan.trace, told
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_run(tmp_path: Path, seed: int) -> None:
     first, second = (run(seed, tmp_path / name) for name in ("first", "second"))
     assert first[1] == second[1]
@@ -75,5 +78,6 @@ def test_one_seed_is_one_run(tmp_path: Path, seed: int) -> None:
     assert first[1], "the plan did nothing: the test shows nothing"
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(tmp_path: Path, seed: int) -> None:
     assert run(seed, tmp_path / "first")[0] != run(seed + 1, tmp_path / "second")[0]

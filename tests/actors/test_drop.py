@@ -15,6 +15,7 @@ from tidewal.actors.proxy.proxy import Proxy
 from tidewal.runtime.errors import CollectionNotFound, DirectoryUnwritable
 
 
+@pytest.mark.slow
 async def test_tables_that_cannot_be_removed_keep_the_name_taken_and_say_why(home, monkeypatch) -> None:
     def refuse(folder, **_) -> None:
         raise PermissionError(13, "Permission denied", str(folder))
@@ -66,6 +67,7 @@ async def test_a_flush_that_comes_to_wait_behind_the_drop_ends(home, monkeypatch
             await flush
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["rocksmq"])
 async def test_a_compaction_that_was_asked_for_ends_before_the_tables_are_removed(home, monkeypatch) -> None:
     order: list[str] = []

@@ -12,6 +12,7 @@ from tidewal.runtime.errors import ActorStopped, Closed, TidewalError
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 
 
+@pytest.mark.slow
 async def test_calls_on_their_way_when_the_node_stops_all_end(home) -> None:
     async with home.node() as node:
         client = node.client()
@@ -38,6 +39,7 @@ async def test_a_stopped_node_answers_at_once(home) -> None:
     await client.close()
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_nodes_can_stop_and_start_many_times(home) -> None:
     for round in range(10):

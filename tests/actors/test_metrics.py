@@ -81,6 +81,7 @@ def shown(metrics: Metrics) -> dict[str, float]:
     return {metric.name: sums[metric.name] for metric in METRICS if metric.name in sums}
 
 
+@pytest.mark.slow
 async def test_a_node_at_work_writes_every_metric(tmp_path):
     metrics = Metrics("n1")
     wal = await RocksMQ.open(str(tmp_path / "log"), segment_bytes=1 << 20, free_space_bytes=0, metrics=metrics)

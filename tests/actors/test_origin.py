@@ -37,6 +37,7 @@ async def test_nothing_stored_names_no_log(tmp_path: Path):
     assert wal_of(tmp_path / "tables") is None
 
 
+@pytest.mark.slow
 async def test_tables_beat_the_type_but_not_a_url(filled: Path, caplog: pytest.LogCaptureFixture):
     assert wal_of(filled / "tables") == "rocksmq"
     kafka = settings_of(mq_type="kafka", kafka_brokerList="localhost:9092")
@@ -52,6 +53,7 @@ async def test_tables_beat_the_type_but_not_a_url(filled: Path, caplog: pytest.L
         assert (caught.value.expected, caught.value.found) == ("kafka", "rocksmq")
 
 
+@pytest.mark.slow
 async def test_a_node_on_another_log_gives_up_rather_than_mix_rows(filled: Path):
     wal = MemoryWal()
     async with Standalone(wal, filled / "tables") as node, node.client() as client:

@@ -41,6 +41,7 @@ async def test_rows_that_cannot_be_read_are_dead_letters_and_the_rest_goes_on(ho
         assert {bytes(decode(letter.body).body) for letter in letters} == {b"no record batch"}
 
 
+@pytest.mark.slow
 async def test_a_reader_never_sees_part_of_a_batch_though_the_pack_is_applied_in_slices(home, monkeypatch) -> None:
     monkeypatch.setattr(querynode_pipeline, "ROWS_PER_SLICE", 8)
     batch_rows, batches, done = 64, 40, False
@@ -136,6 +137,7 @@ async def test_the_log_is_kept_for_a_collection_whose_table_cannot_be_opened(hom
         assert not any("datanode-1" in channel.holds for channel in channels)
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_rows_that_the_log_forgot_before_they_were_stored_are_told(home) -> None:
     """Nothing removes what the DataNode holds, but a stranger with the log in hand."""
@@ -161,6 +163,7 @@ async def test_rows_that_the_log_forgot_before_they_were_stored_are_told(home) -
         assert not any(status.restarts for status in node.system.status())
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_losses_that_are_over_do_not_count_for_the_next(home, monkeypatch) -> None:
     """Over months there may be more of them than a collection whose rows are gone has at once."""
@@ -189,6 +192,7 @@ async def test_losses_that_are_over_do_not_count_for_the_next(home, monkeypatch)
         assert await client.count("people", consistency="strong") == 1
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 @pytest.mark.parametrize("channels", [1, 2])
 async def test_nothing_is_missing_where_shards_are_stored_up_to_different_times(home, channels: int) -> None:

@@ -43,6 +43,7 @@ async def refused(home, settings: dict) -> ConfigError:
     return raised.value
 
 
+@pytest.mark.slow
 @pytest.mark.every_log
 async def test_collections_lie_on_the_channels_that_are_there_and_none_is_made(home) -> None:
     await make(home, "orders-a", "orders-b")
@@ -61,6 +62,7 @@ async def test_collections_lie_on_the_channels_that_are_there_and_none_is_made(h
     assert NAMES.heartbeats not in made
 
 
+@pytest.mark.slow
 async def test_a_channel_that_is_missing_or_not_empty_is_named_and_nothing_is_made(home) -> None:
     await make(home, "empty")
     await make(home, "used", entry=b"something else")
@@ -75,6 +77,7 @@ async def test_a_channel_that_is_missing_or_not_empty_is_named_and_nothing_is_ma
     await wal.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "channels"),
     [
@@ -113,6 +116,7 @@ async def test_a_channel_that_another_cluster_has_begun_to_use_is_refused_when_i
     assert (await refused(home, other)).channels == "a"
 
 
+@pytest.mark.slow
 async def test_collections_made_before_stay_where_they_are(home) -> None:
     async with home.people_client() as client:
         before = await client.describe_collection("people")

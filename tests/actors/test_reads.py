@@ -38,6 +38,7 @@ async def test_filters_projects_orders_and_limits(home) -> None:
         assert sorted(got.table["name"].to_pylist()) == ["n1", "n3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filter", ["id >", "id = = 1", "nobody == 1", "id == 'one'", "__import__('os')", "(" * 500])
 async def test_a_broken_filter_is_an_invalid_filter(home, filter) -> None:
     async with home.people_client() as client:
@@ -81,6 +82,7 @@ async def test_a_search_that_does_not_fit_the_vectors_is_named(home) -> None:
             assert isinstance(await home.error_of(client.search("points", "at", **options)), InvalidRequest), options
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.every_log
 async def test_a_strong_read_sees_all_that_was_acknowledged(home, seed: int) -> None:
@@ -109,6 +111,7 @@ async def test_a_strong_read_sees_all_that_was_acknowledged(home, seed: int) -> 
         await asyncio.gather(*(work(number) for number in range(4)))
 
 
+@pytest.mark.slow
 @pytest.mark.every_log
 async def test_a_session_sees_its_own_writes(home) -> None:
     async with home.node() as node, node.client() as mine:
@@ -155,6 +158,7 @@ async def test_bounded_and_eventual_reads_say_how_old_they_are(home) -> None:
         assert physical_ms(strong.tsafe) <= physical_ms(written.ts) + 1000
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_a_collection_over_the_memory_limit_says_so_and_others_go_on(home) -> None:
     async with home.people_client(settings={"queryNode": {"memoryLimitBytes": 4 * 1024 * 1024}}) as client:
@@ -187,6 +191,7 @@ async def test_an_idle_node_stores_nothing_and_still_answers(home) -> None:
         assert stored(home) == before
 
 
+@pytest.mark.slow
 @MEMORY_ONLY
 async def test_the_last_cut_of_an_idle_collection_is_stored_again_before_retention_takes_it(home, monkeypatch) -> None:
     monkeypatch.setattr(mixcoord, "CUT_AGAIN_MS", 10_000)

@@ -329,6 +329,7 @@ async def test_appends_of_unknown_outcome_are_decided(home, seed, rates) -> None
     assert home.faults.trace
 
 
+@pytest.mark.long
 @MEMORY_ONLY
 @pytest.mark.parametrize("role", ["mixcoord", "proxy", "datanode", "querynode"])
 async def test_crashes_at_any_moment_lose_and_double_nothing(home, rng, role) -> None:

@@ -63,6 +63,7 @@ async def answering(wal: MemoryWal) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.slow
 def test_thousands_of_killed_callers_leave_nothing_and_an_idle_one_keeps_its_channel() -> None:
     async def main() -> None:
         log = MemoryLog()

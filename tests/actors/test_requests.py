@@ -88,6 +88,7 @@ async def test_every_method_is_asked_here(home) -> None:
             }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_request_ends_a_role(home, seed: int) -> None:
     print(f"seed {seed}")
@@ -151,6 +152,7 @@ async def test_silly_calls_of_the_client_are_told_so(home) -> None:
             assert answer.table.column("id").to_pylist() == [3, 2, 1]
 
 
+@pytest.mark.slow
 async def test_a_ready_collection_is_not_released_nor_announced_as_gone(home) -> None:
     async with home.people_client() as client:
         await client.insert("people", home.people(1))

@@ -239,6 +239,7 @@ LONG = CollectionSchema(
 )
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.none() | st.integers(0, 3000), min_size=1, max_size=60),
     shards=st.integers(1, 4),

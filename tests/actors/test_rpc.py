@@ -23,6 +23,7 @@ RATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", ["requests", "replies", ""])
 @pytest.mark.parametrize("kind", RATES)
 async def test_every_write_happens_once_and_every_question_is_answered(home, seed, kind, channels) -> None:

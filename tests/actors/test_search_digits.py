@@ -61,6 +61,7 @@ async def test_finds_what_brute_force_finds(home, digits, metric) -> None:
             assert distances(chosen) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 async def test_a_new_row_is_found_and_a_deleted_one_is_not(home, digits) -> None:
     async with home.client() as client:
         await fill(client, digits)

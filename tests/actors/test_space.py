@@ -32,6 +32,7 @@ async def ready(log) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [WATERMARK - 1, 0])
 async def test_a_node_without_space_starts_reads_flushes_and_drops(tmp_path, seed, free) -> None:
     disk = FaultyDisk(seed)
@@ -63,6 +64,7 @@ async def test_a_node_without_space_starts_reads_flushes_and_drops(tmp_path, see
     await log.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # it fills a segment with requests and answers, which takes a busy machine a minute
 async def test_the_lease_goes_on_while_the_disk_is_full(tmp_path, seed, monkeypatch) -> None:
     monkeypatch.setattr("tidewal.actors.proxy.proxy.RENEW_S", 0.001)

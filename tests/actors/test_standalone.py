@@ -75,6 +75,7 @@ async def test_dropping_by_many_at_once_drops_once(home) -> None:
         assert await client.list_collections() == []
 
 
+@pytest.mark.slow
 @pytest.mark.every_log
 async def test_a_name_used_again_starts_empty(home) -> None:
     async with home.people_client() as client:
@@ -119,6 +120,7 @@ async def test_a_flush_of_a_collection_that_is_dropped_ends(home) -> None:
         assert isinstance(result, int | CollectionNotFound)
 
 
+@pytest.mark.slow
 @pytest.mark.every_log
 async def test_everything_is_there_after_a_restart(home) -> None:
     async with home.people_client() as client:
@@ -154,6 +156,7 @@ async def test_tables_that_cannot_be_written_are_a_clear_error(home) -> None:
     assert raised.value.path == str(home.tables)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["memory"])
 async def test_tables_that_become_unwritable_are_a_clear_error(home) -> None:
     async with home.people_client() as client:
@@ -178,6 +181,7 @@ async def test_a_node_whose_roles_cannot_work_does_not_start(home, monkeypatch) 
             pass
 
 
+@pytest.mark.slow
 async def test_channels_keep_the_retention_they_were_made_with(home) -> None:
     async with home.people_client() as client:
         await client.insert("people", home.people(1))

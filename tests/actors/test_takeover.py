@@ -69,6 +69,7 @@ async def writing(home, rng: random.Random) -> AsyncIterator[Writing]:
     await wal.close()
 
 
+@pytest.mark.slow
 async def test_the_newest_of_many_nodes_has_the_log_and_no_row_is_lost_or_doubled(shared, rng) -> None:
     async with contextlib.AsyncExitStack() as stack:
         node = await stack.enter_async_context(shared.node(name="0"))
@@ -94,6 +95,7 @@ async def test_the_newest_of_many_nodes_has_the_log_and_no_row_is_lost_or_double
             assert (await client.compact("people"))["rows"] == writer.written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_ms", [0, 3_600_000, -3_600_000, 10 * 86_400_000])
 @pytest.mark.parametrize("away_s", [0, 7, 2 * LEASE_S + 1])
 async def test_a_node_that_was_killed_is_waited_for_as_long_as_it_might_live(
@@ -134,6 +136,7 @@ def role_of(node, name: str):
     return next(cell for cell in node.system._cells.values() if cell.name == name)._life.actor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newer_ms", [0, 3_600_000], ids=["", "the newer is ahead"])
 @pytest.mark.parametrize("step_ms", [0, -3_600_000, 3_600_000, 10 * 86_400_000])
 async def test_an_owner_whose_clock_was_set_acknowledges_nothing_behind_its_lease(shared, step_ms, newer_ms) -> None:

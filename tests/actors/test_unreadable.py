@@ -13,6 +13,7 @@ from tidewal.runtime.errors import CorruptLog, DiskFull, Unavailable
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
 
+@pytest.mark.slow
 async def test_a_missing_file_of_one_collection_leaves_the_others_alone_and_may_come_back(home) -> None:
     async with home.people_client() as client:
         await client.create_collection(home.POINTS)
@@ -42,6 +43,7 @@ async def test_a_missing_file_of_one_collection_leaves_the_others_alone_and_may_
         assert node.node.metrics.value("wal_collection_unreadable", **labels) == 0
 
 
+@pytest.mark.slow
 async def test_a_table_that_another_tool_restored_is_told_and_nothing_is_lost(home) -> None:
     path = home.tables / "people" / "log"
     async with home.node() as node, node.client() as client:
@@ -128,6 +130,7 @@ async def test_a_collection_whose_table_is_mended_is_loaded_once_more(home, time
         assert opened == times + 1
 
 
+@pytest.mark.slow
 async def test_a_flush_of_a_table_that_cannot_be_read_says_so_at_once_and_others_go_on(home) -> None:
     async with home.people_client() as client:
         await client.create_collection(home.POINTS)

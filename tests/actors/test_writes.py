@@ -62,6 +62,7 @@ async def test_a_mixed_batch_applies_in_its_order_under_one_timestamp(home) -> N
         assert found == {1: "new", 2: "b", 4: "four"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["rows", "columns", "table", "batch"])
 async def test_takes_rows_columns_and_arrow(home, form) -> None:
     table = pa.Table.from_pylist(ROWS)
@@ -79,6 +80,7 @@ async def test_an_empty_batch_changes_nothing(home) -> None:
         assert await rows_of(client) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "column"),
     [
@@ -135,6 +137,7 @@ async def test_an_unknown_operation_and_an_unknown_collection_are_named(home) ->
         assert await rows_of(client) == []
 
 
+@pytest.mark.slow
 @pytest.mark.every_log
 async def test_a_row_over_the_message_limit_is_refused_and_a_batch_over_it_is_split(home) -> None:
     big = "x" * (3 * 1024 * 1024)
@@ -150,6 +153,7 @@ async def test_a_row_over_the_message_limit_is_refused_and_a_batch_over_it_is_sp
         assert await client.count("people", consistency="strong") == 6
 
 
+@pytest.mark.slow
 async def test_a_request_over_the_channels_limit_is_refused(home) -> None:
     async with home.people_client() as client:
         rows = [{"id": id, "name": "x" * 4_000_000} for id in range(20)]
@@ -168,6 +172,7 @@ async def test_a_write_that_is_cancelled_harms_no_other(home) -> None:
         assert set(range(1, 20, 2)) <= found
 
 
+@pytest.mark.slow
 @pytest.mark.every_log
 async def test_writes_of_one_client_apply_in_the_order_of_the_calls(home) -> None:
     async with home.people_client() as client:

@@ -45,6 +45,7 @@ def test_this_machine_has_what_the_tests_run_with():
     assert found["pyarrow"].found == metadata.version("pyarrow")
 
 
+@pytest.mark.slow
 def test_json_says_the_same_and_the_status_is_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert run("doctor", "--json", "--path", str(tmp_path)) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -101,6 +101,7 @@ def lines(ended: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.out.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_pipelines(command: Callable[..., Any], spark: SparkSession, url: str, tmp_path: Path) -> None:

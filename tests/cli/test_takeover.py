@@ -69,6 +69,7 @@ async def assert_superseded(node: subprocess.Popen[str]) -> None:
     assert not tracebacks(out), out[out.index("Traceback") :][:2000]
 
 
+@pytest.mark.long
 async def test_the_newest_node_has_the_log_and_nothing_is_lost_or_doubled(
     broker_url: str, start: Callable[..., Any], tmp_path: Path, rng: random.Random
 ) -> None:

@@ -52,6 +52,7 @@ def test_verify_says_that_a_log_is_intact(command: Callable[..., Any], log: Path
     assert "index checked" in ended.out
 
 
+@pytest.mark.slow
 def test_verify_tells_damage_and_its_place(command: Callable[..., Any], log: Path, damaged: Path):
     ended = command("verify", "journal", log, "--json")
     assert ended.status == 1
@@ -63,6 +64,7 @@ def test_verify_tells_damage_and_its_place(command: Callable[..., Any], log: Pat
     assert found["findings"][0]["lost_frames"] == 1
 
 
+@pytest.mark.slow
 def test_an_open_log_is_verified_but_not_repaired(command: Callable[..., Any], log: Path):
     async def look() -> tuple[Any, Any]:
         store = await RocksMQ.open(str(log), segment_bytes=SMALL)
@@ -93,6 +95,7 @@ async def read_to_the_end(log: Path) -> None:
         await store.close()
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be_read_is_said_and_mended(command: Callable[..., Any], log: Path):
     """By no traceback, and no word of lost entries."""
     for path in (log / "index").glob("*.log"):
@@ -109,6 +112,7 @@ def test_an_index_that_cannot_be_read_is_said_and_mended(command: Callable[..., 
     asyncio.run(read_to_the_end(log))
 
 
+@pytest.mark.slow
 def test_repair_plans_first_and_then_does_it(command: Callable[..., Any], log: Path, damaged: Path):
     before = damaged.read_bytes()
     planned = command("repair", log)
@@ -157,6 +161,7 @@ def groups(command: Callable[..., Any], log: Path) -> list[dict[str, Any]]:
     return json.loads(ended.out)
 
 
+@pytest.mark.slow
 def test_groups_are_shown_moved_and_dropped(command: Callable[..., Any], log: Path):
     url = f"rocksmq://{log}"
     (workers,) = groups(command, log)

@@ -126,6 +126,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(events, max_size=40), st.data())
 def test_a_snapshot_and_the_rest_give_the_state_of_the_whole_log(history, data):
     log = Log()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def test_a_timestamp_is_its_two_parts(ms, count):
     assert add_ms(ts, -(ms + 1)) == 0
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import Fault, FaultPlan, Rates
@@ -73,6 +75,7 @@ def traced(world_type, seed: int) -> tuple[object, ...]:
     return world.log.dump(), plan.trace, seen
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_identical_to_the_byte(seed, make_world):
     first, second = traced(make_world, seed), traced(make_world, seed)
     assert first == second
@@ -82,6 +85,7 @@ def test_two_runs_with_one_seed_are_identical_to_the_byte(seed, make_world):
     assert {line.partition(":")[2] for line in trace} >= {"fail", "delay"}
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_is_delivered_once_and_the_rest_not_at_all(seed, make_world):
     for run in range(5):
         _, _, seen = traced(make_world, seed + run)

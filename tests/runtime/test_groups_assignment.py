@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def unevenness(division):
     return sum(count**2 for count in Counter(division.values()).values())
 
 
+@pytest.mark.slow
 @given(SUBSCRIBERS, CURRENT)
 def test_no_assignment_is_more_even(subscribers, current):
     division = assign(subscribers, current)
@@ -32,12 +34,14 @@ def test_no_assignment_is_more_even(subscribers, current):
     assert unevenness(division) == best
 
 
+@pytest.mark.slow
 @given(SUBSCRIBERS, CURRENT)
 def test_assigning_again_moves_nothing(subscribers, current):
     division = assign(subscribers, current)
     assert assign(subscribers, division) == division
 
 
+@pytest.mark.slow
 @given(SUBSCRIBERS, CURRENT, st.randoms(use_true_random=False))
 def test_the_order_of_the_arguments_does_not_matter(subscribers, current, shuffling):
     shuffled = list(subscribers.items()), list(current.items())

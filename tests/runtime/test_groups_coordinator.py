@@ -355,7 +355,7 @@ class Groups(RuleBasedStateMachine):
 
 
 Groups.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestGroups = Groups.TestCase
+TestGroups = pytest.mark.slow(Groups.TestCase)
 
 
 # ---- single cases ---------------------------------------------------------------------------------------------------

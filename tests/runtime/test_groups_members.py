@@ -82,6 +82,7 @@ async def crashing_transformers(seed):
     return expected, log
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @example(115799)  # a channel stays empty
 @given(st.integers(0, 2**32))
@@ -234,6 +235,7 @@ def test_a_channel_that_is_never_acknowledged_is_taken_after_the_timeout():
     run_virtual(main())
 
 
+@pytest.mark.slow
 async def test_reading_ahead_is_one_batch_per_channel():
     read: Counter[str] = Counter()
 

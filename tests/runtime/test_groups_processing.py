@@ -17,6 +17,7 @@ from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 FAULTS = Rates(fail=0.1, unknown=0.1, lost=0.1, delay=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", list(Semantics))
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), seeks=st.booleans())

@@ -20,6 +20,7 @@ def batch(numbers):
     return Delivered("a", [Entry(id_of(n), 0, b"") for n in numbers], 1)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_what_is_stored_is_what_was_acknowledged(data):
     sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))

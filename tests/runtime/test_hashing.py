@@ -52,6 +52,7 @@ def test_vectors_as_batches(shards: int) -> None:
     assert strings.tolist() == [value % shards for value in STRING_VECTORS.values()]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
 def test_int_batch_equals_the_c_library(keys: list[int]) -> None:
     expected = [(mmh3.hash(struct.pack("<q", key), 0, signed=False) & 0x7FFFFFFF) % 7 for key in keys]
@@ -59,6 +60,7 @@ def test_int_batch_equals_the_c_library(keys: list[int]) -> None:
     assert [shard_of_key(key, 7) for key in keys] == expected
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=120)), st.integers(0, 5))
 def test_string_batch_equals_scalar_in_slices_too(keys: list[str], skip: int) -> None:
     sliced = pa.array(keys, pa.string()).slice(skip)

@@ -59,6 +59,7 @@ def uses_in_the_source() -> Iterator[tuple[str, str, str, set[str | None]]]:
                     yield place, node.func.attr, name.value, {keyword.arg for keyword in node.keywords}
 
 
+@pytest.mark.slow
 def test_what_the_source_records_is_in_the_table():
     table = {metric.name: (metric.kind, set(metric.labels)) for metric in METRICS}
     uses = list(uses_in_the_source())

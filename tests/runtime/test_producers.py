@@ -71,6 +71,7 @@ def test_outcomes_and_names_are_bounded(monkeypatch):
     assert sum(len(page) for page in table.pages()) < 2_000
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from("ab"), max_size=40), st.permutations("ab"))
 def test_channels_read_one_after_another_make_no_number_forgotten_that_never_happened(channels, order):
     with pytest.MonkeyPatch.context() as patch:
@@ -90,6 +91,7 @@ def test_channels_read_one_after_another_make_no_number_forgotten_that_never_hap
 steps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30), st.integers(0, 2**62)), max_size=80)
 
 
+@pytest.mark.slow
 @given(steps, st.integers(1, 9))
 def test_the_pages_of_a_snapshot_are_the_table(history, page):
     with pytest.MonkeyPatch.context() as patch:

@@ -68,6 +68,7 @@ def framed(header: bytes, body: bytes = b"", version: int = 1) -> bytes:
     return struct.pack("<2sBBIQ", b"TW", version, 0, len(header), xxhash.xxh3_64_intdigest(rest)) + rest
 
 
+@pytest.mark.slow
 @given(records)
 def test_what_was_encoded_comes_back(record):
     assert same(decode(encode(record), b"id"), dataclasses.replace(record, id=b"id"))
@@ -75,6 +76,7 @@ def test_what_was_encoded_comes_back(record):
     assert same(stamped, dataclasses.replace(record, ts=5, term=6, cseq=7))
 
 
+@pytest.mark.slow
 @given(records, st.data())
 def test_a_changed_byte_is_detected_or_changes_nothing(record, data):
     payload = bytearray(encode(record))
@@ -87,6 +89,7 @@ def test_a_changed_byte_is_detected_or_changes_nothing(record, data):
     assert same(found, record)
 
 
+@pytest.mark.slow
 @given(records, st.data())
 def test_a_cut_or_lengthened_record_is_detected(record, data):
     payload = encode(record)
@@ -184,6 +187,7 @@ def test_a_body_is_a_view_and_aligned():
     assert (len(payload) - len(body)) % BODY_ALIGNMENT == 0
 
 
+@pytest.mark.slow
 @given(st.builds(Position, words, st.binary(), numbers, numbers, numbers, words, words), st.data())
 def test_positions_come_back_and_damage_is_detected(position, data):
     wire = position.to_bytes()

@@ -79,6 +79,7 @@ async def test_no_error_and_no_log_line_has_a_secret(url: str, caplog: pytest.Lo
     assert SECRET not in "".join(traceback.format_exception(raised.value)) + caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", WRONG)
 def test_no_error_of_spark_and_the_tools_has_a_secret(url: str, monkeypatch: pytest.MonkeyPatch):
     if not url.startswith(("kafka://", "pulsar")):  # those are opened by their first request
@@ -92,6 +93,7 @@ def test_no_error_of_spark_and_the_tools_has_a_secret(url: str, monkeypatch: pyt
         assert SECRET not in result.output + str(result.exception)
 
 
+@pytest.mark.slow
 async def test_brokers_that_are_not_there_are_named_without_the_login(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     login = {"sasl_username": "user", "sasl_password": SecretStr(SECRET)}

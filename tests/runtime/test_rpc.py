@@ -245,6 +245,7 @@ def test_closing_ends_the_calls_that_wait() -> None:
     run_virtual(main())
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_bounded_in_bytes() -> None:
     async def main() -> None:
         wal = MemoryWal()

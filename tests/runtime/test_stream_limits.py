@@ -204,6 +204,7 @@ def script(chance: random.Random, name: str, end_ms: int) -> list[Record]:
     return [*records, tick(compose(end_ms + 2000))]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), size=st.integers(0, 20_000))
 def test_pursuit_joins_packs_and_changes_nothing_in_them(seed, size):
     def run(pursued):

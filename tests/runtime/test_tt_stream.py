@@ -196,6 +196,7 @@ class Follower:
         return self.packs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_each_message_once_in_its_interval_over_closes_and_seeks(backend, seed, ordered):
     for round in range(ROUNDS.get(backend.name, 2)):
@@ -511,6 +512,7 @@ async def test_a_channel_that_is_ahead_is_not_read_beyond_its_buffer(memory):
     assert [message.ts for pack in packs for message in pack.messages] == list(range(1, count + 1))
 
 
+@pytest.mark.slow
 async def test_empty_records_are_bounded_too(memory):
     stream = TtMsgStream(memory, buffer_bytes=1)
     stream.as_consumer(["c1", "c2"])

@@ -63,6 +63,7 @@ def test_a_collection_that_is_dropped_under_a_query_and_made_again(
     )
 
 
+@pytest.mark.long
 def test_rows_that_retention_removed_before_a_query_came(
     spark, owner: Owner, story: Story, options, collect, rng: random.Random
 ) -> None:

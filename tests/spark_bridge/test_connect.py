@@ -18,6 +18,7 @@ from kill_kit import Child
 from story import Row, Story
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_client_of_connect_reads_batches_and_streams_and_has_the_helpers(

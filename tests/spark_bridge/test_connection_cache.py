@@ -64,6 +64,7 @@ def test_a_task_that_is_given_up_in_the_middle_leaves_nothing(owner: Owner) -> N
     assert connection_cache._idle == []
 
 
+@pytest.mark.slow
 def test_when_the_owner_is_gone_the_advice_comes_at_once_and_its_successor_is_found(tmp_path: Path) -> None:
     first = Owner(tmp_path / "log")
     first.append("a", b"1", 1)
@@ -82,6 +83,7 @@ def test_when_the_owner_is_gone_the_advice_comes_at_once_and_its_successor_is_fo
         second.close()
 
 
+@pytest.mark.slow
 def test_only_so_many_are_kept(tmp_path: Path) -> None:
     owners = [Owner(tmp_path / str(number)) for number in range(IDLE_MAX + 2)]
     try:
@@ -164,6 +166,7 @@ print(gc.get_freeze_count() > 10_000, gc.isenabled())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("process", "told"), [("worker", "True True"), ("driver", "False True")])
 def test_a_worker_of_spark_does_not_collect_modules_after_each_task(owner: Owner, process: str, told: str) -> None:
     pytest.importorskip("pyspark")

@@ -213,6 +213,7 @@ class Cuts(RuleBasedStateMachine):
         assert all(len(places) == 1 for places in homes.values()), homes
 
 
+@pytest.mark.slow
 def test_every_micro_batch_is_one_line_across_late_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     Cuts.patch = monkeypatch
     run_state_machine_as_test(Cuts, settings=settings(max_examples=60, stateful_step_count=40))

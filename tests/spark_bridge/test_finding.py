@@ -26,6 +26,7 @@ def python(code: str, folder: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_looking_for_sources_imports_nothing_heavy(tmp_path: Path) -> None:
     added = python(
         "import sys, pyspark.sql.datasource, pyspark.sql.streaming.datasource\n"

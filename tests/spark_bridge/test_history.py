@@ -88,6 +88,7 @@ def some_intervals(stored: StoredStory, rng: random.Random, count: int) -> list[
     return [tuple(sorted(rng.sample(cuts, 2), key=lambda cut: cut.time)) for _ in range(count)]
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_any_interval_is_the_rows_of_the_model_whatever_is_stored_and_cut_off(seed: int) -> None:
@@ -125,6 +126,7 @@ def stored(tmp_path: Path, rng: random.Random) -> StoredStory:
     return made
 
 
+@pytest.mark.slow
 def test_nothing_below_the_tables_t_is_read_from_the_log(stored: StoredStory) -> None:
     last = stored.story.cuts[-1]
     tasks = planner(stored).tasks(beginning(stored.flights), last)
@@ -142,6 +144,7 @@ def test_nothing_below_the_tables_t_is_read_from_the_log(stored: StoredStory) ->
     ]
 
 
+@pytest.mark.slow
 def test_what_neither_log_nor_table_has_is_lost(stored: StoredStory) -> None:
     last = stored.story.cuts[-1]
     lost = next(row for row in stored.story.rows if number(row, "_ts") > stored.time)
@@ -178,6 +181,7 @@ def test_columns_may_be_chosen_in_any_order(stored: StoredStory) -> None:
     assert sorted(found, key=key) == sorted(expected, key=key)
 
 
+@pytest.mark.slow
 def test_batches_and_tasks_are_bounded(stored: StoredStory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewal.spark_bridge.stored.BATCH_ROWS", 7)
     end = history_cut(stored.flights, stored.time)
@@ -192,6 +196,7 @@ def test_batches_and_tasks_are_bounded(stored: StoredStory, monkeypatch: pytest.
     assert len(planner(stored, min_partitions=2).tasks(beginning(stored.flights), end)) >= 2
 
 
+@pytest.mark.slow
 def test_files_of_other_times_are_not_opened(stored: StoredStory) -> None:
     plan = planner(stored)
     middle = history_cut(stored.flights, stored.story.cuts[0].time)
@@ -201,6 +206,7 @@ def test_files_of_other_times_are_not_opened(stored: StoredStory) -> None:
     assert set(early.files).isdisjoint(late.files)
 
 
+@pytest.mark.slow
 def test_what_a_filter_does_not_ask_for_is_not_read(stored: StoredStory) -> None:
     plan, start, end = planner(stored), beginning(stored.flights), stored.story.cuts[-1]
     everything = plan.tasks(start, end)
@@ -223,6 +229,7 @@ def test_what_a_filter_does_not_ask_for_is_not_read(stored: StoredStory) -> None
 # ---- where to cut ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [
@@ -258,6 +265,7 @@ def test_a_limit_holds_whole_timestamps_of_the_table_and_then_cuts(
             assert len(found) + len(more) > limits.rows, "the next timestamp had fitted too"
 
 
+@pytest.mark.slow
 def test_a_step_is_what_counting_all_rows_would_give(tmp_path: Path, rng: random.Random) -> None:
     stored = StoredStory(tmp_path)
     for _ in range(10):
@@ -275,6 +283,7 @@ def test_a_step_is_what_counting_all_rows_would_give(tmp_path: Path, rng: random
         assert table.count(begin, table.time, len(times)) == len(behind)
 
 
+@pytest.mark.slow
 def test_a_step_over_many_small_files_reads_few_of_them(
     tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +300,7 @@ def test_a_step_over_many_small_files_reads_few_of_them(
     assert len(opened) < 8
 
 
+@pytest.mark.slow
 def test_rows_are_counted_over_both_parts(stored: StoredStory) -> None:
     last = stored.story.cuts[-1]
     total = len(stored.story.between(0, last.time))
@@ -324,6 +334,7 @@ def as_of(stored: StoredStory, **options: Any) -> list[Row]:
     return sorted_rows(rows_of(stored.log, HistoryPlan(stored.log, given).all_tasks()))
 
 
+@pytest.mark.slow
 def test_the_state_at_any_time_up_to_the_newest_cut(stored: StoredStory, rng: random.Random) -> None:
     last = stored.story.cuts[-1].time
     for time in (1, rng.randint(last - 60, stored.time), stored.time, rng.randint(stored.time + 1, last), last):
@@ -357,6 +368,7 @@ def test_a_folder_without_the_table_is_told(stored: StoredStory, tmp_path: Path)
     assert HistoryPlanner(stored.log, file).look().time == stored.time
 
 
+@pytest.mark.slow
 def test_the_table_of_another_log_or_collection_is_refused(stored: StoredStory) -> None:
     with pytest.raises(PositionMismatch, match="was filled from rocksmq, option wal names kafka"):
         HistoryPlanner(stored.log, ReadOptions("kafka://x", "flights", history=str(stored.folder))).look()
@@ -404,6 +416,7 @@ def test_a_table_that_another_tool_restored_is_no_history(stored: StoredStory) -
     assert read(stored, beginning(stored.flights), within) == stored.story.between(0, stored.time)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["", "with a checkpoint"])  # Delta reads no commit before it
 def test_a_table_whose_newest_commit_is_torn_is_no_history(stored: StoredStory, checkpoint: bool) -> None:
     table = DeltaTable(log_table(stored.folder, "flights"))

@@ -95,12 +95,13 @@ def heartbeat_ends_the_last_pack(tables: Path, now: int) -> None:
     log.flush([], start=times, end=dict.fromkeys(times, now), positions=log.positions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
     [
         "rocksmq-socket",
-        pytest.param("kafka", marks=pytest.mark.broker),
-        pytest.param("pulsar", marks=pytest.mark.broker),
+        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.long]),
+        pytest.param("pulsar", marks=[pytest.mark.broker, pytest.mark.long]),
     ],
     indirect=True,
 )

@@ -112,6 +112,7 @@ def test_a_batch_reads_history_and_log_as_one_and_as_they_were(
         load(versionAsOf="99").collect()
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_over_a_log_that_was_cut_off(
     spark, owner, stored: StoredStory, hybrid, collect, rng: random.Random
 ) -> None:

@@ -156,6 +156,7 @@ async def in_place(call: Any) -> Any:
     return call()
 
 
+@pytest.mark.long
 def test_each_micro_batch_holds_what_was_acknowledged_in_its_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:

@@ -23,6 +23,7 @@ def shown(cell: dict) -> str:
     return "".join(line for output in cell["outputs"] for line in output["text"])
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_notebook_runs_and_prints_what_it_shows(
@@ -41,6 +42,7 @@ def test_the_notebook_runs_and_prints_what_it_shows(
     assert [shown(cell) for cell in cells()].count("") < len(cells())
 
 
+@pytest.mark.slow
 def test_the_guide_leads_to_the_notebook_and_no_path_of_a_machine_is_in_it() -> None:
     assert "examples/spark.ipynb" in (ROOT / "docs/spark.md").read_text(encoding="utf-8")
     text = NOTEBOOK.read_text(encoding="utf-8")

@@ -175,6 +175,7 @@ def test_packs_are_the_log_between_their_times_also_after_a_restart(
     assert found == written([row for row in story.rows if number(row, "_ts") > begin])
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_pack_that_failed_comes_again(spark, story: Story, options, rng: random.Random, tmp_path: Path) -> None:
@@ -248,6 +249,7 @@ def test_what_packs_cannot_be_made_of_is_said(spark, story: Story, options, tmp_
         drained(both, tmp_path / "checkpoint", [])
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_messages_of_topics_come_in_packs_too(spark, story: Story, options, rng: random.Random, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def size_of(log: ListLog, plan: CollectionPlan, start: Offset, end: Offset) -> S
     )
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False), limited, st.integers(1, 12))
 @settings(max_examples=40)
 def test_each_row_is_read_once_whatever_limits_and_splits(
@@ -223,6 +224,7 @@ def test_more_tasks_than_channels_are_about_even(rng: random.Random, tasks: int)
     assert max(counts) <= 400 / len(found) * 2 + 6
 
 
+@pytest.mark.slow
 def test_a_split_keeps_batches_whole_and_deposed_owners_out(rng: random.Random) -> None:
     log = ListLog()
     story = Story(log.append)

@@ -27,8 +27,8 @@ on_each_log = pytest.mark.parametrize(
     "backend",
     [
         "rocksmq-socket",
-        pytest.param("kafka", marks=pytest.mark.broker),
-        pytest.param("pulsar", marks=pytest.mark.broker),
+        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.long]),
+        pytest.param("pulsar", marks=[pytest.mark.broker, pytest.mark.long]),
     ],
     indirect=True,
 )
@@ -44,6 +44,7 @@ def read(url: str, starting: str, ending: str) -> list[Row]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
+@pytest.mark.slow
 @on_each_log
 async def test_each_interval_between_cuts_holds_what_was_acknowledged_in_it(
     backend: Any, tmp_path: Path, rng: random.Random
@@ -68,6 +69,7 @@ async def test_each_interval_between_cuts_holds_what_was_acknowledged_in_it(
             starting = cut
 
 
+@pytest.mark.slow
 @on_each_log
 async def test_limits_splits_and_times_over_what_roles_wrote(backend: Any, tmp_path: Path, rng: random.Random) -> None:
     wal = await backend.wal()

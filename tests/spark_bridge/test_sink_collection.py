@@ -84,6 +84,7 @@ def rows_of(batch: int, partition: int, count: int) -> list[Row]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", LOGS, indirect=True)
 async def test_each_row_is_written_once_whichever_attempt_dies(
     backend: Any, tmp_path: Path, rng: random.Random
@@ -116,6 +117,7 @@ async def test_each_row_is_written_once_whichever_attempt_dies(
         assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "rates"),
     [
@@ -239,6 +241,7 @@ async def test_rows_that_the_proxy_refuses_are_named_by_their_key(tmp_path: Path
             )
 
 
+@pytest.mark.slow
 async def test_a_node_that_refuses_is_asked_again_until_the_deadline(tmp_path: Path) -> None:
     settings = Settings.model_validate({"quotaAndLimits": {"limitWriting": {"forceDeny": True}}})
     async with cluster(MemoryWal(), tmp_path, settings=settings) as spark:

@@ -48,6 +48,7 @@ def test_a_process_opens_it_once(owner: Any) -> None:
     assert worker_log(owner.url) is not log
 
 
+@pytest.mark.slow
 def test_what_a_task_asks_waits_for_an_owner_up_to_its_deadline(owner: Any) -> None:
     attempts = 0
 
@@ -66,6 +67,7 @@ def test_what_a_task_asks_waits_for_an_owner_up_to_its_deadline(owner: Any) -> N
     assert attempts == 3
 
 
+@pytest.mark.slow
 def test_a_task_waits_for_an_owner_to_open_the_log(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def open_wal(*given: Any, **options: Any) -> Wal:
         if attempts.pop(0) == "start":

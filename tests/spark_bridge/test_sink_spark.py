@@ -156,6 +156,7 @@ def test_source_to_sink_to_source(spark: Any, node: Node, tmp_path: Path, rng: r
     assert Counter(row["_op"] for row in again.select("_op").collect()) == written
 
 
+@pytest.mark.long
 def test_shuffled_batches_that_run_again_change_nothing(spark: Any, node: Node, tmp_path: Path) -> None:
     """An aggregation in complete mode, and one in update mode by way of `foreachBatch`."""
     flights = [{**random_row(random.Random(1)), "_op": "insert", "place": [0.0, 1.0]} for _ in range(200)]

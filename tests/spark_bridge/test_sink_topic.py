@@ -188,6 +188,7 @@ async def play(wal: Wal, rng: random.Random, *, batches: int, rows: int = 60) ->
     assert state.decision is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round", range(20))
 def test_each_row_is_there_once_whoever_dies_and_whatever_is_repeated(seed: int, round: int) -> None:
     rng = random.Random(seed + round)
@@ -200,6 +201,7 @@ def test_each_row_is_there_once_whoever_dies_and_whatever_is_repeated(seed: int,
     run_virtual(main())
 
 
+@pytest.mark.slow
 async def test_on_every_log(backend: Any, rng: random.Random) -> None:
     await play(await backend.wal(), rng, batches=3, rows=20)
 
@@ -466,6 +468,7 @@ def test_many_topics_and_large_messages_fit_into_what_is_staged(rng: random.Rand
     run_virtual(main())
 
 
+@pytest.mark.slow
 def test_the_deadline_is_for_standing_still() -> None:
     class Slow(MemoryWal):
         """The topics take an append, and then none for a while."""

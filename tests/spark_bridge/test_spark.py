@@ -85,6 +85,7 @@ def test_every_micro_batch_is_the_interval_of_its_cuts(
     assert collect(spark.readStream.format("tidewal").options(**options).load()) == []
 
 
+@pytest.mark.long
 def test_a_batch_that_failed_is_read_again_as_it_was(spark, story: Story, options, collect, rng: random.Random) -> None:
     flights = story.create()
     story.play(flights, rng, batches=20)

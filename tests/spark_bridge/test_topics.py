@@ -168,6 +168,7 @@ limits = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False), limits, st.integers(1, 9))
 @settings(max_examples=60)
 def test_each_entry_is_read_once_whatever_limits_and_splits(
@@ -398,6 +399,7 @@ def shown(found: list[Row]) -> list[tuple[object, object, object]]:
     return sorted((row["_ts"], row["_channel"], row["value"]) for row in found)
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False), limits, st.integers(1, 9))
 @settings(max_examples=60)
 def test_ticks_make_lines_across_channels(rng: random.Random, limit: MicroBatchLimits, tasks: int) -> None:

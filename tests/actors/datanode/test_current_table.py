@@ -77,6 +77,7 @@ def test_compaction_leaves_the_newest_row_of_each_key(
     assert CurrentTable.open(current.path).t == reached
 
 
+@pytest.mark.slow
 def test_rows_keep_their_values(log: LogTable, current: CurrentTable) -> None:
     compact(log, current, 10)
     wanted = versions(STAMPS, keys=KEYS, ops=OPS).to_pylist()
@@ -159,6 +160,7 @@ def test_a_compaction_killed_between_its_steps_goes_on_where_it_was(log: LogTabl
     assert compact(log, current, 10).merged == 0
 
 
+@pytest.mark.slow
 def test_joining_files_and_vacuum_keep_rows_and_positions(log: LogTable, current: CurrentTable) -> None:
     assert log.join_files() == 2
     assert log.join_files() == 0
@@ -200,6 +202,7 @@ def test_tables_of_different_columns(log: LogTable, tmp_path: Path) -> None:
         compact(log, CurrentTable.open(tmp_path / "other", SCHEMA.remove(1), KEY), 10)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), unique=True),

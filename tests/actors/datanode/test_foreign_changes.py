@@ -68,6 +68,7 @@ CHANGES: dict[str, Callable[[DeltaTable], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_rows_that_another_tool_changed_are_no_answer_until_it_is_undone(log: LogTable, change) -> None:
     other = LogTable.open(log.path)
@@ -99,6 +100,7 @@ def test_rows_that_another_tool_changed_are_no_answer_until_it_is_undone(log: Lo
     assert LogTable.open(log.path).positions() == {V0: position(LAST + 1)}
 
 
+@pytest.mark.slow
 def test_what_keeps_the_rows_is_allowed(log: LogTable) -> None:
     optimize(DeltaTable(log.path))
     flush(log, LAST + 1)
@@ -110,6 +112,7 @@ def test_what_keeps_the_rows_is_allowed(log: LogTable) -> None:
     assert log.flushed(V0) == LAST + 2
 
 
+@pytest.mark.slow
 def test_a_restore_from_before_an_optimize_undoes_it(log: LogTable) -> None:
     DeltaTable(log.path).optimize.compact()
     assert log.flushed(V0) == LAST  # has looked at it
@@ -119,6 +122,7 @@ def test_a_restore_from_before_an_optimize_undoes_it(log: LogTable) -> None:
     assert stored(log) == list(range(1, LAST + 2))
 
 
+@pytest.mark.slow
 def test_current_rows_that_another_tool_changed_are_not_built_upon(log: LogTable) -> None:
     path = log.path.parent / "current"
     compact(log, CurrentTable.open(path, SCHEMA, KEY), LAST)
@@ -137,6 +141,7 @@ def test_current_rows_that_another_tool_changed_are_not_built_upon(log: LogTable
     assert compact(log, opened, LAST + 1).rows == LAST + 1
 
 
+@pytest.mark.slow
 def test_verify_names_the_table_that_another_tool_changed(log: LogTable) -> None:
     root = log.path.parent.parent
     compact(log, CurrentTable.open(log.path.parent / "current", SCHEMA, KEY), LAST)

@@ -170,6 +170,7 @@ def test_one_flush_of_several_vchannels_is_all_or_nothing(log: LogTable, path: P
     assert stored(path) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_concurrent_flushers_of_different_vchannels_all_succeed(path: Path) -> None:
     LogTable.open(path, SCHEMA, KEY)
     failures: list[BaseException] = []
@@ -193,6 +194,7 @@ def test_concurrent_flushers_of_different_vchannels_all_succeed(path: Path) -> N
     assert LogTable.open(path).positions() == {f"ch_{number}": position(10) for number in range(3)}
 
 
+@pytest.mark.slow
 def test_positions_and_rows_survive_checkpoints_and_a_handle_left_behind(path: Path) -> None:
     stale = LogTable.open(path, SCHEMA, KEY, checkpoint_every_commits=4)
     log = LogTable.open(path)
@@ -205,6 +207,7 @@ def test_positions_and_rows_survive_checkpoints_and_a_handle_left_behind(path: P
     assert stored(path) == list(range(1, 14))
 
 
+@pytest.mark.slow
 def test_a_handle_from_before_a_clean_up_finds_its_way(path: Path) -> None:
     log = LogTable.open(path, SCHEMA, KEY, checkpoint_every_commits=4)
     flush(log, versions([1]), 0, 1)
@@ -226,6 +229,7 @@ def test_a_handle_from_before_a_clean_up_finds_its_way(path: Path) -> None:
     assert LogTable.open(path).positions() == {V0: position(11), V1: position(11)}
 
 
+@pytest.mark.slow
 def test_positions_outlive_commits_of_other_tools(log: LogTable, path: Path) -> None:
     for t in (1, 2, 3):
         flush(log, versions([t]), t - 1, t)

@@ -47,6 +47,7 @@ def verify(root: Path) -> tuple[int, list[dict]]:
     return result.exit_code, [json.loads(line) for line in result.output.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flipped_bit_in_a_page_is_no_answer_and_verify_finds_each_bit(root: Path, seed: int):
     print(f"seed {seed}")
@@ -75,6 +76,7 @@ def test_verify_says_that_tables_are_sound(root: Path):
     assert told[-1]["rows"] == 2 * (ROWS + 10)
 
 
+@pytest.mark.slow
 def test_verify_names_what_is_missing_cut_or_no_table(root: Path):
     path = largest(root)
     sound = path.read_bytes()
@@ -102,6 +104,7 @@ TORN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["", "with a checkpoint"])  # Delta reads no commit before it
 @pytest.mark.parametrize("damage", TORN.values(), ids=TORN.keys())
 def test_a_commit_that_cannot_be_parsed_is_told_with_its_file(root: Path, damage, checkpoint: bool):
@@ -133,6 +136,7 @@ def test_a_commit_that_cannot_be_parsed_is_told_with_its_file(root: Path, damage
         assert verify(root)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [(b"message_id", b"message-id"), (rb"\"term\": 1", rb"\"term\": null")], ids=str)
 def test_a_position_that_is_none_is_told_with_its_file(root: Path, damage: tuple[bytes, bytes]):
     path = root / "flights" / "log"
@@ -150,6 +154,7 @@ def test_a_position_that_is_none_is_told_with_its_file(root: Path, damage: tuple
 PROPERTIES = ["tidewal.schema", "tidewal.primaryKey", "tidewal.format", "delta.checkpointInterval"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["", "-1", None], ids=["empty", "wrong", "absent"])
 @pytest.mark.parametrize("key", PROPERTIES)
 def test_properties_that_are_damaged_are_told(root: Path, key: str, value: str | None):
@@ -166,6 +171,7 @@ def test_properties_that_are_damaged_are_told(root: Path, key: str, value: str |
     assert str(path) in caught.value.message
 
 
+@pytest.mark.slow
 def test_joined_files_have_checksums_and_take_no_damage_over(root: Path):
     log = LogTable.open(root / "flights" / "log")
     path = largest(root)

@@ -205,6 +205,7 @@ rows_strategy = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(conditions, rows_strategy)
 def test_equals_the_row_by_row_reference(condition: Part, rows: list[Row]) -> None:
@@ -302,6 +303,7 @@ def test_deep_nesting_is_an_error_with_a_name(text: str) -> None:
         compile_filter(text, SCHEMA)
 
 
+@pytest.mark.slow
 def test_the_largest_filters_do_not_exhaust_the_stack() -> None:
     assert selected("(" * 30_000 + "flag" + ")" * 30_000, ROWS) == [0]
     assert selected("flag" + " or flag" * 8_000, ROWS) == [0]
@@ -323,6 +325,7 @@ def test_tables_and_empty_batches() -> None:
     assert selected("small == 1 or name in ['x']", []) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.text("abflagsmvue ()[]<>=!&|+-*/%'\"\\.,0123456789nditolk", max_size=40))
 def test_any_text_compiles_or_is_an_invalid_filter(text: str) -> None:

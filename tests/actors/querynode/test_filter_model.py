@@ -209,6 +209,7 @@ def rows_of(rng: random.Random) -> list[Row]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_filters_select_what_the_model_selects(seed: int):
     print(f"seed {seed}")

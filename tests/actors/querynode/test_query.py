@@ -64,6 +64,7 @@ def test_malformed_searches(change: dict[str, object]) -> None:
         from_wire({**REQUESTS[3].to_wire(), **change})
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([None, "n > 3", "n is null or n == 2", "id like 'key-1%'", "n > 100"]),

@@ -40,6 +40,7 @@ operations = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(operations, st.sampled_from([SCHEMA, INT_SCHEMA]), st.integers(0, 3))
 def test_equals_a_dictionary(batches: list[list[tuple[str, int, int]]], schema: CollectionSchema, care: int) -> None:
@@ -72,6 +73,7 @@ def test_equals_a_dictionary(batches: list[list[tuple[str, int, int]]], schema: 
         assert store.count(compile_filter("n < 50", schema)) == sum(n < 50 for n in model.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.sampled_from("abc")), max_size=30),
@@ -161,6 +163,7 @@ def test_the_memory_limit_applies_nothing_and_lets_deletes_through() -> None:
     assert store.bytes <= 400_000
 
 
+@pytest.mark.slow
 def test_a_hot_key_never_runs_out_of_room() -> None:
     store = RowStore(SCHEMA, 20_000)
     for turn in range(2000):

@@ -13,6 +13,7 @@ from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
 PLAIN = ChannelPolicy()
 
 
+@pytest.mark.slow
 async def test_concurrent_appends_are_read_by_all_in_one_order(wal, helpers):
     channels = ["a", "b", "c"]
     for channel in channels:

@@ -49,6 +49,7 @@ async def test_one_missing_channel_keeps_the_whole_submit_out(wal):
     assert await wal.latest_id("a") is None
 
 
+@pytest.mark.slow
 async def test_describe_tells_policy_and_ids(wal):
     policy = ChannelPolicy(retention_s=None, max_message_bytes=10)
     await wal.create_channel("a", policy)

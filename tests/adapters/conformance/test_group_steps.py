@@ -162,6 +162,7 @@ async def test_processing_ends_when_the_member_leaves_while_a_handler_works(wal,
         await processing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", list(Semantics))
 async def test_outputs_equal_the_model_whatever_fails_and_is_cancelled(backend, helpers, seed, semantics):
     wal = await backend.wal()

@@ -78,6 +78,7 @@ def test_groups_are_declared(wal):
     assert wal.capabilities.atomic_commits
 
 
+@pytest.mark.slow
 async def test_each_group_gets_everything_in_order(wal):
     await create(wal, "a")
     members = [await wal.join(f"group-{n}", ["a"]) for n in range(11)]
@@ -489,6 +490,7 @@ async def test_with_reset_to_it_goes_on_by_itself(backend, helpers, reset_to):
     assert delivered.entries[0].id == (left if reset_to is From.EARLIEST else new)[0]
 
 
+@pytest.mark.slow
 async def test_a_member_that_blocks_the_loop_stays(wal):
     await create(wal, "a")
     ids = await fill(wal, "a", 2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.schema import CollectionSchema, Field
 
@@ -11,6 +13,7 @@ SCHEMA = CollectionSchema("c", (Field("id", "int64"), Field("x", "int64")), "id"
 ROWS = 200
 
 
+@pytest.mark.slow
 async def test_a_node_writes_reads_and_comes_back(backend, tmp_path):
     for life in range(2):
         wal = await backend.wal()

@@ -156,6 +156,7 @@ async def test_an_ephemeral_channel_forgets_its_oldest_and_slow_readers_go_on_th
     await reader.aclose()
 
 
+@pytest.mark.slow
 async def test_many_readers_and_writers_miss_no_wakeup(wal, helpers):
     await wal.create_channel("a", PLAIN)
     readers = [asyncio.create_task(helpers.take(wal, "a", From.EARLIEST, 400)) for _ in range(4)]

@@ -42,6 +42,7 @@ def tell(what, **figures):
     print(what, ", ".join(f"{name} {value}" for name, value in figures.items()))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600 + 60 * KILLS)
 async def test_leaders_killed_one_after_another_lose_and_double_nothing(kafka3, opening, caplog):
     metrics = Metrics("test")
@@ -132,6 +133,7 @@ async def test_a_stopped_leader_is_passed_over_and_harmless_when_it_is_back(kafk
     )
 
 
+@pytest.mark.long
 async def test_too_few_copies_is_told_in_time_and_leaves_nothing(kafka3, opening, helpers):
     wal = await opening(kafka3, min_insync_replicas=3, delivery_timeout_s=2)
     await wal.create_channel("a", PLAIN)

@@ -33,6 +33,7 @@ async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, o
     await producers.check(await opening(kafka))
 
 
+@pytest.mark.long
 async def test_a_paused_broker_is_an_unknown_outcome_in_time_and_all_goes_on(kafka, opening, helpers):
     await opening(kafka)  # with patience: the broker may still come back from what an earlier test did to it
     wal = await opening(kafka, **SOON)

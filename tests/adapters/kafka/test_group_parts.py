@@ -36,6 +36,7 @@ def id_at(of, offset):
     return of.prefix + offset.to_bytes(8, "big")
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**16), st.integers(0, 2**62), st.sets(st.integers(1, 300), max_size=200))
 def test_a_position_is_read_as_it_was_written(number, offset, gaps):
     of = channel(number)
@@ -83,11 +84,13 @@ members = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(members)
 def test_metadata_is_read_as_it_was_written(metadata):
     assert MemberMetadata.decode(metadata.encode()) == metadata
 
 
+@pytest.mark.slow
 @given(names, st.data())
 def test_an_assignment_is_read_as_it_was_written(topics, data):
     some = st.frozensets(st.sampled_from(topics)) if topics else st.just(frozenset())
@@ -105,6 +108,7 @@ def metadata(name, *channels, held=(), start=From.EARLIEST, known_to=100):
     return MemberMetadata(name, channels, start, known_to, (), frozenset(f"log.{c}.{c[1:]}" for c in held), 0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=4))
 def test_channels_are_reassigned_one_after_the_other_and_end_evenly_distributed(helds):
     """From any distribution: no member gets a channel that another one has, and soon all have equally many."""

@@ -108,6 +108,7 @@ async def check(port: int, settings: dict[str, Any], prefix: str, **options: Any
     await wal.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 async def test_a_password_opens_and_a_wrong_one_is_refused(guarded: Guarded, mechanism: str):
     await check(guarded.sasl, password_settings(guarded, mechanism), mechanism)

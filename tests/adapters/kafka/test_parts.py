@@ -37,6 +37,7 @@ EVERY_ERROR = [
 ]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**64 - 1))
 def test_a_timestamp_comes_back_and_the_native_one_is_never_below_it(timestamp):
     ((native_ms, key, value, headers),) = to_rows([timestamp], [b"x"], NOW_MS)
@@ -52,6 +53,7 @@ def test_a_fresh_whole_timestamp_needs_no_header_and_a_foreign_record_has_the_na
     assert from_native(-1, []) == 0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63))
 def test_ids_sort_by_incarnation_and_offset(incarnation, offset, other_incarnation, other_offset):
     id = prefix(incarnation) + offset.to_bytes(8, "big")
@@ -287,6 +289,7 @@ async def test_what_is_left_of_a_submit_that_failed_is_not_sent():
     assert rig.sender.batches == [[b"refused"], [b"other"]]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, 300) | st.just(b"refused"), min_size=1, max_size=6), min_size=1, max_size=8),
     st.integers(1, 1000),

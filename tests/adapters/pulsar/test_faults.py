@@ -55,6 +55,7 @@ async def everything(wal, channel):
     return entries
 
 
+@pytest.mark.long
 async def test_a_kill_during_appends_loses_nothing_and_doubles_nothing(open_wal, pulsar, helpers):
     wal, reading = await open_wal(), await open_wal()
     await wal.create_channel("a", PLAIN)

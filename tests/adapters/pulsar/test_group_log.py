@@ -191,6 +191,7 @@ async def test_what_may_lie_in_a_log_that_was_dropped_is_not_called_refused(star
     assert caught.value.fields.get("outcome_unknown", False) is unknown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_all_see_the_same_while_snapshots_are_stored_and_processes_come_and_go(start, monkeypatch, seed):
     monkeypatch.setattr(group_log, "RECORDS_PER_SNAPSHOT", 15)

@@ -120,6 +120,7 @@ class Script:
                 return CommitOutputs(member, [Ack(channel, number, upto, ids)], b"batch", "publisher", [], {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_every_process_that_reads_the_records_has_the_same_state(seed):
     script, whole = Script(seed), new_state()

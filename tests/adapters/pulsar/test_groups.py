@@ -118,6 +118,7 @@ async def test_a_stopped_process_loses_its_channels_and_its_late_acknowledgement
     await member.acknowledge(delivered)
 
 
+@pytest.mark.long
 async def test_a_process_that_computes_keeps_its_channels(open_wal, start):
     wal = await open_wal()
     await create(wal, "c0")

@@ -112,6 +112,7 @@ def test_a_refusal_behind_an_unanswered_attempt_is_not_certain():
     assert caught.value.outcome_unknown
 
 
+@pytest.mark.slow
 def test_a_channel_is_made_once_its_duplicates_are_removed():
     """The broker answers before a policy is in effect, and stores twice until then what is sent again."""
     off, on = {"deduplicationStatus": "Disabled"}, {"deduplicationStatus": "Enabled"}

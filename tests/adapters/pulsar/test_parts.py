@@ -35,6 +35,7 @@ place = st.builds(MessagePlace, number, number, st.integers(0, 2**20))
 channel_name = st.text("abP-_.~09partion", min_size=1, max_size=30).filter(lambda name: "~" not in name)
 
 
+@pytest.mark.slow
 @given(place, place)
 def test_ids_sort_like_places_and_come_back(one, other):
     assert (encode(one) < encode(other)) == (one < other)
@@ -42,12 +43,14 @@ def test_ids_sort_like_places_and_come_back(one, other):
     assert decode(encode(one)[:-1]) is None
 
 
+@pytest.mark.slow
 @given(channel_name, channel_name)
 def test_no_two_channels_share_a_topic(one, other):
     assert channel_of(Topic(one).name) == one
     assert (Topic(one).name == Topic(other).name) == (one == other)
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         ChannelPolicy,

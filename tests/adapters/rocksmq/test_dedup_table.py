@@ -84,6 +84,7 @@ async def test_a_number_that_is_on_its_way_is_waited_for(open_rocksmq):
     assert await read_all(store) == [b"1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("roll", [False, True], ids=["same segment", "from a snapshot"])
 async def test_the_next_incarnation_knows_what_was_appended(open_rocksmq, helpers, roll):
     store = await open_rocksmq()
@@ -169,6 +170,7 @@ async def test_numbered_appends_are_durable_when_answered_whatever_the_channel_a
     assert await send(store, 1, [Append("a", b"1")]) == first
 
 
+@pytest.mark.slow
 async def test_nothing_acknowledged_is_lost_or_doubled_over_losses_of_power(open_rocksmq, rng, seed):
     """Three clients send again, after each loss of power, what was not answered."""
     disk = FaultyDisk(seed)
@@ -322,6 +324,7 @@ async def test_several_fail_together_and_their_outcome_stays_unknown(open_rocksm
     assert all(answer.outcome_unknown for answer in answers)
 
 
+@pytest.mark.slow
 async def test_several_at_once_are_neither_lost_nor_doubled_over_losses_of_power(open_rocksmq, rng, seed):
     """After each loss of power what was not answered is sent again, together with other appends."""
     disk = FaultyDisk(seed)
@@ -442,6 +445,7 @@ async def test_what_this_incarnation_keeps_of_all_clients_is_bounded(open_rocksm
 STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60)
 
 
+@pytest.mark.slow
 @given(STEPS)
 def test_a_table_is_what_its_records_say_also_through_a_snapshot(steps):
     table, restored = ChannelTable(), ChannelTable()

@@ -73,6 +73,7 @@ def owner_of(directory: str) -> int:
     return int(Path(directory, "LOCK").read_text())
 
 
+@pytest.mark.slow
 async def test_one_of_several_takes_the_log_over_when_its_owner_is_killed(opening, owner_process, directory):
     wals = [await opening() for _ in range(3)]
     await wals[0].create_channel("a", PLAIN)
@@ -85,12 +86,14 @@ async def test_one_of_several_takes_the_log_over_when_its_owner_is_killed(openin
     assert await read_all(wals[0]) == [b"before"] * 3 + [b"after"] * 3
 
 
+@pytest.mark.slow
 async def test_an_idle_process_takes_the_log_over_too(opening, owner_process, helpers):
     wal = await opening()
     owner_process.kill()
     await helpers.until(lambda: wal.store)
 
 
+@pytest.mark.slow
 async def test_appends_in_flight_at_a_kill_are_there_once_and_in_order(opening, owner_process):
     wals = [await opening() for _ in range(2)]
     await wals[0].create_channel("a", PLAIN)
@@ -134,6 +137,7 @@ async def test_what_was_durable_when_its_answer_was_lost_is_recognised_by_the_ne
     assert await wal.append("e", b"new incarnation") > second
 
 
+@pytest.mark.slow
 async def test_readers_go_on_over_owners_without_gap_or_repetition(opening, helpers):
     owners = [await opening() for _ in range(5)]
     watcher = await opening(own=False)
@@ -162,6 +166,7 @@ async def test_readers_go_on_over_owners_without_gap_or_repetition(opening, help
     await asyncio.gather(reading, followed)
 
 
+@pytest.mark.slow
 async def test_more_readers_and_requests_than_may_wait_at_the_owner_take_turns(opening, helpers):
     await opening()
     wal = await opening()
@@ -188,6 +193,7 @@ async def test_a_process_that_may_not_own_waits_for_an_owner_and_never_is_one(op
     assert wal.store is None
 
 
+@pytest.mark.slow
 async def test_a_process_that_only_reads_goes_on_over_owners_and_never_is_one(opening, directory, helpers):
     with pytest.raises(ConfigError):
         await opening(own=True, read_only=True)
@@ -227,6 +233,7 @@ async def test_only_one_process_may_require_ownership(opening):
         await open_wal("rocksmq://127.0.0.1:9?token_file=/none", own=True)
 
 
+@pytest.mark.slow
 async def test_where_no_owner_answers_everything_says_so_in_time_and_later_calls_try_again(opening):
     with pytest.raises(Unavailable):
         await opening(own=False, failover_s=0.05)
@@ -259,6 +266,7 @@ def stopped(pid: int) -> bool:
     )
 
 
+@pytest.mark.slow
 async def test_an_owner_that_is_stopped_ends_everything_with_an_error_in_time(
     opening, owner_process, monkeypatch, helpers
 ):
@@ -331,6 +339,7 @@ async def test_a_port_serves_processes_with_the_secret_and_the_next_owner_may_ta
     await wal.close()
 
 
+@pytest.mark.slow
 async def test_a_group_member_goes_on_with_the_next_owner(opening, owner_process, helpers):
     wals = [await opening() for _ in range(2)]
     for name in ("in", "out"):

@@ -50,6 +50,7 @@ async def read_all(store, helpers, channel="a"):
     return entries
 
 
+@pytest.mark.slow
 async def test_what_was_acknowledged_survives_every_loss_of_power(open_rocksmq, disk, rng, helpers):
     acknowledged: dict[bytes, bytes] = {}
     submitted: set[bytes] = set()
@@ -82,6 +83,7 @@ async def test_what_was_acknowledged_survives_every_loss_of_power(open_rocksmq, 
     assert acknowledged
 
 
+@pytest.mark.slow
 async def test_an_acknowledged_batch_over_channels_is_whole_or_absent(open_rocksmq, rng, disk, helpers):
     for incarnation in range(8):
         store = await open_rocksmq(disk=disk, segment_bytes=SMALL)
@@ -379,6 +381,7 @@ async def test_short_writes_everywhere(open_rocksmq, disk, helpers, limit):
     assert helpers.payloads(await read_all(store, helpers)) == sent
 
 
+@pytest.mark.slow
 async def test_space_that_comes_back_is_noticed_without_a_restart(open_rocksmq, disk, helpers):
     store = await ready(open_rocksmq, disk, helpers, free_space_bytes=1000)
     disk.free = 0

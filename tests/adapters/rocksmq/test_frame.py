@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def content(frame):
     return found
 
 
+@pytest.mark.slow
 @given(st.lists(rows, max_size=5))
 def test_frames_come_back_as_they_were(frames):
     with write(frames)[0] as file:
@@ -51,6 +53,7 @@ def test_frames_come_back_as_they_were(frames):
         assert scanner.found is FrameFault.NOTHING
 
 
+@pytest.mark.slow
 @given(rows, st.data())
 def test_another_use_of_the_file_never_passes(entries, data):
     with write([entries])[0] as file:
@@ -59,6 +62,7 @@ def test_another_use_of_the_file_never_passes(entries, data):
         assert Scanner(RealDisk(), file.fileno(), 8, 9, 0, END).next() is None
 
 
+@pytest.mark.slow
 @given(rows, rows, st.data())
 def test_a_flipped_bit_is_noticed_and_the_frame_behind_it_is_found(first, second, data):
     file, sizes = write([first, second])

@@ -271,6 +271,7 @@ def threads_of(remote):
 GOOD_ACK = ["a", 1, None, []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [

@@ -356,6 +356,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(steps, max_size=30))
 def test_a_snapshot_says_all_that_the_records_said(bodies):
     table = ChannelTable()
@@ -364,6 +365,7 @@ def test_a_snapshot_says_all_that_the_records_said(bodies):
         assert snapshot_of(restored(table)) == snapshot_of(table)
 
 
+@pytest.mark.slow
 @given(st.lists(steps, max_size=30))
 def test_a_position_that_a_reader_got_does_not_change(bodies):
     table, seen = ChannelTable(), []
@@ -382,6 +384,7 @@ def test_runs_tell_their_ids(chosen):
     assert len(runs) == 2 * len([number for number in chosen if number - 1 not in chosen])
 
 
+@pytest.mark.slow
 def test_ten_thousand_channels_have_a_small_snapshot():
     table = ChannelTable()
     for number in range(1, 10_001):

@@ -136,6 +136,7 @@ def frame(head: bytes, rows: bytes = b"", payloads: bytes = b"") -> bytes:
     return HEADER.pack(len(head), len(rows) // ROW.size, len(payloads)) + head + rows + payloads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "error"),
     [
@@ -207,6 +208,7 @@ def row(channel: int, length: int) -> bytes:
     return ROW.pack(channel, length, bytes(8), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_frame",
     [
@@ -275,6 +277,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_whatever_is_asked_is_answered(store, serve, peers):
     """Random messages as requests: each gets one answer, a result or a typed error, and the connection stays open."""
     server = serve()
@@ -358,6 +361,7 @@ async def test_a_client_that_waits_for_an_answer_is_not_idle(store, serve, peers
     assert (await waiting.answer())[0] == 5
 
 
+@pytest.mark.slow
 async def test_answers_that_a_client_does_not_take_stay_bounded_and_end_the_connection(store, serve):
     for _ in range(8):
         await store.append("a", bytes(1024 * 1024))

@@ -109,6 +109,7 @@ def files(directory: Path) -> list[Path]:
     return sorted(path for path in (directory / "index").iterdir() if not path.name.startswith(skipped))
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     which=st.integers(0, 1 << 16),
@@ -146,6 +147,7 @@ def test_whatever_becomes_of_an_index_file_every_entry_is_read_once(made, tmp_pa
     shutil.rmtree(directory.parent)
 
 
+@pytest.mark.slow
 def test_an_index_that_lacks_entries_is_found_out(made, tmp_path, caplog):
     """Its checksums are right, as when RocksDB opens with an older list of its files."""
     directory, written = made.copy(tmp_path / "log"), made.written
@@ -182,6 +184,7 @@ def test_an_index_that_lacks_entries_is_found_out(made, tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["_entry_at", "_write"])
 async def test_an_index_that_fails_in_operation_stops_neither_readers_nor_appends(
     made, tmp_path, monkeypatch, caplog, broken
@@ -211,6 +214,7 @@ async def test_an_index_that_fails_in_operation_stops_neither_readers_nor_append
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_log_opens_where_no_index_can_be_made(made, tmp_path, monkeypatch, caplog):
     """As on a full disk on which the index of the incarnation before was lost."""
     directory, written = made.copy(tmp_path / "log"), made.written
@@ -236,6 +240,7 @@ async def test_a_log_opens_where_no_index_can_be_made(made, tmp_path, monkeypatc
     await store.close()
 
 
+@pytest.mark.slow
 async def test_readers_get_what_lies_before_damage(made, tmp_path, helpers):
     """Also where the damage is met in the middle of a piece."""
     directory, written = made.copy(tmp_path / "log"), made.written

@@ -57,6 +57,7 @@ async def test_another_programs_directory_is_left_alone(tmp_path):
         await RocksMQ.open(str(tmp_path))
 
 
+@pytest.mark.slow
 async def test_a_fresh_directory_is_small_and_no_file_stays_open(tmp_path, helpers):
     uvloop.new_event_loop().close()  # a process's first one opens a pipe for good
     before = len(os.listdir("/proc/self/fd"))
@@ -117,6 +118,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_kill_9_loses_nothing_acknowledged_and_ids_only_grow(open_rocksmq, tmp_path, helpers, rng: random.Random):
     acknowledged: dict[bytes, bytes] = {}
     for incarnation in range(4):

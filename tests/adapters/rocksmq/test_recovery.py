@@ -118,6 +118,7 @@ def test_a_last_frame_torn_at_any_byte_is_cut_and_reported(journal, tmp_path, ho
             assert recovered.report.cut_offset == offset, written
 
 
+@pytest.mark.slow
 def test_a_torn_frame_that_the_index_knew_to_be_durable_is_corruption(journal, tmp_path):
     offset, used, _ = journal.frames()[-1]
     for written in range(0, used - offset, 7):
@@ -250,6 +251,7 @@ row = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(st.lists(row, min_size=1, max_size=8), max_size=3))
 def test_recovery_counts_what_the_writer_counted(tmp_path_factory, frames):

@@ -31,6 +31,7 @@ async def fill(store, channel, kilobytes, start=0):
     return [await store.append(channel, bytes([i % 256]) * 1024) for i in range(start, start + kilobytes)]
 
 
+@pytest.mark.slow
 async def test_by_time(open_rocksmq, clock, helpers):
     store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy(retention_s=DAY_S))
@@ -64,6 +65,7 @@ async def test_by_time(open_rocksmq, clock, helpers):
     assert await store.append("a", b"on") > young[-1]
 
 
+@pytest.mark.slow
 async def test_by_size(open_rocksmq):
     store = await open_rocksmq(segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy(retention_s=None, retention_bytes=100 * 1024))
@@ -89,6 +91,7 @@ async def test_one_channel_that_keeps_everything_keeps_its_segments(open_rocksmq
     assert record < snapshot == (await store.describe("catalog")).first_id
 
 
+@pytest.mark.slow
 async def test_dropping_gives_the_space_back_and_files_are_used_again(open_rocksmq, tmp_path):
     store = await open_rocksmq(segment_bytes=SMALL, spare_segments=2)
     sizes = []
@@ -119,6 +122,7 @@ async def test_a_hold_survives_a_restart(open_rocksmq, clock, helpers):
 DAY_MS = int(DAY_S * 1000)
 
 
+@pytest.mark.slow
 async def test_a_wall_clock_that_is_wrong_for_a_moment_makes_nothing_old(open_rocksmq, clock, rng):
     """Whatever it shows, also while segments are filled and when the log is opened, once it was right at first."""
     store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
@@ -146,6 +150,7 @@ async def test_a_wall_clock_that_is_wrong_for_a_moment_makes_nothing_old(open_ro
     assert (await (await open_rocksmq(clock=clock, segment_bytes=SMALL)).describe("a")).first_id == ids[0]
 
 
+@pytest.mark.slow
 async def test_time_that_passed_while_the_log_was_closed_counts_once_it_has_lasted(open_rocksmq, clock):
     store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy(retention_s=DAY_S))
@@ -162,6 +167,7 @@ async def test_time_that_passed_while_the_log_was_closed_counts_once_it_has_last
     assert old[100] < first <= young[0]  # none of those that are an hour old
 
 
+@pytest.mark.slow
 async def test_a_wall_clock_that_was_set_back_for_good_keeps_nothing_for_ever(open_rocksmq, clock):
     store = await open_rocksmq(clock=clock, segment_bytes=SMALL)
     await store.create_channel("a", ChannelPolicy(retention_s=DAY_S))
@@ -178,6 +184,7 @@ async def test_a_wall_clock_that_was_set_back_for_good_keeps_nothing_for_ever(op
     assert store._segments.first_epoch > gone
 
 
+@pytest.mark.slow
 async def test_a_reader_that_retention_overtakes_gets_an_error(open_rocksmq, clock, helpers):
     store = await open_rocksmq(clock=clock, segment_bytes=SMALL, tail_bytes=1)
     await store.create_channel("a", ChannelPolicy(retention_s=1.0))
@@ -191,6 +198,7 @@ async def test_a_reader_that_retention_overtakes_gets_an_error(open_rocksmq, clo
         await asyncio.wait_for(helpers.drain(reader, []), 60)
 
 
+@pytest.mark.slow
 async def test_payloads_in_hand_outlive_the_segment_they_came_from(open_rocksmq, clock, helpers):
     store = await open_rocksmq(clock=clock, segment_bytes=SMALL, tail_bytes=1)
     await store.create_channel("a", ChannelPolicy(retention_s=1.0))
@@ -240,6 +248,7 @@ def segments(store):
     return len(store._segments.epochs)
 
 
+@pytest.mark.slow
 async def test_what_every_group_has_acknowledged_goes(open_rocksmq):
     store = await open_rocksmq(segment_bytes=SMALL, tail_bytes=1)
     await store.create_channel("a", UNTIL_ACKED)
@@ -285,6 +294,7 @@ async def test_without_any_rule_nothing_goes(open_rocksmq, clock):
     assert removed(store) == 0
 
 
+@pytest.mark.slow
 async def test_a_queue_gives_space_back_while_other_channels_live_on(open_rocksmq, tmp_path):
     store = await open_rocksmq(segment_bytes=SMALL)
     await store.create_channel("jobs", QUEUE)
@@ -314,6 +324,7 @@ async def test_readers_begin_behind_what_a_queue_has_done(open_rocksmq, helpers)
     assert (await store.describe("jobs")).first_id == ids[3]
 
 
+@pytest.mark.slow
 async def test_a_dead_group_is_cut_off_counted_and_named(open_rocksmq, clock, caplog):
     """B12: the slowest group rules until the cap, and not beyond."""
     metrics = Metrics()
@@ -422,6 +433,7 @@ def may_go(entry, channel, younger_bytes, age_s):
     )
 
 
+@pytest.mark.slow
 @given(journals())
 def test_a_segment_goes_when_every_entry_in_it_may(journal):
     filled, channels = journal

@@ -41,6 +41,7 @@ record = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(record, max_size=60))
 def test_what_a_snapshot_takes_is_counted(steps):
     table = ChannelTable()

@@ -71,6 +71,7 @@ def appended(connection: OwnerConnection, number: int, *entries: Append) -> asyn
 # ---- the blocking client ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_second_process_reads_what_the_first_wrote(store, directory):
     await store.create_channel("a", PLAIN)
     ids = await store.append_many([Append("a", bytes(i * 5_000), i) for i in range(40)])
@@ -124,6 +125,7 @@ async def test_the_blocking_client_rides_over_a_change_of_owner(open_rocksmq, di
     client.close()
 
 
+@pytest.mark.slow
 async def test_a_large_history_is_read_in_large_answers(store, directory):
     await store.create_channel("a", PLAIN)
     for _ in range(12):
@@ -307,6 +309,7 @@ async def test_waiting_requests_wake_and_others_pass_them(store, connection, hel
     assert [entry.id for entry in entries] == [id]
 
 
+@pytest.mark.slow
 async def test_a_reader_that_stops_waiting_leaves_nothing_at_the_owner(store, directory, helpers):
     """More often than the owner lets requests of one process wait."""
     await store.create_channel("a", PLAIN)

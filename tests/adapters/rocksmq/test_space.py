@@ -65,6 +65,7 @@ async def test_under_the_watermark_the_systems_own_entries_are_taken_alone(open_
     assert await everything(store, helpers) == [b"tick"]
 
 
+@pytest.mark.slow
 async def test_on_a_full_disk_control_goes_on_from_the_reserve_and_data_comes_back(open_rocksmq, disk, helpers):
     store, count = await full(open_rocksmq, disk, helpers, free_space_bytes=0)
     assert count > 10
@@ -93,6 +94,7 @@ async def test_on_a_full_disk_control_goes_on_from_the_reserve_and_data_comes_ba
     assert await everything(store, helpers) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 async def test_a_reserve_that_cannot_be_made_is_reported_as_what_it_is(open_rocksmq, disk, helpers, caplog, error):
     disk.fail("rename", error, times=1000, name=f"{os.sep}reserve")
@@ -134,6 +136,7 @@ async def test_what_shares_a_commit_with_data_is_not_refused_with_it(open_rocksm
     assert await everything(store, helpers) == [KIB_5] * count + [bytes(400)] * 4 * rounds
 
 
+@pytest.mark.slow
 async def test_acknowledgements_and_drops_go_on_when_no_segment_can_be_made(open_rocksmq, disk, helpers):
     store, _ = await full(open_rocksmq, disk, helpers, free_space_bytes=0)
     member = await store.join("group", ["a"])
@@ -146,6 +149,7 @@ async def test_acknowledgements_and_drops_go_on_when_no_segment_can_be_made(open
     await store.append("b", b"data")
 
 
+@pytest.mark.slow
 async def test_the_reserve_survives_loss_of_power_at_any_moment(open_rocksmq, disk, helpers, rng):
     sent = 0
     for _ in range(12):

@@ -79,6 +79,7 @@ async def test_a_caller_whose_channel_was_dropped_creates_it_again(store, direct
     await shared.close()
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_gone_takes_no_channel_with_it_that_it_was_refused(store, directory, helpers):
     await store.create_channel("data", ChannelPolicy())
     await store.append("data", b"acknowledged")

@@ -207,6 +207,7 @@ async def test_closing_ends_what_a_loop_that_has_ended_began(open_rocksmq, disk,
     assert await payloads(store, helpers, 1) == [b"x"]
 
 
+@pytest.mark.slow
 async def test_two_loops_commit_in_turn(store, helpers):
     count = 300
 

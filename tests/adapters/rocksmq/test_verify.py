@@ -55,6 +55,7 @@ def segments(log: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_a_healthy_log_is_intact_and_unchanged(log):
     before = fingerprint(log)
     reports = scrub(log)
@@ -90,6 +91,7 @@ def test_a_flipped_bit_anywhere_is_found_in_its_place(log, segments, rng: random
         flip(path, position, bit)
 
 
+@pytest.mark.slow
 def test_lost_frames_are_counted(log, segments):
     report = scrub(log)[1]
     flip(segments[1], report.end // 2)
@@ -99,12 +101,14 @@ def test_lost_frames_are_counted(log, segments):
     assert damaged.frames == report.frames - 1
 
 
+@pytest.mark.slow
 def test_a_missing_segment_is_reported(log, segments):
     segments[2].unlink()
     findings = [finding.what for report in scrub(log) for finding in report.findings]
     assert any("missing before it" in what for what in findings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [3, 9, 17, 25, 33, 41])
 def test_a_damaged_header_is_reported_and_its_frames_are_read(log, segments, position):
     before = scrub(log)[1]
@@ -113,6 +117,7 @@ def test_a_damaged_header_is_reported_and_its_frames_are_read(log, segments, pos
     assert (report.state, report.frames, report.findings[0].offset) == ("damaged", before.frames, 0)
 
 
+@pytest.mark.slow
 def test_a_header_of_zeros_leaves_nothing_to_check(log, segments):
     with segments[1].open("r+b") as file:
         file.write(bytes(HEADER_BYTES))
@@ -127,6 +132,7 @@ def test_a_file_cut_short_is_damage(log, segments):
     assert scrub(log)[1].state == "damaged"
 
 
+@pytest.mark.slow
 def test_a_torn_last_frame_is_no_damage_unless_the_index_knew_it_durable(log, segments):
     report = scrub(log)[-2]
     flip(segments[-2], report.end - 100)
@@ -135,6 +141,7 @@ def test_a_torn_last_frame_is_no_damage_unless_the_index_knew_it_durable(log, se
     assert scrub(log)[-2].state == "torn"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["elsewhere", "lost", "astray", "summary"])
 def test_an_index_that_disagrees_is_damage(log, wrong):
     index = Index(str(log / "index"))
@@ -154,6 +161,7 @@ def test_an_index_that_disagrees_is_damage(log, wrong):
     assert "damaged" in {report.state for report in scrub(log)}
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be_opened_is_damage_and_the_journal_is_read(log):
     intact = scrub(log)
     for path in (log / "index").iterdir():
@@ -196,6 +204,7 @@ async def test_an_owned_log_is_read_while_it_is_written(open_rocksmq, tmp_path, 
     await store.append("a", b"undisturbed")
 
 
+@pytest.mark.slow
 async def test_no_process_opens_a_log_that_is_being_verified(open_rocksmq, log):
     with locked(str(log)) as unowned:
         assert unowned

@@ -73,6 +73,7 @@ async def write_one_more(directory: Path) -> None:
         await client.apply(flights.COLLECTION, events.slice(0, 1).to_batches()[0])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rows_of_somebody_else_are_noticed(demo: Callable[..., Any], tmp_path: Path):
     assert demo(1000).status == 0
@@ -199,6 +200,7 @@ def test_ctrl_c_drains_and_leaves_a_directory_that_resumes(
     assert ended.status == 0, ended.out + ended.err
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_agrees_and_goes_on_from_its_checkpoint(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
     """In processes of their own: one Python process has one Spark, with one set of settings, for its whole life."""

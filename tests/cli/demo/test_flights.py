@@ -14,6 +14,7 @@ from tidewal.cli.demo import flights
 from tidewal.runtime.errors import InvalidRequest
 
 
+@pytest.mark.slow
 def test_all_flights_make_the_documented_number_of_events(every_event: pa.Table) -> None:
     assert every_event.num_rows == 1_001_615
     assert _counts(every_event["status"]) == {
@@ -25,11 +26,13 @@ def test_all_flights_make_the_documented_number_of_events(every_event: pa.Table)
     assert _counts(every_event["_op"]) == {"insert": 336_776, "upsert": 656_584, "delete": 8_255}
 
 
+@pytest.mark.slow
 def test_the_key_is_unique(every_event: pa.Table) -> None:
     scheduled = every_event.filter(pc.equal(every_event["status"], "scheduled"))
     assert pc.count_distinct(scheduled["id"]).as_py() == scheduled.num_rows == 336_776
 
 
+@pytest.mark.slow
 def test_events_stand_in_order_of_time_then_key_then_stage(every_event: pa.Table) -> None:
     times = every_event["event_time"].cast(pa.int64()).to_numpy()
     assert (np.diff(times) >= 0).all()
@@ -41,6 +44,7 @@ def test_events_stand_in_order_of_time_then_key_then_stage(every_event: pa.Table
     assert all((keys[row], stages[row]) < (keys[row + 1], stages[row + 1]) for row in ties)
 
 
+@pytest.mark.slow
 def test_the_schema_is_kept_and_nothing_but_the_nullable_is_null(every_event: pa.Table) -> None:
     assert every_event.column_names == [*(name for name, _, _ in flights.SCHEMA), "_op"]
     for name, _, nullable in flights.SCHEMA:
@@ -90,6 +94,7 @@ def test_diverted_flights_arrive_by_the_clock_of_their_destination(every_event: 
     assert first[2]["event_time"] - first[1]["event_time"] == timedelta(hours=5, minutes=9)
 
 
+@pytest.mark.slow
 def test_a_limit_keeps_the_earliest_events(loaded: pa.Table, every_event: pa.Table) -> None:
     for limit in (0, 1, 1000, 12_345):
         assert flights.events(loaded, limit).equals(every_event.slice(0, limit))

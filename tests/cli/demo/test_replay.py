@@ -89,6 +89,7 @@ async def test_other_errors_pass_through():
     assert client.inside == 0
 
 
+@pytest.mark.slow
 def test_batches_of_the_demo_keep_the_order(every_event: Any):
     few = every_event.slice(0, 2500)
     cut = list(flights.batches(few))

@@ -84,6 +84,7 @@ async def test_closing_fails_the_senders_that_wait():
 Step = st.sampled_from(["put", "wait", "take", "cancel"])
 
 
+@pytest.mark.slow
 @given(steps=st.lists(Step, max_size=60), limit=st.integers(1, 4))
 def test_against_a_model(steps, limit):
     """The queue holds at most `limit`; what was taken is what was admitted, in the order of arrival."""
