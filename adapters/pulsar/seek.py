@@ -16,6 +16,10 @@ from .topics import TopicContents
 
 ONE_MESSAGE = 1  # prefetched where only one message is needed
 WINDOW_ENTRIES = 16
+# How many late entries of a superseded owner, in a row, `find_time` looks behind: what such an owner had sent or queued
+# when it was stopped. Fewer where entries are large, so that a search reads `LATE_BYTES` or so at most.
+LATE_ENTRIES = 4096
+LATE_BYTES = 16 * 1024 * 1024
 
 
 class SeekSource(Protocol):
@@ -118,8 +122,9 @@ def _before_ledger(source: SeekSource, channel: str, contents: TopicContents, id
 def find_time(source: SeekSource, channel: str, contents: TopicContents, timestamp: int) -> MessagePlace | None:
     """The first message whose timestamp is ≥ `timestamp`, None when there is none.
 
-    By bisection over the entries: timestamps ascend in a channel, as its owner writes them. Late entries of a
-    superseded owner do no harm, since each step reads `WINDOW_ENTRIES` together.
+    By bisection over the entries: timestamps ascend in a channel, as its owner writes them, but for late entries of a
+    superseded owner. These have lower timestamps than what lies before them, so a step that reads nothing else goes too
+    far; therefore the entries before the place that was found are read, too (`LATE_ENTRIES`).
     """
     first = contents.first
     if first is None:
@@ -139,7 +144,8 @@ def find_time(source: SeekSource, channel: str, contents: TopicContents, timesta
             low = middle
         else:
             high = middle - 1
-    return _scan(source, channel, max(_entry_at(entries, low), first).just_before, timestamp)
+    late = min(LATE_ENTRIES, LATE_BYTES // max(contents.entry_bytes, 1))
+    return _scan(source, channel, max(_entry_at(entries, max(low - late, 0)), first).just_before, timestamp)
 
 
 def _entry_at(entries: list[tuple[int, int, int]], number: int) -> MessagePlace:

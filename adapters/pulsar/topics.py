@@ -122,6 +122,7 @@ class TopicContents:
     incarnation: str = ""  # "" when it was not recorded
     queue_of: str = ""  # the group to which this queue is bound
     first_ledger: int | None = None  # of the channel; None when it was not recorded
+    entry_bytes: int = 0  # of a stored entry, on average
 
     @property
     def stored_from(self) -> MessagePlace | None:
@@ -185,6 +186,7 @@ def contents_of(topic: Topic, stats: Mapping[str, object]) -> TopicContents:
         incarnation=properties.get(INCARNATION_PROPERTY, ""),
         queue_of=properties.get(QUEUE_PROPERTY, ""),
         first_ledger=int(properties[LEDGER_PROPERTY]) if LEDGER_PROPERTY in properties else None,
+        entry_bytes=cast(int, stats["totalSize"]) // max(cast(int, stats["numberOfEntries"]), 1),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidewal.adapters.pulsar import seek
 from tidewal.adapters.pulsar.appending import Appender
 from tidewal.adapters.pulsar.failures import send_failure
 from tidewal.adapters.pulsar.ids import MessagePlace, before_ledger, decode, encode
@@ -73,12 +75,14 @@ def test_a_policy_that_makes_no_sense_is_an_error(text):
         decode_policy(text, "a")
 
 
-def contents(ledgers, last, **properties):
+def contents(ledgers, last, size=0, **properties):
     return contents_of(
         Topic("a"),
         {
             "ledgers": [{"ledgerId": ledger, "entries": entries} for ledger, entries in ledgers],
             "lastConfirmedEntry": last,
+            "totalSize": size,
+            "numberOfEntries": sum(entries for _, entries in ledgers),
             "properties": properties,
             "cursors": {"tidewal-hold.x": {"readPosition": "5:2"}, "pulsar.dedup": {"readPosition": "1:0"}},
         },
@@ -129,6 +133,54 @@ class Filling:
 )
 def test_what_lands_while_a_reader_looks_for_its_place_is_behind_that(start):
     assert begin(Filling([(7, 0)], MessagePlace(7, 1)), "a", start) < MessagePlace(7, 0)
+
+
+class Stored:
+    """A channel whose entries, one message each, have these timestamps, in ledgers of 100."""
+
+    def __init__(self, monkeypatch, timestamps, entry_bytes=100):
+        self.places = [MessagePlace(number // 100, number % 100) for number in range(len(timestamps))]
+        ledgers = sorted(Counter(place.ledger for place in self.places).items())
+        last = self.places[-1]
+        self.contents = contents(ledgers, f"{last.ledger}:{last.entry}", size=len(timestamps) * entry_bytes)
+        self.timestamps, self.read = timestamps, 0
+        monkeypatch.setattr(seek, "_messages", self._messages)
+
+    def _messages(self, source, channel, after, queue_messages=None):
+        for place, timestamp in zip(self.places, self.timestamps, strict=True):
+            if place > after:
+                self.read += 1
+                yield place, timestamp
+
+    def at(self, timestamp):
+        return seek.find_time(None, "a", self.contents, timestamp)
+
+    def expected(self, timestamp):
+        found = (place for place, at in zip(self.places, self.timestamps, strict=True) if at >= timestamp)
+        return next(found, None)
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 300)), min_size=1, max_size=4),
+    st.integers(0, 2000),
+)
+def test_a_time_is_found_whatever_a_superseded_owner_wrote_late(owners, timestamp):
+    """Each owner's entries, all later than those before, and then so many late entries of the one before."""
+    timestamps = []
+    for own, late in owners:
+        limit = max(timestamps, default=0)
+        timestamps += [limit + 1 + n for n in range(own)] + [limit] * late
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stored = Stored(monkeypatch, timestamps)
+        for wanted in {timestamp, *timestamps}:
+            assert stored.at(wanted) == stored.expected(wanted)
+
+
+def test_a_search_for_a_time_reads_few_large_entries(monkeypatch):
+    stored = Stored(monkeypatch, list(range(5000)), entry_bytes=1024 * 1024)
+    assert stored.at(4000) == stored.expected(4000)
+    assert stored.read < 20 * 16
 
 
 def test_a_position_in_a_ledger_without_entries_is_the_end_of_those_before():
