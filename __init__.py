@@ -18,50 +18,50 @@ if TYPE_CHECKING:
     from .runtime import errors
     from .runtime.actor import Actor, ActorSystem, Supervision
     from .runtime.clock import HybridClock
-    from .runtime.config import load_settings
+    from .runtime.config.loading import load_settings
+    from .runtime.config.settings import Settings
     from .runtime.errors import TidewalError
-    from .runtime.factory import Factory, open_wal
     from .runtime.groups.processing import Semantics, process
-    from .runtime.messages import MsgPack, Position
-    from .runtime.record import Record, RecordType
-    from .runtime.schema import CollectionSchema, Field
-    from .runtime.settings import Settings
-    from .runtime.stream import MsgStream
-    from .runtime.tt_stream import TtMsgStream
-    from .runtime.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime, Wal
+    from .runtime.log.record import Record, RecordType
+    from .runtime.log.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime, Wal
+    from .runtime.rows.schema import CollectionSchema, Field
+    from .runtime.streams.factory import Factory, open_wal
+    from .runtime.streams.messages import MsgPack, Position
+    from .runtime.streams.stream import MsgStream
+    from .runtime.streams.tt_stream import TtMsgStream
 
 _MODULES = {
     "Actor": ".runtime.actor",
     "ActorSystem": ".runtime.actor",
-    "Append": ".runtime.wal",
-    "ChannelPolicy": ".runtime.wal",
+    "Append": ".runtime.log.wal",
+    "ChannelPolicy": ".runtime.log.wal",
     "Client": ".actors.client",
-    "CollectionSchema": ".runtime.schema",
-    "Delivery": ".runtime.wal",
-    "Durability": ".runtime.wal",
-    "Factory": ".runtime.factory",
-    "Field": ".runtime.schema",
-    "From": ".runtime.wal",
-    "FromId": ".runtime.wal",
-    "FromTime": ".runtime.wal",
+    "CollectionSchema": ".runtime.rows.schema",
+    "Delivery": ".runtime.log.wal",
+    "Durability": ".runtime.log.wal",
+    "Factory": ".runtime.streams.factory",
+    "Field": ".runtime.rows.schema",
+    "From": ".runtime.log.wal",
+    "FromId": ".runtime.log.wal",
+    "FromTime": ".runtime.log.wal",
     "HybridClock": ".runtime.clock",
-    "MsgPack": ".runtime.messages",
-    "MsgStream": ".runtime.stream",
-    "Position": ".runtime.messages",
+    "MsgPack": ".runtime.streams.messages",
+    "MsgStream": ".runtime.streams.stream",
+    "Position": ".runtime.streams.messages",
     "QueryResult": ".actors.client",
-    "Record": ".runtime.record",
-    "RecordType": ".runtime.record",
+    "Record": ".runtime.log.record",
+    "RecordType": ".runtime.log.record",
     "Semantics": ".runtime.groups.processing",
-    "Settings": ".runtime.settings",
+    "Settings": ".runtime.config.settings",
     "Standalone": ".actors.standalone",
     "Supervision": ".runtime.actor",
     "TidewalError": ".runtime.errors",
-    "TtMsgStream": ".runtime.tt_stream",
-    "Wal": ".runtime.wal",
+    "TtMsgStream": ".runtime.streams.tt_stream",
+    "Wal": ".runtime.log.wal",
     "WriteResult": ".actors.client",
     "errors": ".runtime",
-    "load_settings": ".runtime.config",
-    "open_wal": ".runtime.factory",
+    "load_settings": ".runtime.config.loading",
+    "open_wal": ".runtime.streams.factory",
     "process": ".runtime.groups.processing",
     "standalone": ".actors.standalone",
 }

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 import msgpack
 import pyarrow as pa
 
-from ..runtime.catalog import Collection
+from ..runtime.catalog.catalog import Collection
 from ..runtime.errors import (
     CollectionNotFound,
     DeadlineExceeded,
@@ -22,11 +22,12 @@ from ..runtime.errors import (
     TidewalError,
     of_unknown_outcome,
 )
-from ..runtime.names import Names
-from ..runtime.row_codec import encode_rows
-from ..runtime.rpc import Params, Reply, RpcClient
-from ..runtime.schema import CollectionSchema
-from ..runtime.wal import Payload, Wal
+from ..runtime.log.names import Names
+from ..runtime.log.wal import Payload, Wal
+from ..runtime.rows.row_codec import encode_rows
+from ..runtime.rows.schema import CollectionSchema
+from ..runtime.rpc.client import RpcClient
+from ..runtime.rpc.protocol import Params, Reply
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy

@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 from typing_extensions import TypedDict
 
-from ..runtime.catalog import DROPPING, READY, Collection
+from ..runtime.catalog.catalog import DROPPING, READY, Collection
 from ..runtime.errors import (
     BadRecord,
     CorruptLog,
@@ -20,15 +20,15 @@ from ..runtime.errors import (
     PositionLost,
     TidewalError,
 )
-from ..runtime.factory import Factory
-from ..runtime.heartbeats import announcements
-from ..runtime.messages import Position
-from ..runtime.names import pchannel_of
-from ..runtime.record import Record, decode, encode
-from ..runtime.row_codec import decode_rows
-from ..runtime.rpc import Request
-from ..runtime.tt_stream import TtMsgStream
-from ..runtime.wal import Entry, From, FromTime
+from ..runtime.log.heartbeats import announcements
+from ..runtime.log.names import pchannel_of
+from ..runtime.log.record import Record, decode, encode
+from ..runtime.log.wal import Entry, From, FromTime
+from ..runtime.rows.row_codec import decode_rows
+from ..runtime.rpc.server import Request
+from ..runtime.streams.factory import Factory
+from ..runtime.streams.messages import Position
+from ..runtime.streams.tt_stream import TtMsgStream
 from .node import Node
 from .requests import Answer, Method, WireCollection
 from .role import Role

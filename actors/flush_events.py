@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgpack
 
 from ..runtime.errors import BadRecord
-from ..runtime.record import DECODE_ERRORS, Record, RecordType
+from ..runtime.log.record import DECODE_ERRORS, Record, RecordType
 
 VERSION = 1
 

@@ -7,13 +7,13 @@ from typing import cast
 
 from prometheus_client import Counter as CounterHandle
 
-from ..runtime.catalog import Collection
-from ..runtime.channel_reader import ReadCounts
+from ..runtime.catalog.catalog import Collection
 from ..runtime.clock import HybridClock, physical_ms
-from ..runtime.messages import MsgPack
-from ..runtime.metrics import Metrics
-from ..runtime.record import RecordType
-from ..runtime.tt_stream import TtMsgStream
+from ..runtime.log.record import RecordType
+from ..runtime.metrics.metrics import Metrics
+from ..runtime.streams.channel_reader import ReadCounts
+from ..runtime.streams.messages import MsgPack
+from ..runtime.streams.tt_stream import TtMsgStream
 
 
 class ScanMetrics:

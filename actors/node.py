@@ -10,12 +10,12 @@ from typing import Protocol, TypeVar
 import anyio.to_thread
 
 from ..runtime.clock import HybridClock
-from ..runtime.metrics import Metrics
-from ..runtime.names import Names
-from ..runtime.rpc import REQUEST_CHANNEL
-from ..runtime.settings import Settings
-from ..runtime.wal import Wal
-from ..runtime.writer.lease import Lease
+from ..runtime.config.settings import Settings
+from ..runtime.log.names import Names
+from ..runtime.log.wal import Wal
+from ..runtime.metrics.metrics import Metrics
+from ..runtime.ownership.lease import Lease
+from ..runtime.rpc.protocol import REQUEST_CHANNEL
 
 Result = TypeVar("Result")
 

@@ -15,11 +15,12 @@ from typing import Annotated, Any, TypeAlias, cast
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from ..runtime.catalog import Collection
+from ..runtime.catalog.catalog import Collection
 from ..runtime.errors import BadRecord, InvalidRequest
-from ..runtime.record import DECODE_ERRORS, MAX_TIMESTAMP
-from ..runtime.rpc import Params, Request
-from ..runtime.wal import Payload
+from ..runtime.log.record import DECODE_ERRORS, MAX_TIMESTAMP
+from ..runtime.log.wal import Payload
+from ..runtime.rpc.protocol import Params
+from ..runtime.rpc.server import Request
 
 Answer: TypeAlias = "Params | tuple[Params, Payload] | None"
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterable, Iterable
 from typing import ClassVar
 
 from ..runtime.actor import Actor
-from ..runtime.catalog_log import CatalogLog
-from ..runtime.channel_reader import OnBadRecord
-from ..runtime.dead_letters import DeadLetters
+from ..runtime.catalog.catalog_log import CatalogLog
 from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
-from ..runtime.rpc import Request, RequestPack, RpcClient, RpcServer
+from ..runtime.log.dead_letters import DeadLetters
+from ..runtime.rpc.client import RpcClient
+from ..runtime.rpc.server import Request, RequestPack, RpcServer
+from ..runtime.streams.channel_reader import OnBadRecord
 from .node import Node
 from .requests import Method
 

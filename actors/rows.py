@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyarrow import compute
 
 from ..runtime.errors import InvalidRows, MessageTooLarge
-from ..runtime.hashing import shard_of
-from ..runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, Op
+from ..runtime.rows.hashing import shard_of
+from ..runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, Op
 
 Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Mapping[str, Sequence[object]]
 

@@ -17,14 +17,14 @@ import anyio.to_thread
 from ..runtime.actor import ActorState, ActorSystem
 from ..runtime.actor.metrics import ActorMetrics
 from ..runtime.clock import Clock, HybridClock
-from ..runtime.config import wal_options, wal_url
+from ..runtime.config.loading import wal_options, wal_url
+from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed, DirectoryUnwritable
-from ..runtime.factory import open_wal
-from ..runtime.metrics import Metrics
-from ..runtime.metrics_server import Health, MetricsServer
-from ..runtime.settings import Settings
-from ..runtime.wal import Wal
-from ..runtime.writer.lease import Lease
+from ..runtime.log.wal import Wal
+from ..runtime.metrics.metrics import Metrics
+from ..runtime.metrics.server import Health, MetricsServer
+from ..runtime.ownership.lease import Lease
+from ..runtime.streams.factory import open_wal
 from .client import Client
 from .datanode import DataNode
 from .datanode.wal_identity import wal_of

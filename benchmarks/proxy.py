@@ -29,7 +29,7 @@ from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import open_wal
 from tidewal.cli.demo import flights
 from tidewal.runtime.errors import Overloaded
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 BATCH_ROWS = 1_000
 IN_FLIGHT = 8

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from ..runtime.metrics import CHANNEL, METRICS, NODE_LABEL, QUERY, Metric
+from ..runtime.metrics.metrics import CHANNEL, METRICS, NODE_LABEL, QUERY, Metric
 
-_NOTE = "written by `make dashboards`: change cli/dashboards.py or the table in runtime/metrics.py instead"
+_NOTE = "written by `make dashboards`: change cli/dashboards.py or the table in runtime/metrics/metrics.py instead"
 _DATA_SOURCE = {"type": "prometheus", "uid": "prometheus"}
 _ON_NODES = f'{{{NODE_LABEL}=~"$node"}}'
 _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 8

@@ -11,7 +11,7 @@ import typer
 
 from ..runtime.clock import LOGICAL_BITS
 from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
-from ..runtime.wal import From, FromId, FromTime, GroupInfo, Start, Wal
+from ..runtime.log.wal import From, FromId, FromTime, GroupInfo, Start, Wal
 from .open_log import opened
 from .signals import INTERRUPTED, Interrupted, until_stopped
 

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ..adapters.rocksmq.journal_survey import JournalSurvey, ReadOnlyDisk
-from ..runtime.catalog import Catalog
-from ..runtime.cuts import Cut
+from ..adapters.rocksmq.check.journal_survey import JournalSurvey, ReadOnlyDisk
+from ..runtime.catalog.catalog import Catalog
+from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
-from ..runtime.names import DEFAULT_PREFIX, Names
-from ..runtime.record import decode
-from ..runtime.redaction import shown_url
-from ..runtime.wal import Wal
+from ..runtime.log.names import DEFAULT_PREFIX, Names
+from ..runtime.log.record import decode
+from ..runtime.log.redaction import shown_url
+from ..runtime.log.wal import Wal
 from .groups import describe_groups
 from .groups import lines as group_lines
 from .open_log import catalog_of, local_directory, opened, shown_time, stored

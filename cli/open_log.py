@@ -6,17 +6,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ..runtime.catalog import Catalog
+from ..runtime.catalog.catalog import Catalog
 from ..runtime.clock import physical_ms
-from ..runtime.config import load_settings, wal_options
+from ..runtime.config.loading import load_settings, wal_options
 from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
-from ..runtime.factory import open_wal
-from ..runtime.names import Names
-from ..runtime.read_only import ReadOnlyWal
-from ..runtime.redaction import shown_url, split_url
+from ..runtime.log.names import Names
+from ..runtime.log.read_only import ReadOnlyWal
+from ..runtime.log.redaction import shown_url, split_url
+from ..runtime.log.wal import Entry, FromId, Start, Wal
 from ..runtime.remote import Address
-from ..runtime.stream_base import reading
-from ..runtime.wal import Entry, FromId, Start, Wal
+from ..runtime.streams.factory import open_wal
+from ..runtime.streams.stream_base import reading
 
 
 @asynccontextmanager

@@ -11,8 +11,8 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from ..runtime.metrics import METRICS
-from ..runtime.settings import Settings
+from ..runtime.config.settings import Settings
+from ..runtime.metrics.metrics import METRICS
 
 _NOTE = "<!-- written by `make docs`: change the table in {source} instead -->"
 
@@ -22,7 +22,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        _NOTE.format(source="runtime/settings.py"),
+        _NOTE.format(source="runtime/config/settings.py"),
         "",
         "Defaults < a YAML file (`--config`) < environment (`TIDEWAL__ROCKSMQ__PATH`) < arguments. Keys are those of",
         "milvus.yaml where the meaning is the same; Milvus' keys that mean nothing here are named in one warning, any",
@@ -51,7 +51,7 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        _NOTE.format(source="runtime/metrics.py"),
+        _NOTE.format(source="runtime/metrics/metrics.py"),
         "",
         "At `/metrics`; each has the label `node_id` too. Names follow Milvus' where the meaning is the same. Lag is",
         "per channel: look at its maximum, never at its average, which hides a channel that is stuck.",

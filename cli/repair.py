@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ..adapters.rocksmq.channels import ChannelTable
-from ..adapters.rocksmq.journal_survey import JournalSurvey, ReadOnlyDisk
-from ..adapters.rocksmq.losses import ACCEPT
-from ..adapters.rocksmq.rebuild import apply as rebuild
-from ..adapters.rocksmq.repair import RepairPlan, plan
-from ..adapters.rocksmq.verify import locked
+from ..adapters.rocksmq.check.journal_survey import JournalSurvey, ReadOnlyDisk
+from ..adapters.rocksmq.check.rebuild import apply as rebuild
+from ..adapters.rocksmq.check.repair import RepairPlan, plan
+from ..adapters.rocksmq.check.verify import locked
+from ..adapters.rocksmq.journal.channels import ChannelTable
+from ..adapters.rocksmq.journal.losses import ACCEPT
 from ..runtime.clock import SystemClock
 from ..runtime.disk import RealDisk
 from ..runtime.errors import DirectoryInUse

@@ -29,8 +29,8 @@ def run(
     """
     import uvloop
 
-    from ..runtime.config import load_settings
-    from ..runtime.redaction import shown_url
+    from ..runtime.config.loading import load_settings
+    from ..runtime.log.redaction import shown_url
     from .signals import Interrupted, until_stopped
 
     settings = load_settings(config, arguments={"wal": wal or None, "metrics.port": metrics_port})

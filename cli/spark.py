@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..runtime.errors import ConfigError
-from ..runtime.names import DEFAULT_PREFIX
+from ..runtime.log.names import DEFAULT_PREFIX
 from ..spark_bridge.log import open_log
 from ..spark_bridge.options import EARLIEST, LATEST, ReadOptions
 from . import spark_pipelines as pipelines

@@ -116,7 +116,7 @@ def _as_messages(frame: DataFrame) -> DataFrame:
     """Rows of a collection as messages: the key as text, and the row with its `_op` as JSON."""
     from pyspark.sql import functions as F
 
-    from ..spark_bridge.columns import KEY_METADATA
+    from ..spark_bridge.scan.columns import KEY_METADATA
 
     key = next(field.name for field in frame.schema.fields if (field.metadata or {}).get(KEY_METADATA))
     own = [name for name in frame.columns if not name.startswith("_")]

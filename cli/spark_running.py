@@ -14,7 +14,7 @@ import typer
 from ..runtime import errors
 from ..runtime.errors import TidewalError, Unavailable, Unsupported
 from ..spark_bridge import session
-from ..spark_bridge.spark_session import require_spark
+from ..spark_bridge.helpers.spark_session import require_spark
 from .jdk import MINIMAL_JAVA, find_java
 from .signals import INTERRUPTED, SIGNALS
 

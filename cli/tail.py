@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runtime.catalog import Catalog, decode_event
-from ..runtime.cuts import Cut
+from ..runtime.catalog.catalog import Catalog, decode_event
+from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
-from ..runtime.names import DEFAULT_PREFIX, Names, pchannel_of
-from ..runtime.record import Record, RecordType, decode
-from ..runtime.schema import OP_COLUMN, Op
-from ..runtime.wal import Entry, From, Wal
+from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
+from ..runtime.log.record import Record, RecordType, decode
+from ..runtime.log.wal import Entry, From, Wal
+from ..runtime.rows.schema import OP_COLUMN, Op
 from .open_log import catalog_of, entries, opened, shown_time, stored
 from .signals import INTERRUPTED, Interrupted, until_stopped
 
@@ -161,7 +161,7 @@ def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
 
 
 def _rows(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
-    from ..runtime.row_codec import decode_rows
+    from ..runtime.rows.row_codec import decode_rows
 
     of = next((each for each in catalog.collections.values() if record.vchannel in each.vchannels), None)
     if of is None or of.schema.version != record.schema_version:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..adapters.rocksmq.findings import SegmentReport
-from ..adapters.rocksmq.verify import locked
-from ..adapters.rocksmq.verify import verify as scrub
+from ..adapters.rocksmq.check.findings import SegmentReport
+from ..adapters.rocksmq.check.verify import locked
+from ..adapters.rocksmq.check.verify import verify as scrub
 from ..runtime.errors import ConfigError
 from .open_log import local_directory
 

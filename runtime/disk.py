@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from .wal import Payload
+from .log.wal import Payload
 
 IOVEC_LIMIT = 1024  # buffers that one pwritev takes on Linux
 

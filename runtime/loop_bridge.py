@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .errors import TidewalError
-from .wal import OnAppended
+from .log.wal import OnAppended
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ rules, and a refused `hello`, end the connection after the error, whose seq is 0
     appends    number settled entries       → ids, joined
     cancel     seq                          → nil
     stand_down                              → nil
-    group.*    as `group_service.py` says
+    group.*    as `owner/group_service.py` says
 
 `client` is 16 bytes that name the asking process, or nil for one that only reads; with `number` they let the owner
 recognise an append that is sent again; all numbers up to `settled` are answered. `appends` carries up to `APPENDS`
@@ -61,8 +61,20 @@ from urllib.parse import parse_qs, unquote
 import msgpack
 
 from .errors import BadRecord, Closed, ConfigError, InvalidRequest, PositionLost, Unavailable, from_wire
-from .redaction import shown_url, split_url
-from .wal import Append, ChannelInfo, ChannelPolicy, Delivery, Durability, Entry, From, FromId, FromTime, Payload, Start
+from .log.redaction import shown_url, split_url
+from .log.wal import (
+    Append,
+    ChannelInfo,
+    ChannelPolicy,
+    Delivery,
+    Durability,
+    Entry,
+    From,
+    FromId,
+    FromTime,
+    Payload,
+    Start,
+)
 
 VERSION = 2
 SOCKET_NAME = "socket"

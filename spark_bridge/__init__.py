@@ -10,22 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .latest_rows import latest
-    from .packs import foreach_pack, pack_schema
-    from .query_progress import ProgressEndpoint, observe, progress, stop_observing
+    from .helpers.latest_rows import latest
+    from .helpers.packs import foreach_pack, pack_schema
+    from .helpers.progress import ProgressEndpoint, observe, progress, stop_observing
+    from .helpers.spark_session import session
     from .source import TidewalSource
-    from .spark_session import session
 
 _HOME = {
-    "ProgressEndpoint": ".query_progress",
+    "ProgressEndpoint": ".helpers.progress",
     "TidewalSource": ".source",
-    "foreach_pack": ".packs",
-    "latest": ".latest_rows",
-    "observe": ".query_progress",
-    "pack_schema": ".packs",
-    "progress": ".query_progress",
-    "session": ".spark_session",
-    "stop_observing": ".query_progress",
+    "foreach_pack": ".helpers.packs",
+    "latest": ".helpers.latest_rows",
+    "observe": ".helpers.progress",
+    "pack_schema": ".helpers.packs",
+    "progress": ".helpers.progress",
+    "session": ".helpers.spark_session",
+    "stop_observing": ".helpers.progress",
 }
 
 __all__ = [

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-from ..runtime.config import load_settings, wal_options
+from ..runtime.config.loading import load_settings, wal_options
 from ..runtime.errors import Closed, PositionLost
-from ..runtime.factory import open_wal
-from ..runtime.wal import Entry, FromId, Wal
+from ..runtime.log.wal import Entry, FromId, Wal
+from ..runtime.streams.factory import open_wal
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Protocol, cast
 from urllib.parse import unquote
 
 from ..runtime.errors import ConfigError, Unavailable
-from ..runtime.redaction import shown_url, split_url
+from ..runtime.log.redaction import shown_url, split_url
+from ..runtime.log.wal import Entry
 from ..runtime.remote import BlockingClient
-from ..runtime.wal import Entry
 
 SUPPORTED = "rocksmq:///absolute/path, rocksmq://./relative/path, kafka://… and pulsar://…"
 BROKERS = ("kafka", "pulsar")

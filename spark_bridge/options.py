@@ -12,7 +12,7 @@ from typing import Final
 
 from ..runtime.clock import MAX_TIMESTAMP, compose
 from ..runtime.errors import ConfigError
-from ..runtime.names import DEFAULT_PREFIX
+from ..runtime.log.names import DEFAULT_PREFIX
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

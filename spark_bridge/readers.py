@@ -22,25 +22,25 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..runtime.errors import ConfigError
-from .columns import chosen_columns
 from .connection_cache import cached_log
 from .log import open_log
-from .offsets import first_offset
 from .options import CHANNEL, MicroBatchLimits, ReadOptions
-from .plans import CollectionPlan, Offset, ReadPlan
-from .predicate import EVERYTHING, Predicate
-from .pushdown import take
-from .rows import ChannelRange, arrow_batches
-from .ticks import ByTick
-from .topic_rows import TopicRange, topic_batches
-from .topics import ByChannel
+from .plan.base import CollectionPlan, Offset, ReadPlan
+from .plan.offsets import first_offset
+from .plan.predicate import EVERYTHING, Predicate
+from .plan.pushdown import take
+from .plan.topic import ByChannel
+from .plan.topic_by_tick import ByTick
+from .scan.collection import ChannelRange, arrow_batches
+from .scan.columns import chosen_columns
+from .scan.topic import TopicRange, topic_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from .stored import StoredRange
-    from .unstored import UnstoredRange
+    from .scan.delta import StoredRange
+    from .scan.log_tail import UnstoredRange
 
 Task: TypeAlias = "ChannelRange | TopicRange | StoredRange | UnstoredRange"
 
@@ -48,7 +48,7 @@ Task: TypeAlias = "ChannelRange | TopicRange | StoredRange | UnstoredRange"
 def open_plan(options: ReadOptions) -> ReadPlan:
     """The plan of what the options name, not connected yet."""
     if options.history or options.timestamp_as_of is not None:
-        from .history_plan import AsOfPlan, HistoryPlan
+        from .plan.history import AsOfPlan, HistoryPlan
 
         return (HistoryPlan if options.history else AsOfPlan)(open_log(options.wal), options)
     kind = CollectionPlan if options.collection else ByChannel if options.consistency == CHANNEL else ByTick

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ..runtime.catalog import Collection
+from ..runtime.catalog.catalog import Collection
 from ..runtime.clock import HybridClock
 from ..runtime.errors import ChannelNotFound, CollectionNotFound, InvalidRequest, Unavailable
 from .log import BridgeLog, open_log
-from .planning import CollectionPlanner
+from .plan.collection import CollectionPlanner
 from .sink.chunks import chunks
 from .sink.collection import ChunkSender, Task, division
 from .sink.ledger import DIGEST_MASK, POLICY, Ledger, MicroBatch, StagedRows, application, ledger_name
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from ..runtime.schema import CollectionSchema
+    from ..runtime.rows.schema import CollectionSchema
 
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from tidewal.runtime.errors import Fenced, Overloaded, TidewalError
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.progress import GroupProgress
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 
 INPUTS = ("in-1", "in-2")
 MEMBERS = 3

@@ -18,7 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
-from ...runtime.tables import newest_own_commit, transaction_of
+from ...runtime.tables.delta_table import newest_own_commit, transaction_of
 from .delta_errors import storage_errors
 from .delta_files import CHECKED, RETENTION_H, open_table, sync_added_files, vacuum_table
 from .log_reader import NewestVersions, newest_versions

@@ -6,8 +6,8 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from ...runtime.catalog import Collection
-from ...runtime.rpc import Request
+from ...runtime.catalog.catalog import Collection
+from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole, holder, pchannels_of
 from ..requests import Answer, Method, OfCollection
 from .delta_errors import storage_errors

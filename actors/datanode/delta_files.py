@@ -26,7 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from ...runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
-from ...runtime.tables import FORMAT, FORMAT_KEY, PRIMARY_KEY, RESTORE_HINT, SCHEMA_KEY, check_format
+from ...runtime.tables.delta_table import FORMAT, FORMAT_KEY, PRIMARY_KEY, RESTORE_HINT, SCHEMA_KEY, check_format
 from .row_versions import stored_schema
 
 ROWS_PER_GROUP: Final = 65_536

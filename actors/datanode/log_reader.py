@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from ...runtime.schema import OPS
+from ...runtime.rows.schema import OPS
 from .delta_errors import storage_errors
 from .delta_files import CHECKED
 from .log_table import LogTable

@@ -27,8 +27,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from ...runtime.errors import Fenced, InvalidRequest, Unavailable
-from ...runtime.messages import Position
-from ...runtime.tables import (
+from ...runtime.streams.messages import Position
+from ...runtime.tables.delta_table import (
     POSITIONS_KEY,
     Positions,
     commit_file,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...runtime.catalog import Collection
+from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import HybridClock, physical_ms
-from ...runtime.messages import MsgPack
-from ...runtime.metrics import Metrics
-from ...runtime.tt_stream import TtMsgStream
+from ...runtime.metrics.metrics import Metrics
+from ...runtime.streams.messages import MsgPack
+from ...runtime.streams.tt_stream import TtMsgStream
 from ..metrics import ScanMetrics, lag_ms, message_counts
 from .log_table import FlushResult
 

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ...runtime.catalog import Collection
+from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import BadRecord, DiskFull, TidewalError, Unavailable
-from ...runtime.messages import MsgPack, Position
-from ...runtime.names import pchannel_of
-from ...runtime.record import Record, RecordType, encode
-from ...runtime.row_codec import decode_rows
-from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.tables import log_table
-from ...runtime.wal import ControlAppend
+from ...runtime.log.names import pchannel_of
+from ...runtime.log.record import Record, RecordType, encode
+from ...runtime.log.wal import ControlAppend
+from ...runtime.rows.row_codec import decode_rows
+from ...runtime.rows.schema import OP_COLUMN, Op
+from ...runtime.streams.messages import MsgPack, Position
+from ...runtime.tables.delta_table import log_table
 from ..collection_reader import CollectionReaderRole, holder, open_stream, pchannels_of, rows_of
 from ..flush_events import FlushEvent
 from .current_table import CompactResult, CurrentTable, compact

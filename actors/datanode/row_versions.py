@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...runtime.errors import InvalidRequest
-from ...runtime.schema import OPS
+from ...runtime.rows.schema import OPS
 
 SYSTEM_SCHEMA: Final = pa.schema(
     [

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from ...runtime.errors import TidewalError
-from ...runtime.tables import newest_own_commit
+from ...runtime.tables.delta_table import newest_own_commit
 from .delta_errors import storage_errors
 from .delta_files import digest_in, digest_of
 

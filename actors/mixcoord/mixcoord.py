@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from ...runtime.catalog import CREATING, DROPPING, READY, Collection, PChannelState
-from ...runtime.channel_reader import OnBadRecord
+from ...runtime.catalog.catalog import CREATING, DROPPING, READY, Collection, PChannelState
+from ...runtime.catalog.cuts import Cut, CutEnd
 from ...runtime.clock import add_ms
-from ...runtime.cuts import Cut, CutEnd
 from ...runtime.errors import (
     ActorStopped,
     CollectionExists,
@@ -23,11 +22,13 @@ from ...runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from ...runtime.record import encode
-from ...runtime.rpc import Params, Reply, Request
-from ...runtime.schema import CollectionSchema
-from ...runtime.wal import ChannelPolicy, ControlAppend
-from ...runtime.writer.lease import LEASE_MS, LEASE_S
+from ...runtime.log.record import encode
+from ...runtime.log.wal import ChannelPolicy, ControlAppend
+from ...runtime.ownership.lease import LEASE_MS, LEASE_S
+from ...runtime.rows.schema import CollectionSchema
+from ...runtime.rpc.protocol import Params, Reply
+from ...runtime.rpc.server import Request
+from ...runtime.streams.channel_reader import OnBadRecord
 from ..collection_reader import holder, pchannels_of
 from ..metrics import lag_ms
 from ..node import Node

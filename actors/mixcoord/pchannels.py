@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 
-from ...runtime.catalog_log import CatalogLog
+from ...runtime.catalog.catalog_log import CatalogLog
+from ...runtime.config.settings import MIB
 from ...runtime.errors import ChannelExists, ChannelNotFound, ConfigError
-from ...runtime.settings import MIB
-from ...runtime.wal import ChannelPolicy, Delivery
+from ...runtime.log.wal import ChannelPolicy, Delivery
 from ..node import Node
 
 KEY = "common.preCreatedTopic"

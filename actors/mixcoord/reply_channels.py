@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from ...runtime.errors import ChannelNotFound, Closed, TidewalError
-from ...runtime.metrics import Metrics
-from ...runtime.names import Names
-from ...runtime.wal import Wal
+from ...runtime.log.names import Names
+from ...runtime.log.wal import Wal
+from ...runtime.metrics.metrics import Metrics
 
 SWEEP_INTERVAL_S = 3600.0
 SILENT_SWEEPS = 6  # in a row without a new entry: six signs of life of the channel's client are missing then

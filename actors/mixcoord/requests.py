@@ -7,7 +7,7 @@ from typing import Annotated, NotRequired
 from pydantic import PlainValidator
 from typing_extensions import TypedDict
 
-from ...runtime.schema import CollectionSchema
+from ...runtime.rows.schema import CollectionSchema
 from ..requests import Number
 
 

@@ -7,11 +7,11 @@ from typing import cast
 
 from prometheus_client import Counter
 
-from ...runtime.catalog import Collection
+from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import Overloaded, TidewalError
-from ...runtime.metrics import Metrics
-from ...runtime.record import Record
-from ...runtime.schema import OPS
+from ...runtime.log.record import Record
+from ...runtime.metrics.metrics import Metrics
+from ...runtime.rows.schema import OPS
 
 
 class ProxyMetrics:

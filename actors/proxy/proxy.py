@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...runtime.actor.heartbeat import HeartbeatCallback
-from ...runtime.catalog import CREATING, DROPPING, Collection
-from ...runtime.catalog_log import CatalogLog
+from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
+from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.errors import (
     BadRecord,
     CollectionNotFound,
@@ -23,14 +23,14 @@ from ...runtime.errors import (
     PositionLost,
     TidewalError,
 )
-from ...runtime.names import pchannel_of
-from ...runtime.record import Record, RecordType, decode
-from ...runtime.row_codec import decode_rows, encode_rows
-from ...runtime.rpc import Request
-from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.wal import ChannelPolicy, Entry, From
-from ...runtime.writer import Appended, ChannelGrant, ChannelOwner
-from ...runtime.writer.metrics import ChannelOwnerMetrics
+from ...runtime.log.names import pchannel_of
+from ...runtime.log.record import Record, RecordType, decode
+from ...runtime.log.wal import ChannelPolicy, Entry, From
+from ...runtime.ownership import Appended, ChannelGrant, ChannelOwner
+from ...runtime.ownership.metrics import ChannelOwnerMetrics
+from ...runtime.rows.row_codec import decode_rows, encode_rows
+from ...runtime.rows.schema import OP_COLUMN, Op
+from ...runtime.rpc.server import Request
 from ..collection_reader import TABLE_ERRORS
 from ..flush_events import FlushEvent
 from ..node import Node

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import PlainValidator, TypeAdapter
 from typing_extensions import TypedDict
 
-from ...runtime.writer import ChannelGrant
+from ...runtime.ownership import ChannelGrant
 from ..requests import Number, WireCollection
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ...runtime.errors import CollectionNotFound, Overloaded
-from ...runtime.names import pchannel_of
+from ...runtime.log.names import pchannel_of
 from ..flush_events import FlushEvent
 
 

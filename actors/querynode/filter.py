@@ -15,7 +15,7 @@ from lark.exceptions import VisitError
 from lark.visitors import Transformer_NonRecursive
 
 from ...runtime.errors import InvalidFilter, TidewalError
-from ...runtime.schema import CollectionSchema
+from ...runtime.rows.schema import CollectionSchema
 from . import expressions
 from .expressions import Evaluate, Expression, ValueKind
 from .grammar import parse, unquote

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...runtime.catalog import Collection
+from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
-from ...runtime.messages import MsgPack, Position
-from ...runtime.record import RecordType
-from ...runtime.schema import OP_COLUMN, Op
-from ...runtime.tables import log_table
+from ...runtime.log.record import RecordType
+from ...runtime.rows.schema import OP_COLUMN, Op
+from ...runtime.streams.messages import MsgPack, Position
+from ...runtime.tables.delta_table import log_table
 from ..collection_reader import TABLE_ERRORS, CollectionReaderRole, open_stream, pchannels_of, rows_of
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable

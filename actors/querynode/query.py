@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...runtime.errors import BadRecord, InvalidRequest
-from ...runtime.schema import CollectionSchema
+from ...runtime.rows.schema import CollectionSchema
 from .filter import Filter, compile_filter
 from .search import Metric, merge_nearest, search
 from .view import OrderBy, ShardView, check_limit, checked_columns, ordered, sort_keys

@@ -11,13 +11,14 @@ import pyarrow as pa
 from pydantic import PlainValidator
 from typing_extensions import TypedDict
 
-from ...runtime.catalog import Collection
+from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import add_ms, physical_ms
 from ...runtime.errors import InvalidRequest, TidewalError
-from ...runtime.names import pchannel_of
-from ...runtime.record import DECODE_ERRORS, Record, RecordType, encode
-from ...runtime.rpc import Params, Request
-from ...runtime.wal import Append, ChannelPolicy, Payload
+from ...runtime.log.names import pchannel_of
+from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, encode
+from ...runtime.log.wal import Append, ChannelPolicy, Payload
+from ...runtime.rpc.protocol import Params
+from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole
 from ..node import Node
 from ..requests import Answer, Method, Number

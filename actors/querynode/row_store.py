@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...runtime.errors import BadRecord, MemoryLimitExceeded
-from ...runtime.schema import OP_COLUMN, CollectionSchema, Op
+from ...runtime.rows.schema import OP_COLUMN, CollectionSchema, Op
 from .filter import Filter
 from .view import Mask, OrderBy, RowChunk, ShardView, checked_columns, indices_of
 

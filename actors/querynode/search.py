@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...runtime.errors import InvalidRequest
-from ...runtime.schema import CollectionSchema
+from ...runtime.rows.schema import CollectionSchema
 from .filter import Filter
 from .view import ShardView, checked_columns, indices_of
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...runtime.errors import InvalidFilter, InvalidRequest
-from ...runtime.schema import CollectionSchema
+from ...runtime.rows.schema import CollectionSchema
 from .filter import Filter
 
 Direction: TypeAlias = Literal["ascending", "descending"]

@@ -1,6 +1,6 @@
 """Kafka: a topic with one partition per channel, reached with `aiokafka` (the extra `kafka`).
 
-In addition to what every WAL guarantees (`runtime/wal.py`):
+In addition to what every WAL guarantees (`runtime/log/wal.py`):
 
 - `acks` of a channel is `acks` of its appends; "none" is treated like "one", since only the broker's answer has the id.
 - Retention is Kafka's: it removes whole segments, periodically; retention by size does not act on a channel with holds.
@@ -12,9 +12,9 @@ In addition to what every WAL guarantees (`runtime/wal.py`):
 
 from __future__ import annotations
 
-from ...runtime.metrics import Metrics
-from ...runtime.settings import KafkaSettings
-from ...runtime.wal import Wal
+from ...runtime.config.settings import KafkaSettings
+from ...runtime.log.wal import Wal
+from ...runtime.metrics.metrics import Metrics
 from .options import parse
 from .wal import KafkaWal
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...runtime.errors import Closed, MessageTooLarge, TidewalError
-from ...runtime.payloads import as_bytes
-from ...runtime.wal import Append, Durability, OnAppended
+from ...runtime.log.payloads import as_bytes
+from ...runtime.log.wal import Append, Durability, OnAppended
 from .catalog import ChannelCatalog, KafkaChannel
 from .cluster import Cluster
 from .io_thread import IoThread

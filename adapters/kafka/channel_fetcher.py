@@ -1,8 +1,8 @@
 """The I/O side of a reader: fetches ahead of the reader, up to a bound in bytes, and survives broker failures.
 
 Every fetch is a request of its own with an answer or a time limit, and after each failure the topic's leader is looked
-up anew; so no consumer of the library can fall silent. A stall of fetching is reported (`runtime/stalls.py`), and so is
-its end.
+up anew; so no consumer of the library can fall silent. A stall of fetching is reported (`runtime/log/stalls.py`), and
+so is its end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from aiokafka import errors as kafka_errors
 
 from ...runtime.errors import ChannelNotFound, TidewalError, Unavailable
+from ...runtime.log.wal import Start
 from ...runtime.loop_bridge import LoopNotifier
-from ...runtime.wal import Start
 from . import faults, lookup
 from .catalog import KafkaChannel
 from .cluster import PAUSE_S, Cluster

@@ -27,7 +27,7 @@ from aiokafka.protocol.admin import (
 from aiokafka.protocol.offset import OffsetRequest
 
 from ...runtime.errors import ConfigError, TidewalError, of_unknown_outcome
-from ...runtime.stalls import StallWatch
+from ...runtime.log.stalls import StallWatch
 from . import faults
 from .options import KafkaOptions
 from .requests import NO_ID, DescribeTopic

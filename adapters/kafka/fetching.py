@@ -14,7 +14,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.fetch import FetchRequest
 
 from ...runtime.errors import CorruptLog
-from ...runtime.wal import Entry
+from ...runtime.log.wal import Entry
 from . import faults
 from .cluster import EARLIEST, PARTITION, Cluster
 from .positions import from_native

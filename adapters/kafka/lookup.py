@@ -6,7 +6,7 @@ from aiokafka import errors as kafka_errors
 
 from ...runtime.clock import LOGICAL_BITS
 from ...runtime.errors import PositionLost
-from ...runtime.wal import From, FromId, FromTime, Start
+from ...runtime.log.wal import From, FromId, FromTime, Start
 from .catalog import KafkaChannel
 from .cluster import LATEST, Cluster
 from .fetching import READ_COMMITTED, READ_UNCOMMITTED, WAIT_S, fetch, records

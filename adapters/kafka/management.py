@@ -11,7 +11,7 @@ from aiokafka import errors as kafka_errors
 
 from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, Unavailable, of_unknown_outcome
 from ...runtime.groups.positions import just_before
-from ...runtime.wal import ChannelInfo, ChannelPolicy
+from ...runtime.log.wal import ChannelInfo, ChannelPolicy
 from . import faults
 from .catalog import ChannelCatalog, KafkaChannel, was_dropped
 from .cluster import CONTROL, Cluster

@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aiokafka import codec as codecs
 
+from ...runtime.config.settings import KafkaSettings
 from ...runtime.errors import ConfigError
-from ...runtime.redaction import shown_url
-from ...runtime.settings import KafkaSettings
+from ...runtime.log.redaction import shown_url
 from .client_keys import keys_of
 
 PREFIX = "tidewal"

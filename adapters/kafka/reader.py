@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ...runtime.log.wal import Entry, Start
 from ...runtime.loop_bridge import LoopNotifier
-from ...runtime.wal import Entry, Start
 from .channel_fetcher import ChannelFetcher
 from .fetching import entries
 from .topics import largest_unpacked

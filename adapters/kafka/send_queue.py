@@ -23,7 +23,7 @@ from ...runtime.errors import (
     Unavailable,
     of_unknown_outcome,
 )
-from ...runtime.wal import OnAppended
+from ...runtime.log.wal import OnAppended
 from . import faults
 from .batch import ProducerBatch
 from .catalog import KafkaChannel

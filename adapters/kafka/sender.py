@@ -12,7 +12,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
 from ...runtime.errors import TidewalError, Unavailable, of_unknown_outcome
-from ...runtime.stalls import Waiting
+from ...runtime.log.stalls import Waiting
 from . import faults
 from .batch import ProducerBatch
 from .cluster import PARTITION, PAUSE_S, Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...runtime.wal import ChannelPolicy
+from ...runtime.log.wal import ChannelPolicy
 from .options import OVERHEAD_BYTES, KafkaOptions
 
 LARGEST = "max.message.bytes"  # of a batch

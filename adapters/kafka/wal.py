@@ -12,10 +12,8 @@ from typing import Any, TypeVar
 from ...runtime.errors import Closed
 from ...runtime.groups.group_consumer import start_member
 from ...runtime.groups.positions import resolve
-from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
-from ...runtime.metrics import Metrics
-from ...runtime.stalls import StallWatch
-from ...runtime.wal import (
+from ...runtime.log.stalls import StallWatch
+from ...runtime.log.wal import (
     Append,
     Capabilities,
     ChannelInfo,
@@ -28,6 +26,8 @@ from ...runtime.wal import (
     Payload,
     Start,
 )
+from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
+from ...runtime.metrics.metrics import Metrics
 from .appending import Appender
 from .catalog import ChannelCatalog, KafkaChannel, was_dropped
 from .channel_fetcher import ChannelFetcher

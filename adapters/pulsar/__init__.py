@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...runtime.metrics import Metrics
-from ...runtime.settings import PulsarSettings as PulsarSettings
+from ...runtime.config.settings import PulsarSettings as PulsarSettings
+from ...runtime.metrics.metrics import Metrics
 from .options import parse
 from .wal import Pulsar
 

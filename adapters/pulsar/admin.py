@@ -20,7 +20,7 @@ from typing import cast
 from urllib.parse import quote
 
 from ...runtime.errors import ChannelNotFound, Closed, ConfigError, InvalidRequest, Unavailable, Unsupported
-from ...runtime.redaction import shown_url
+from ...runtime.log.redaction import shown_url
 from .client import Security
 from .failures import Outcome, web_outcome
 from .ids import MessagePlace

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 from ...runtime.errors import Closed, MessageTooLarge, Overloaded, TidewalError
+from ...runtime.log.payloads import as_bytes
+from ...runtime.log.wal import Append, OnAppended
 from ...runtime.loop_bridge import EventSignal
-from ...runtime.payloads import as_bytes
-from ...runtime.wal import Append, OnAppended
 from .failures import call_failure
 from .producer import ChannelProducer
 

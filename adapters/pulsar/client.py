@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import pulsar
 
 from ...runtime.errors import ConfigError
-from ...runtime.redaction import shown_url
+from ...runtime.log.redaction import shown_url
 from .failures import call_failure
 from .ids import BEFORE_ALL, MessagePlace
 

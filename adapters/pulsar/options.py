@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from ...runtime.config.settings import PulsarSettings
 from ...runtime.errors import ConfigError
-from ...runtime.redaction import shown_url
-from ...runtime.settings import PulsarSettings
+from ...runtime.log.redaction import shown_url
 from .appending import PENDING_BYTES
 from .client import Security
 

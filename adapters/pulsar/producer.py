@@ -19,8 +19,8 @@ from functools import partial
 from typing import Protocol
 
 from ...runtime.errors import ChannelNotFound, TidewalError
-from ...runtime.stalls import StallWatch, Waiting
-from ...runtime.wal import Append
+from ...runtime.log.stalls import StallWatch, Waiting
+from ...runtime.log.wal import Append
 from .client import OK, NativeId, NativeProducer, NativeResult, PulsarClient, ignore, message, place_of
 from .failures import Outcome, call_failure, message_outcome, send_failure, unknown_outcome
 from .ids import MessagePlace, encode, pack, unpack

@@ -18,9 +18,9 @@ from functools import partial
 from typing import Protocol, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable
+from ...runtime.log.stalls import StallWatch, Waiting
+from ...runtime.log.wal import Entry
 from ...runtime.loop_bridge import LoopNotifier
-from ...runtime.stalls import StallWatch, Waiting
-from ...runtime.wal import Entry
 from . import seek
 from .client import NativeMessage, NativeTimeout, ends_batch, ignore, timestamp_of
 from .failures import call_failure

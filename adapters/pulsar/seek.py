@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import Protocol
 
 from ...runtime.errors import PositionLost, TidewalError
-from ...runtime.wal import From, FromId, FromTime, Start
+from ...runtime.log.wal import From, FromId, FromTime, Start
 from .client import NativeReader, NativeTimeout, ignore, place_of, timestamp_of
 from .failures import call_failure
 from .ids import MessagePlace, decode, encode, ledger_behind

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import cast
 
 from ...runtime.errors import CorruptLog, InvalidRequest
-from ...runtime.wal import ChannelPolicy, Delivery, Durability
+from ...runtime.log.wal import ChannelPolicy, Delivery, Durability
 from .ids import MessagePlace, decode, encode
 
 POLICY_PROPERTY = "tidewal.policy"

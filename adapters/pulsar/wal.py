@@ -1,7 +1,7 @@
 """The WAL on Apache Pulsar: one persistent topic per channel, with all metadata of the channel in the broker.
 
 Unlike in the embedded log, as `capabilities` says, a batch over several channels is not atomic. Each consumer group has
-a topic of its own (`groups.py`). Ids are Pulsar's own positions. A channel's policy is a property of its topic;
+a topic of its own (`groups/service.py`). Ids are Pulsar's own positions. A channel's policy is a property of its topic;
 retention is Pulsar's, in whole minutes and MiB, and frees whole ledgers; truncated entries are gone for readers at once
 and freed by retention; a hold is a durable cursor, which the broker never passes. An ephemeral channel is a topic with
 one minute and `ephemeral_bytes` of retention: it forgets later than it might. A position in a ledger that was removed
@@ -30,11 +30,9 @@ from ...runtime.errors import (
     InvalidRequest,
     Unavailable,
 )
-from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
-from ...runtime.metrics import Metrics
-from ...runtime.read_only import refused
-from ...runtime.stalls import Operation, StallWatch
-from ...runtime.wal import (
+from ...runtime.log.read_only import refused
+from ...runtime.log.stalls import Operation, StallWatch
+from ...runtime.log.wal import (
     Append,
     Capabilities,
     ChannelInfo,
@@ -45,12 +43,14 @@ from ...runtime.wal import (
     Payload,
     Start,
 )
+from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
+from ...runtime.metrics.metrics import Metrics
 from . import seek
 from .admin import DEFAULT_MESSAGE_BYTES, Admin
 from .appending import Appender
 from .client import NativeProducer, NativeReader, PulsarClient
 from .failures import call_failure
-from .groups import WithGroups
+from .groups.service import WithGroups
 from .ids import MessagePlace, decode, encode
 from .options import PulsarOptions
 from .producer import ChannelProducer

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...runtime.errors import ConfigError
-from ...runtime.redaction import shown_url
+from ...runtime.log.redaction import shown_url
+from ...runtime.log.wal import Wal
 from ...runtime.remote import Address
-from ...runtime.wal import Wal
-from .handover import force_own
-from .recovery import RecoveryReport
-from .shared import FAILOVER_S, SharedRocksMQ
-from .store import RocksMQ
+from .client.shared import FAILOVER_S, SharedRocksMQ
+from .journal.recovery import RecoveryReport
+from .owner.handover import force_own
+from .owner.store import RocksMQ
 
 
 async def open_wal(

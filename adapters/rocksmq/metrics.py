@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...runtime.metrics import Metrics
+from ...runtime.metrics.metrics import Metrics
 
 
 class RocksMQMetrics:

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from ...runtime.payloads import Received
+from ...runtime.log.payloads import Received
+from ...runtime.log.wal import Payload
 from ...runtime.remote import HEADER, ROW, ProtocolFrame, split
-from ...runtime.wal import Payload
 
 BUFFER_BYTES = 128 * 1024  # of each connection; larger frames get memory of their own
 SECOND_LOOK_S = 0.02

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from benchmarks.report import Rounds, figure
 from tidewal.runtime.clock import HybridClock, compose
-from tidewal.runtime.wal import Append, ChannelPolicy, From, Wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, Wal
 
 PAYLOAD = bytes(range(256)) * 4
 IN_FLIGHT = 1000  # single appends under way

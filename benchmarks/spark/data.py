@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from tests.spark_bridge.story import Story
-from tidewal.runtime.catalog import Collection
-from tidewal.runtime.names import pchannel_of
-from tidewal.runtime.record import Record, RecordType
-from tidewal.runtime.row_codec import encode_rows
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.wal import ChannelPolicy, Wal
+from tidewal.runtime.catalog.catalog import Collection
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.log.record import Record, RecordType
+from tidewal.runtime.log.wal import ChannelPolicy, Wal
+from tidewal.runtime.rows.row_codec import encode_rows
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from tests.brokers.kafka import KafkaCluster
-from tidewal.runtime.record import RecordType, decode
-from tidewal.runtime.row_codec import decode_rows
+from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.rows.row_codec import decode_rows
 
 from .data import KINDS
 from .owner import Owner

@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.wal import ChannelPolicy
+from tidewal.runtime.log.wal import ChannelPolicy
 
 from ..report import figure, interleaved, per_second
 from .limits import KIB, Bench, produce, ratio

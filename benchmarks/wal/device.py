@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tidewal.runtime.wal import Append, ChannelPolicy
+from tidewal.runtime.log.wal import Append, ChannelPolicy
 
 from ..report import figure
 from .limits import KIB, MIB, Bench

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 from ..report import figure, interleaved
 from .limits import Bench

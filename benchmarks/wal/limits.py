@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.wal import Append, ChannelPolicy, Wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Wal
 
 from ..report import Rounds, figure
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.disk import RealDisk
-from tidewal.runtime.wal import Append, ChannelPolicy
+from tidewal.runtime.log.wal import Append, ChannelPolicy
 
 from ..report import figure
 from .limits import KIB, MIB, Bench

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ...runtime.errors import TidewalError
-from ...runtime.redaction import shown_url
+from ...runtime.log.redaction import shown_url
 from ..signals import INTERRUPTED, Interrupted, until_stopped
 
 DISAGREED = 1

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyarrow import compute, csv
 
 from ...runtime.errors import InvalidRequest
-from ...runtime.schema import FieldType
+from ...runtime.rows.schema import FieldType
 
 COLLECTION = "flights"
 PRIMARY_KEY = "id"

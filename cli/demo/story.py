@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from ...actors.client import Client
 from ...actors.standalone import Standalone, standalone
 from ...runtime.clock import physical_ms
-from ...runtime.config import load_settings
+from ...runtime.config.loading import load_settings
 from ...runtime.errors import InvalidRequest
-from ...runtime.redaction import shown_url
-from ...runtime.schema import CollectionSchema, Field
+from ...runtime.log.redaction import shown_url
+from ...runtime.rows.schema import CollectionSchema, Field
 from ..signals import while_healthy
 from . import agreement, chart, expectation, flights
 from .figures import percentiles, shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..metrics import Metrics
+from ..metrics.metrics import Metrics
 from .cell import ActorStatus
 from .observer import LogObserver
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ..clock import Clock
 from ..errors import ChannelNotFound, Overloaded, TidewalError
-from ..wal import Append, Delivery, From
+from ..log.wal import Append, Delivery, From
 from .callback_lock import CallbackLock
 from .membership import Assignment, Group, MemberState
 from .progress import Change, GroupBackend, GroupProgress

@@ -13,7 +13,7 @@ from functools import partial
 
 from ..clock import Clock
 from ..errors import Closed, Fenced, InvalidRequest, Overloaded, TidewalError
-from ..wal import Append, From, GroupInfo, OnAppended
+from ..log.wal import Append, From, GroupInfo, OnAppended
 from .assignment_state import AssignmentState, Done
 from .coordinator_client import Ack, AssignedChannel, MemberAssignment
 from .membership import Assignment, Group, MemberState

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ..wal import Append, From
+from ..log.wal import Append, From
 
 
 class Ack(NamedTuple):

@@ -11,8 +11,8 @@ from uuid import uuid4
 from prometheus_client import Counter
 
 from ..errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLost, TidewalError, Unavailable
-from ..payloads import check_payload
-from ..wal import Append, Delivered, From, Start, Wal
+from ..log.payloads import check_payload
+from ..log.wal import Append, Delivered, From, Start, Wal
 from .coordinator_client import CoordinatorClient, MemberAssignment
 from .member_fetcher import MemberFetcher, epoch_over
 from .positions import just_before, resolve

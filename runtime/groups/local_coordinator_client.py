@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 
 from ..errors import TidewalError
+from ..log.wal import Append, From
 from ..loop_bridge import conclude
-from ..wal import Append, From
 from .coordinator import GroupCoordinator
 from .coordinator_client import Ack, MemberAssignment
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import cast
 
 from ..errors import Fenced, InvalidRequest, Overloaded
-from ..wal import Delivered, Entry, From, FromId, Wal
+from ..log.wal import Delivered, Entry, From, FromId, Wal
 from .coordinator_client import Ack, AssignedChannel
 from .unacknowledged import AckPlan, Unacknowledged
 

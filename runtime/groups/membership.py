@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ..wal import From
+from ..log.wal import From
 from .assignment import assign
 from .subscriptions import Subscription
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import cast
 
 from ..errors import Closed, PositionLost
-from ..wal import ChannelInfo, Entry, From, FromId, FromTime, Start, Wal
+from ..log.wal import ChannelInfo, Entry, From, FromId, FromTime, Start, Wal
 
 
 async def resolve(wal: Wal, channel: str, start: Start) -> bytes:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from ..errors import Closed, Fenced, Unsupported
-from ..wal import Append, Delivered, GroupMember, Wal
+from ..log.wal import Append, Delivered, GroupMember, Wal
 
 Handler: TypeAlias = Callable[[Delivered], Awaitable[Sequence[Append]]]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..errors import InvalidRequest
-from ..wal import Append, ChannelPolicy, OnAppended
+from ..log.wal import Append, ChannelPolicy, OnAppended
 from .coordinator_client import Ack
 
 

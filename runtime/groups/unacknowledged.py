@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ..errors import InvalidRequest
-from ..wal import Delivered, Entry
+from ..log.wal import Delivered, Entry
 
 
 class AckPlan(NamedTuple):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..disk import RealDisk, Syncer
-from ..wal import Payload
+from ..log.wal import Payload
 
 SECTOR_BYTES = 512
 Operation = Literal["open", "read", "write", "sync", "rename", "remove", "sync_directory"]

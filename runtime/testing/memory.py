@@ -1,4 +1,4 @@
-"""The memory WAL: the whole contract of `runtime/wal.py` in lists, with a fault plan. One process, nothing survives.
+"""The memory WAL: the contract of `runtime/log/wal.py` in lists, with a fault plan. One process; nothing survives.
 
 Several `MemoryWal`s may share one `MemoryLog`: that is how a test restarts a node over the same log.
 """
@@ -23,9 +23,8 @@ from ..groups.group_consumer import GroupConsumer, start_member
 from ..groups.local_coordinator_client import LocalCoordinatorClient, settled
 from ..groups.positions import resolve
 from ..groups.progress import Change
-from ..loop_bridge import conclude
-from ..payloads import as_bytes
-from ..wal import (
+from ..log.payloads import as_bytes
+from ..log.wal import (
     Append,
     Capabilities,
     ChannelInfo,
@@ -39,6 +38,7 @@ from ..wal import (
     Payload,
     Start,
 )
+from ..loop_bridge import conclude
 from .faults import Fault, FaultPlan
 from .memory_channel import InflightSubmit, MemoryChannel, sequence_id, write
 from .memory_groups import MemoryGroups

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..errors import PositionLost, TidewalError
 from ..groups.progress import Change, GroupProgress
-from ..wal import ChannelPolicy, Delivery, Entry, OnAppended
+from ..log.wal import ChannelPolicy, Delivery, Entry, OnAppended
 
 
 def sequence_id(sequence: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ..errors import ChannelNotFound, Closed
 from ..groups.coordinator import GroupCoordinator
 from ..groups.progress import Change, GroupProgress
-from ..wal import Append, ChannelPolicy, OnAppended
+from ..log.wal import Append, ChannelPolicy, OnAppended
 from .memory_channel import MemoryChannel, sequence_id
 
 EXPIRY_INTERVAL_S = 0.5

@@ -19,8 +19,8 @@ import pyarrow as pa
 import xxhash
 from pyarrow import compute
 
-from ...runtime.hashing import shard_of
-from ...runtime.schema import CollectionSchema
+from ...runtime.rows.hashing import shard_of
+from ...runtime.rows.schema import CollectionSchema
 from .ledger import DIGEST_MASK
 
 Array: TypeAlias = "pa.Array[Any]"

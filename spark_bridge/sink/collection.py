@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, cast
 
-from ...runtime.catalog import Collection
+from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import InvalidRequest, InvalidRows, OutcomeUnknown
-from ...runtime.names import pchannel_of
-from ...runtime.row_codec import encode_rows
-from ...runtime.rpc import Reply, RpcClient
-from ...runtime.wal import Wal
+from ...runtime.log.names import pchannel_of
+from ...runtime.log.wal import Wal
+from ...runtime.rows.row_codec import encode_rows
+from ...runtime.rpc.client import RpcClient
+from ...runtime.rpc.protocol import Reply
 from .chunks import CHUNK_BYTES, WriteChunk
 from .ledger import DIGEST_MASK, MicroBatch
 from .retry import retry_until

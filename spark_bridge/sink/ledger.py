@@ -19,9 +19,9 @@ import msgpack
 import xxhash
 
 from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest
-from ...runtime.names import DEFAULT_PREFIX
-from ...runtime.record import DECODE_ERRORS, NOT_A_RECORD, Record, RecordType, decode, encode
-from ...runtime.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
+from ...runtime.log.names import DEFAULT_PREFIX
+from ...runtime.log.record import DECODE_ERRORS, NOT_A_RECORD, Record, RecordType, decode, encode
+from ...runtime.log.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
 
 _logger = logging.getLogger("tidewal.spark")
 

@@ -12,7 +12,7 @@ from pyarrow import compute
 
 from ...runtime.clock import MAX_TIMESTAMP, HybridClock, compose, physical_ms
 from ...runtime.errors import ConfigError, InvalidRows, InvalidSchema, MessageTooLarge
-from ...runtime.record import Record, RecordType, stamp
+from ...runtime.log.record import Record, RecordType, stamp
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -10,9 +10,9 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from ...runtime.errors import ConfigError
-from ...runtime.names import DEFAULT_PREFIX
-from ...runtime.redaction import split_url
-from ...runtime.schema import OPS
+from ...runtime.log.names import DEFAULT_PREFIX
+from ...runtime.log.redaction import split_url
+from ...runtime.rows.schema import OPS
 
 DEADLINE_S: Final = 300.0
 VERSION_MAX: Final = (1 << 43) - 1  # with 20 bits for a partition's chunks it makes a producer's number

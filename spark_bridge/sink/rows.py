@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyarrow import compute
 
 from ...runtime.errors import InvalidRows, InvalidSchema
-from ...runtime.row_codec import vectors
-from ...runtime.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, FieldType
-from ..columns import DIM_METADATA
+from ...runtime.rows.row_codec import vectors
+from ...runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, FieldType
+from ..scan.columns import DIM_METADATA
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -18,8 +18,8 @@ from typing import Any, Final, cast
 import msgpack
 
 from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
-from ...runtime.record import Record, RecordType, decode, encode
-from ...runtime.wal import Append, Entry, FromId, Wal
+from ...runtime.log.record import Record, RecordType, decode, encode
+from ...runtime.log.wal import Append, Entry, FromId, Wal
 from .ledger import DIGEST_MASK, Decision, Ledger, MicroBatch, StagedRows, record_in, upto
 from .messages import OutgoingMessage
 from .retry import retry_until

@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from ...runtime.config import load_settings, wal_options
+from ...runtime.config.loading import load_settings, wal_options
 from ...runtime.errors import TidewalError, Unavailable
-from ...runtime.factory import open_wal
-from ...runtime.names import Names
-from ...runtime.redaction import shown_url
-from ...runtime.rpc import RpcClient
-from ...runtime.wal import ChannelPolicy, Wal
+from ...runtime.log.names import Names
+from ...runtime.log.redaction import shown_url
+from ...runtime.log.wal import ChannelPolicy, Wal
+from ...runtime.rpc.client import RpcClient
+from ...runtime.streams.factory import open_wal
 from .retry import retry_until
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from itertools import count
 
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.settings import Settings
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("value", "int64", nullable=True)), "id")
 

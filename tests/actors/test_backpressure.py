@@ -84,7 +84,7 @@ import numpy, pyarrow as pa
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.errors import Overloaded
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema("people", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
 BATCH = pa.table({"id": numpy.arange(1024), "name": ["x" * 1016] * 1024}).to_batches()[0]

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tidewal.actors.querynode import QueryNode
-from tidewal.runtime.heartbeats import announcements
-from tidewal.runtime.record import RecordType, decode
-from tidewal.runtime.wal import From
+from tidewal.runtime.log.heartbeats import announcements
+from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.log.wal import From
 
 pytestmark = pytest.mark.asyncio(loop_factories=["rocksmq"])
 

@@ -13,15 +13,15 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.adapters.memory import MemoryWal
-from tidewal.runtime.catalog_log import CatalogLog
+from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import DeadlineExceeded, TidewalError
-from tidewal.runtime.names import Names, pchannel_of
-from tidewal.runtime.record import RecordType
-from tidewal.runtime.row_codec import decode_rows
+from tidewal.runtime.log.names import Names, pchannel_of
+from tidewal.runtime.log.record import RecordType
+from tidewal.runtime.rows.row_codec import decode_rows
+from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.clock import MachineClock
 from tidewal.runtime.testing.faults import FaultPlan, Rates
-from tidewal.runtime.tt_stream import TtMsgStream
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 

@@ -12,7 +12,7 @@ from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog

@@ -13,9 +13,9 @@ import msgpack
 import pytest
 
 from tidewal.runtime.clock import MAX_TIMESTAMP
-from tidewal.runtime.names import pchannel_of
-from tidewal.runtime.record import Record, RecordType, encode, stamp
-from tidewal.runtime.wal import Append
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.log.record import Record, RecordType, encode, stamp
+from tidewal.runtime.log.wal import Append
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 

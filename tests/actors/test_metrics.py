@@ -14,20 +14,20 @@ from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.actor import Actor, ActorSystem
 from tidewal.runtime.actor.metrics import ActorMetrics
-from tidewal.runtime.catalog import Collection
+from tidewal.runtime.catalog.catalog import Collection
 from tidewal.runtime.clock import HybridClock, add_ms, physical_ms
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import JournalFailed, Lagging, OrderViolated, Overloaded, Unavailable
-from tidewal.runtime.metrics import METRICS, Metrics
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.settings import Settings
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.wal import ChannelPolicy, Delivery, From
+from tidewal.runtime.metrics.metrics import METRICS, Metrics
+from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
+from tidewal.runtime.ownership.metrics import ChannelOwnerMetrics
+from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.tt_stream import TtMsgStream
-from tidewal.runtime.wal import ChannelPolicy, Delivery, From
-from tidewal.runtime.writer import ChannelGrant, ChannelOwner
-from tidewal.runtime.writer.metrics import ChannelOwnerMetrics
 
 PEOPLE = CollectionSchema("people", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
 ONLY_ON_FAULT = {  # each has a test below

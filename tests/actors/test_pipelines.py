@@ -18,8 +18,8 @@ from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.row_store import RowStore
 from tidewal.runtime.errors import MemoryLimitExceeded, PositionLost
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import decode
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import decode
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 

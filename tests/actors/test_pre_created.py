@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidewal.runtime.config import load_settings
+from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import ConfigError
-from tidewal.runtime.names import Names, pchannel_of
-from tidewal.runtime.wal import ChannelPolicy, Delivery
+from tidewal.runtime.log.names import Names, pchannel_of
+from tidewal.runtime.log.wal import ChannelPolicy, Delivery
 
 NAMES = Names()
 DURABLE = ChannelPolicy()

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from tidewal.actors.mixcoord import mixcoord
+from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.clock import AHEAD_MS_MAX, LOGICAL_BITS, HybridClock, add_ms, physical_ms
-from tidewal.runtime.cuts import Cut
 from tidewal.runtime.errors import CollectionNotFound, InvalidFilter, InvalidRequest, MemoryLimitExceeded
-from tidewal.runtime.record import decode
+from tidewal.runtime.log.record import decode
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 ROUNDS = 1000

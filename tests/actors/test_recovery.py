@@ -18,6 +18,7 @@ from tidewal.actors.mixcoord import MixCoord
 from tidewal.actors.node import Node
 from tidewal.actors.proxy import Proxy
 from tidewal.actors.querynode import QueryNode
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import (
     DeadlineExceeded,
     DiskFull,
@@ -25,7 +26,6 @@ from tidewal.runtime.errors import (
     HandlerFailed,
     Unavailable,
 )
-from tidewal.runtime.settings import Settings
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 

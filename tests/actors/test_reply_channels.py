@@ -10,14 +10,15 @@ import pytest
 
 from tidewal.actors.mixcoord import reply_channels
 from tidewal.actors.mixcoord.reply_channels import SILENT_SWEEPS, SWEEP_INTERVAL_S, ReplyChannels
-from tidewal.runtime import rpc
 from tidewal.runtime.errors import CorruptLog, Unavailable
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import SIGN_OF_LIFE_S, RpcClient, RpcServer
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.wal import ChannelPolicy
+from tidewal.runtime.metrics.metrics import Metrics
+from tidewal.runtime.rpc import client as rpc_client
+from tidewal.runtime.rpc.client import SIGN_OF_LIFE_S, RpcClient
+from tidewal.runtime.rpc.server import RpcServer
 from tidewal.runtime.testing.clock import VirtualClock, elapse, run_virtual
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
-from tidewal.runtime.wal import ChannelPolicy
 
 NAMES = Names()
 SILENT_S = SILENT_SWEEPS * SWEEP_INTERVAL_S
@@ -158,7 +159,7 @@ def test_a_sweep_that_fails_goes_on_at_the_next() -> None:
 @pytest.mark.asyncio(loop_factories=["memory"])
 async def test_a_node_that_leads_sweeps(home, monkeypatch) -> None:
     monkeypatch.setattr(reply_channels, "SWEEP_INTERVAL_S", 2.0)
-    monkeypatch.setattr(rpc, "SIGN_OF_LIFE_S", 2.0)
+    monkeypatch.setattr(rpc_client, "SIGN_OF_LIFE_S", 2.0)
     dead = await killed_callers(home.log, 20)
     async with home.people_client() as client:
         await home.elapse(20)

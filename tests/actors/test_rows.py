@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tidewal.actors.rows import split_by_bytes, split_by_shard, to_batch
 from tidewal.runtime.errors import InvalidRows, MessageTooLarge
-from tidewal.runtime.hashing import shard_of_key
-from tidewal.runtime.row_codec import encode_rows
-from tidewal.runtime.schema import CollectionSchema, Field, Op
+from tidewal.runtime.rows.hashing import shard_of_key
+from tidewal.runtime.rows.row_codec import encode_rows
+from tidewal.runtime.rows.schema import CollectionSchema, Field, Op
 
 SCHEMA = CollectionSchema(
     "things",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 DIGITS = CollectionSchema(
     "digits", (Field("id", "int64"), Field("digit", "int8"), Field("pixels", "float_vector", dim=64)), "id"

@@ -9,7 +9,7 @@ import pytest
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.errors import DeadlineExceeded, DiskPressure
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.disk import FaultyDisk
 
 SCHEMA = CollectionSchema("c", (Field("id", "int64"), Field("v", "varchar", nullable=True)), "id")

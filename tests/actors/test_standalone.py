@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tidewal.actors.mixcoord import MixCoord
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -17,9 +18,8 @@ from tidewal.runtime.errors import (
     InvalidRequest,
     InvalidSchema,
 )
-from tidewal.runtime.names import pchannel_of
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.settings import Settings
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 
 @pytest.mark.every_log

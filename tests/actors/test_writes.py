@@ -15,7 +15,7 @@ from tidewal.runtime.errors import (
     MessageTooLarge,
     TidewalError,
 )
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 ROWS = [{"id": 1, "name": "a", "height": 1.0}, {"id": 2, "name": "b", "height": None}]
 

@@ -12,8 +12,8 @@ import pytest
 from tests.backends import SEGMENT_BYTES, Backend, fill_segment
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.log.wal import Append, Entry, Start, Wal
 from tidewal.runtime.testing.clock import VirtualClock
-from tidewal.runtime.wal import Append, Entry, Start, Wal
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.wal import Entry, From, Wal
+from tidewal.runtime.log.wal import Entry, From, Wal
 
 WITHIN_S = 60.0
 

@@ -15,8 +15,8 @@ import pytest
 
 from tidewal.actors.standalone import standalone
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.adapters.rocksmq.owner_connection import OwnerConnection
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 pytestmark = pytest.mark.slow
 

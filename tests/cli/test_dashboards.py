@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tidewal.cli.dashboards import FILES
-from tidewal.runtime.metrics import METRICS, NODE_LABEL, Metric
+from tidewal.runtime.metrics.metrics import METRICS, NODE_LABEL, Metric
 
 COMPOSE = Path(__file__).parents[2] / "compose"
 SERIES = {

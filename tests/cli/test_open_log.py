@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidewal.cli.tail import _merged
-from tidewal.runtime.wal import ChannelPolicy, From, Wal
+from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
 
 
 async def test_a_tail_of_a_channel_that_retention_has_emptied_ends(backend: Any) -> None:

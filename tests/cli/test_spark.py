@@ -20,9 +20,9 @@ from tests.cli.conftest import tracebacks
 from tidewal.actors.standalone import standalone
 from tidewal.cli import spark_running
 from tidewal.cli.jdk import Java
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.wal import ChannelPolicy
-from tidewal.spark_bridge import spark_session
+from tidewal.runtime.log.wal import ChannelPolicy
+from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.spark_bridge.helpers import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import pytest
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.cli.groups import start_of
 from tidewal.runtime.errors import InvalidRequest, PositionLost
-from tidewal.runtime.wal import ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.log.wal import ChannelPolicy, From, FromId, FromTime
 
 SMALL = 64 * 1024
 

@@ -10,15 +10,15 @@ import pytest
 
 from tidewal.runtime.clock import HybridClock, add_ms
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.heartbeats import announcements
-from tidewal.runtime.messages import MsgPack
-from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.stream_base import reading
+from tidewal.runtime.log.heartbeats import announcements
+from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, OnAppended
+from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
+from tidewal.runtime.streams.messages import MsgPack
+from tidewal.runtime.streams.stream_base import reading
+from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
-from tidewal.runtime.tt_stream import TtMsgStream
-from tidewal.runtime.wal import Append, ChannelPolicy, From, OnAppended
-from tidewal.runtime.writer import ChannelGrant, ChannelOwner
 
 BEATS = "heartbeats"
 LEASE_MS = 10_000

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.catalog import CREATING, DROPPING, READY, Catalog, Collection, decode_event, encode_event
+from tidewal.runtime.catalog.catalog import CREATING, DROPPING, READY, Catalog, Collection, decode_event, encode_event
 from tidewal.runtime.errors import BadRecord, CollectionNotFound, FormatTooNew
-from tidewal.runtime.record import Record, RecordType, encode
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.wal import Entry
+from tidewal.runtime.log.record import Record, RecordType, encode
+from tidewal.runtime.log.wal import Entry
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 
 class Log:

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tidewal.runtime import catalog_log
-from tidewal.runtime.catalog import Catalog, Collection, decode_event, encode_event
-from tidewal.runtime.catalog_log import CatalogLog
+from tidewal.runtime.catalog import catalog_log
+from tidewal.runtime.catalog.catalog import Catalog, Collection, decode_event, encode_event
+from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import MAX_TIMESTAMP, HybridClock
 from tidewal.runtime.errors import (
     Closed,
@@ -23,13 +23,13 @@ from tidewal.runtime.errors import (
     Overloaded,
     Unavailable,
 )
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import Record, RecordType, decode, encode, stamp
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import Record, RecordType, decode, encode, stamp
+from tidewal.runtime.log.wal import ControlAppend
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
-from tidewal.runtime.wal import ControlAppend
 
 NAMES = Names()
 

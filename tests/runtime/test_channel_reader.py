@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from tidewal.runtime.channel_reader import BAD_RECORDS_MAX, ChannelReader, Granted
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode
-from tidewal.runtime.wal import Entry
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.wal import Entry
+from tidewal.runtime.streams.channel_reader import BAD_RECORDS_MAX, ChannelReader, Granted
 
 
 def log(*records: Record | bytes) -> list[Entry]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tidewal.runtime.clock import HybridClock
-from tidewal.runtime.dead_letters import LETTER_BODY_BYTES, DeadLetters
 from tidewal.runtime.errors import BadRecord
-from tidewal.runtime.factory import Factory
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import Record, RecordType, decode, encode
+from tidewal.runtime.log.dead_letters import LETTER_BODY_BYTES, DeadLetters
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
+from tidewal.runtime.log.wal import ChannelPolicy, Entry
+from tidewal.runtime.streams.factory import Factory
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.wal import ChannelPolicy, Entry
 
 CHANNEL = Names().dead_letters
 

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tidewal.runtime.clock import HybridClock
+from tidewal.runtime.config.settings import MqSettings, Settings
 from tidewal.runtime.errors import ConfigError
-from tidewal.runtime.factory import PACK_BYTES, Factory, open_wal
-from tidewal.runtime.settings import MqSettings, Settings
-from tidewal.runtime.stream import MsgStream
+from tidewal.runtime.streams.factory import PACK_BYTES, Factory, open_wal
+from tidewal.runtime.streams.stream import MsgStream
+from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.tt_stream import TtMsgStream
 
 
 @pytest.fixture

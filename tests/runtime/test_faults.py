@@ -8,10 +8,10 @@ import random
 import pytest
 
 from tidewal.runtime.clock import add_ms
+from tidewal.runtime.ownership import ChannelGrant
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import Fault, FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.writer import ChannelGrant
 
 RATES = Rates(fail=0.1, unknown=0.03, lost=0.03, delay=0.3, drop=0.2, duplicate=0.2)
 

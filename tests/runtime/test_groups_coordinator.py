@@ -15,8 +15,8 @@ from tidewal.runtime.groups import coordinator as coordinating
 from tidewal.runtime.groups.coordinator import GroupCoordinator
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.progress import GroupProgress
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From
 from tidewal.runtime.testing.clock import VirtualClock
-from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From
 
 SESSION_S = 10.0
 QUEUE = ChannelPolicy(delivery=Delivery.QUEUE)

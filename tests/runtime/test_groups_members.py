@@ -14,11 +14,11 @@ from tidewal.runtime.errors import Fenced, Overloaded, TidewalError, Unavailable
 from tidewal.runtime.groups import member_fetcher
 from tidewal.runtime.groups.group_consumer import start_member
 from tidewal.runtime.groups.local_coordinator_client import LocalCoordinatorClient
-from tidewal.runtime.metrics import Metrics
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import elapse, run_virtual, until
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
-from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 PLAIN = ChannelPolicy()
 CHANNELS = ["in-1", "in-2", "in-3"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tidewal.runtime.errors import InvalidRequest
 from tidewal.runtime.groups.progress import Change, GroupProgress
 from tidewal.runtime.groups.unacknowledged import Unacknowledged
-from tidewal.runtime.wal import Delivered, Entry
+from tidewal.runtime.log.wal import Delivered, Entry
 
 
 def id_of(number):

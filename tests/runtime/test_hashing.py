@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.hashing import hash_int, hash_string, shard_of, shard_of_key
+from tidewal.runtime.rows.hashing import hash_int, hash_string, shard_of, shard_of_key
 
 INT_VECTORS = {
     0: 1669671676,

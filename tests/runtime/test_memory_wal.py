@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from tidewal.runtime.errors import Closed, TidewalError, Unavailable
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
-from tidewal.runtime.wal import Append, ChannelPolicy, Entry, From
 
 
 async def read(wal: MemoryWal, channel: str, count: int) -> list[Entry]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tidewal.runtime import metrics_server
 from tidewal.runtime.errors import InvalidRequest, Unavailable
-from tidewal.runtime.metrics import METRICS, Metrics
-from tidewal.runtime.metrics_server import MAX_REQUEST_BYTES, Health, MetricsServer
+from tidewal.runtime.metrics import server as metrics_server
+from tidewal.runtime.metrics.metrics import METRICS, Metrics
+from tidewal.runtime.metrics.server import MAX_REQUEST_BYTES, Health, MetricsServer
 
 
 def test_table_is_well_formed():

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.runtime.errors import BadRecord, OutcomeUnknown
-from tidewal.runtime.writer import producers
-from tidewal.runtime.writer.producers import EXPIRY_MS, REMEMBERED_PER_PRODUCER, BatchOutcome, ProducerTable
+from tidewal.runtime.ownership import producers
+from tidewal.runtime.ownership.producers import EXPIRY_MS, REMEMBERED_PER_PRODUCER, BatchOutcome, ProducerTable
 
 
 def test_a_number_too_old_to_tell_is_unknown_and_a_new_one_never_happened():

@@ -13,12 +13,11 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tidewal.runtime.catalog.cuts import Cut, CutEnd
 from tidewal.runtime.clock import MAX_TIMESTAMP
-from tidewal.runtime.cuts import Cut, CutEnd
 from tidewal.runtime.errors import BadRecord
-from tidewal.runtime.heartbeats import Announcement, announcements, heartbeat
-from tidewal.runtime.messages import MsgPack, Position
-from tidewal.runtime.record import (
+from tidewal.runtime.log.heartbeats import Announcement, announcements, heartbeat
+from tidewal.runtime.log.record import (
     BODY_ALIGNMENT,
     MAX_HEADER_BYTES,
     MAX_RECORD_BYTES,
@@ -29,7 +28,8 @@ from tidewal.runtime.record import (
     encode,
     stamp,
 )
-from tidewal.runtime.row_codec import count_rows, decode_rows, encode_rows
+from tidewal.runtime.rows.row_codec import count_rows, decode_rows, encode_rows
+from tidewal.runtime.streams.messages import MsgPack, Position
 
 numbers = st.integers(0, MAX_TIMESTAMP)
 words = st.text(max_size=40)

@@ -14,11 +14,11 @@ from tidewal.actors.standalone import standalone
 from tidewal.adapters.kafka.options import parse as kafka_options
 from tidewal.adapters.pulsar.options import parse as pulsar_options
 from tidewal.cli.main import app
-from tidewal.runtime.config import load_settings
+from tidewal.runtime.config.loading import load_settings
+from tidewal.runtime.config.settings import KafkaSettings, PulsarSettings, Settings
 from tidewal.runtime.errors import ConfigError, TidewalError
-from tidewal.runtime.factory import open_wal
-from tidewal.runtime.redaction import shown_url
-from tidewal.runtime.settings import KafkaSettings, PulsarSettings, Settings
+from tidewal.runtime.log.redaction import shown_url
+from tidewal.runtime.streams.factory import open_wal
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import ReadOptions as SourceOptions
 from tidewal.spark_bridge.sink.options import SinkOptions

@@ -18,14 +18,16 @@ from tidewal.runtime.errors import (
     MessageTooLarge,
     Overloaded,
 )
-from tidewal.runtime.fragments import FragmentAssembler, fragments_of
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.rpc import MESSAGE_BYTES_MAX, REMEMBERED_BYTES, Request, RpcClient, RpcServer
+from tidewal.runtime.log.fragments import FragmentAssembler, fragments_of
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.wal import Append, ChannelInfo, OnAppended
+from tidewal.runtime.rpc.client import RpcClient
+from tidewal.runtime.rpc.protocol import MESSAGE_BYTES_MAX
+from tidewal.runtime.rpc.server import REMEMBERED_BYTES, Request, RpcServer
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
-from tidewal.runtime.wal import Append, ChannelInfo, OnAppended
 
 NAMES = Names()
 SMALL_BYTES = 4096

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tidewal.runtime.errors import BadRecord, InvalidSchema
-from tidewal.runtime.schema import MAX_FIELDS, CollectionSchema, Field
+from tidewal.runtime.rows.schema import MAX_FIELDS, CollectionSchema, Field
 
 KEY = Field("id", "int64")
 FULL = CollectionSchema(

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tidewal.runtime import stalls as stalls_module
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.stalls import STALLED_AFTER_S, StallWatch
+from tidewal.runtime.log import stalls as stalls_module
+from tidewal.runtime.log.stalls import STALLED_AFTER_S, StallWatch
+from tidewal.runtime.metrics.metrics import Metrics
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost, PositionMismatch, Unavailable
-from tidewal.runtime.messages import Position
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode
-from tidewal.runtime.stream import MsgStream
-from tidewal.runtime.stream_base import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.streams.messages import Position
+from tidewal.runtime.streams.stream import MsgStream
+from tidewal.runtime.streams.stream_base import CHANNEL_BUFFER_BYTES_MIN
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.channel_reader import Granted
 from tidewal.runtime.clock import HybridClock, compose
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import PositionLost, WatermarkStalled
-from tidewal.runtime.factory import Factory
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.pursuit import Pursuit
-from tidewal.runtime.record import Record, RecordType, encode
-from tidewal.runtime.settings import Settings
-from tidewal.runtime.stream_base import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.log.record import Record, RecordType, encode
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.metrics.metrics import Metrics
+from tidewal.runtime.streams.channel_reader import Granted
+from tidewal.runtime.streams.factory import Factory
+from tidewal.runtime.streams.pursuit import Pursuit
+from tidewal.runtime.streams.stream_base import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.streams.tt_stream import STALLED_S, TtMsgStream
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, elapse, run_virtual
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.tt_stream import STALLED_S, TtMsgStream
-from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 LAG_MS = 10_000
 CHANNELS = ["c1", "c2"]

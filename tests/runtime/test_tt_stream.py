@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.backends import Backend, Observed, fill_segment
-from tidewal.runtime.channel_reader import Granted
 from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.errors import (
     Closed,
@@ -20,12 +19,13 @@ from tidewal.runtime.errors import (
     PositionLost,
     PositionMismatch,
 )
-from tidewal.runtime.messages import MsgPack, Position
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode
-from tidewal.runtime.stream_base import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromTime, Wal
+from tidewal.runtime.streams.channel_reader import Granted
+from tidewal.runtime.streams.messages import MsgPack, Position
+from tidewal.runtime.streams.stream_base import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.streams.tt_stream import ANNOUNCED_MAX, TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.tt_stream import ANNOUNCED_MAX, TtMsgStream
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromTime, Wal
 
 ROUNDS = {"memory": 12}  # the other backends have 2
 

@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from tidewal.runtime.channel_reader import Granted
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import (
     BadRecord,
@@ -22,12 +21,13 @@ from tidewal.runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.wal import Append, From
+from tidewal.runtime.ownership import AckManager, Appended, ChannelGrant, ChannelOwnerObserver
+from tidewal.runtime.streams.channel_reader import Granted
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.wal import Append, From
-from tidewal.runtime.writer import AckManager, Appended, ChannelGrant, ChannelOwnerObserver
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.wal import ChannelPolicy
+from tidewal.runtime.log.wal import ChannelPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import Story

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tidewal.spark_bridge import foreach_pack, latest, progress
-from tidewal.spark_bridge.spark_session import SETTINGS, make_source_findable
+from tidewal.spark_bridge.helpers.spark_session import SETTINGS, make_source_findable
 
 COLUMNS = ("_channel", "_cseq", "_row")
 DEADLINE_S = 60.0

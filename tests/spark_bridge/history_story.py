@@ -10,13 +10,13 @@ import pyarrow as pa
 from story import NAMES, Append, ListLog, Story, number, random_row
 
 from tidewal.actors.datanode.log_table import LogTable
-from tidewal.runtime.catalog import Catalog
+from tidewal.runtime.catalog.catalog import Catalog
 from tidewal.runtime.clock import add_ms
-from tidewal.runtime.messages import Position
-from tidewal.runtime.names import pchannel_of
-from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.tables import log_table
-from tidewal.runtime.wal import Entry
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.wal import Entry
+from tidewal.runtime.streams.messages import Position
+from tidewal.runtime.tables.delta_table import log_table
 
 
 class StoredStory:

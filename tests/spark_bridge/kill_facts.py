@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SHARDS = 4
 NUMBERS = CollectionSchema("numbers", (Field("id", "int64"),), "id")

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from story import NAMES, ListLog, Row, Story
 
-from tidewal.runtime.catalog import Collection
-from tidewal.runtime.cuts import Cut, CutEnd
-from tidewal.runtime.names import pchannel_of
-from tidewal.runtime.record import Record, decode, encode
-from tidewal.runtime.wal import Entry
+from tidewal.runtime.catalog.catalog import Collection
+from tidewal.runtime.catalog.cuts import Cut, CutEnd
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.log.record import Record, decode, encode
+from tidewal.runtime.log.wal import Entry
 
 
 class LateLog(ListLog):

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.log.wal import Append, OnAppended, Payload
 from tidewal.runtime.loop_bridge import conclude
-from tidewal.runtime.wal import Append, OnAppended, Payload
 
 
 class LateWal:

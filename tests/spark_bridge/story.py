@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from tidewal.runtime.catalog import Collection, encode_event
+from tidewal.runtime.catalog.catalog import Collection, encode_event
+from tidewal.runtime.catalog.cuts import Cut, CutEnd
 from tidewal.runtime.clock import compose, physical_ms
-from tidewal.runtime.cuts import Cut, CutEnd
 from tidewal.runtime.errors import ChannelNotFound, PositionLost
-from tidewal.runtime.names import Names, pchannel_of
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode, stamp
-from tidewal.runtime.row_codec import encode_rows
-from tidewal.runtime.schema import OPS, CollectionSchema, Field
-from tidewal.runtime.wal import Entry
+from tidewal.runtime.log.names import Names, pchannel_of
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode, stamp
+from tidewal.runtime.log.wal import Entry
+from tidewal.runtime.rows.row_codec import encode_rows
+from tidewal.runtime.rows.schema import OPS, CollectionSchema, Field
 
 NAMES = Names()
 FLIGHTS = CollectionSchema(

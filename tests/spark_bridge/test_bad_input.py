@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
-from tidewal.runtime.catalog import Catalog
-from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.row_codec import encode_rows
-from tidewal.runtime.wal import ChannelPolicy
+from tidewal.runtime.catalog.catalog import Catalog
+from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.wal import ChannelPolicy
+from tidewal.runtime.rows.row_codec import encode_rows
 from tidewal.spark_bridge.log import open_log
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -20,7 +20,7 @@ from late_story import LateLog, LateStory
 from micro_batches import Query
 from story import NAMES, Row, number, sorted_rows
 
-from tidewal.runtime.record import Record, RecordType
+from tidewal.runtime.log.record import Record, RecordType
 
 SHARDS = 4
 CHANNELS = [NAMES.pchannel(shard) for shard in range(SHARDS)]

@@ -49,7 +49,7 @@ def test_workers_of_a_session_find_the_source_from_any_folder(tmp_path: Path) ->
     lists = "import pkgutil; print('pyspark_tidewal' in [module.name for module in pkgutil.iter_modules()])"
     code = (
         "import subprocess, sys\n"
-        "from tidewal.spark_bridge.spark_session import make_source_findable\n"
+        "from tidewal.spark_bridge.helpers.spark_session import make_source_findable\n"
         "make_source_findable()\n"
         f'print(subprocess.check_output([sys.executable, "-c", "{lists}"], text=True))'
     )
@@ -65,7 +65,7 @@ def test_a_session_knows_the_source_though_spark_has_looked_for_sources_in_vain(
     told = python(
         "from pyspark.sql import SparkSession\n"
         "from tidewal.spark_bridge import session\n"
-        "from tidewal.spark_bridge.spark_session import SETTINGS\n"
+        "from tidewal.spark_bridge.helpers.spark_session import SETTINGS\n"
         "def said_by(spark):\n"
         "    try:\n"
         "        spark.read.format('tidewal').load()\n"

@@ -17,20 +17,20 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewal.runtime.cuts import Cut
+from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
-from tidewal.runtime.names import pchannel_of
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.tables import commit_file, log_table
-from tidewal.spark_bridge import history
-from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
-from tidewal.spark_bridge.history_plan import HistoryPlan, HistoryPlanner, end_at
-from tidewal.spark_bridge.offsets import beginning, history_cut, is_history
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.tables.delta_table import commit_file, log_table
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.planning import CollectionPlanner
-from tidewal.spark_bridge.predicate import Predicate
-from tidewal.spark_bridge.stored import StoredRange
-from tidewal.spark_bridge.unstored import UnstoredRange, unstored_batches
+from tidewal.spark_bridge.plan.collection import CollectionPlanner
+from tidewal.spark_bridge.plan.history import HistoryPlan, HistoryPlanner, end_at
+from tidewal.spark_bridge.plan.offsets import beginning, history_cut, is_history
+from tidewal.spark_bridge.plan.predicate import Predicate
+from tidewal.spark_bridge.scan import history
+from tidewal.spark_bridge.scan.columns import arrow_columns, arrow_schema
+from tidewal.spark_bridge.scan.delta import StoredRange
+from tidewal.spark_bridge.scan.log_tail import UnstoredRange, unstored_batches
 
 sys.path.insert(0, str(Path(__file__).parent))
 from history_story import StoredStory
@@ -183,7 +183,7 @@ def test_columns_may_be_chosen_in_any_order(stored: StoredStory) -> None:
 
 @pytest.mark.slow
 def test_batches_and_tasks_are_bounded(stored: StoredStory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidewal.spark_bridge.stored.BATCH_ROWS", 7)
+    monkeypatch.setattr("tidewal.spark_bridge.scan.delta.BATCH_ROWS", 7)
     end = history_cut(stored.flights, stored.time)
     plan = planner(stored)
     [task] = plan.tasks(beginning(stored.flights), end)
@@ -435,7 +435,7 @@ def test_a_table_whose_newest_commit_is_torn_is_no_history(stored: StoredStory, 
 def test_a_log_that_forgets_while_it_is_read_asks_to_begin_again(
     stored: StoredStory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidewal.spark_bridge.rows.BATCH_ROWS", 1)
+    monkeypatch.setattr("tidewal.spark_bridge.scan.collection.BATCH_ROWS", 1)
     start, end = history_cut(stored.flights, stored.time), stored.story.cuts[-1]
     task = planner(stored).tasks(start, end)[0]
     assert isinstance(task, UnstoredRange)

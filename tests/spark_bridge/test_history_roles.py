@@ -14,19 +14,19 @@ from tests.backends import Backend, fill_segment
 from tidewal.actors.client import Client
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.standalone import Standalone
-from tidewal.runtime import catalog_log
-from tidewal.runtime.names import Names
-from tidewal.runtime.settings import Settings
-from tidewal.runtime.tables import log_table
-from tidewal.runtime.wal import Wal
-from tidewal.spark_bridge.columns import arrow_columns
+from tidewal.runtime.catalog import catalog_log
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.wal import Wal
+from tidewal.runtime.tables.delta_table import log_table
 from tidewal.spark_bridge.connection_cache import close_idle
-from tidewal.spark_bridge.history_plan import HistoryPlanner
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import ReadOptions
-from tidewal.spark_bridge.planning import CollectionPlanner
-from tidewal.spark_bridge.rows import arrow_batches
-from tidewal.spark_bridge.unstored import UnstoredRange
+from tidewal.spark_bridge.plan.collection import CollectionPlanner
+from tidewal.spark_bridge.plan.history import HistoryPlanner
+from tidewal.spark_bridge.scan.collection import arrow_batches
+from tidewal.spark_bridge.scan.columns import arrow_columns
+from tidewal.spark_bridge.scan.log_tail import UnstoredRange
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, Row, random_row

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.runtime.cuts import Cut, CutEnd
+from tidewal.runtime.catalog.cuts import Cut, CutEnd
 from tidewal.runtime.errors import InvalidRequest, PositionMismatch
-from tidewal.spark_bridge.offsets import (
+from tidewal.spark_bridge.plan.offsets import (
     beginning,
     first_offset,
     from_json,

@@ -16,13 +16,13 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
 from tidewal.runtime.errors import InvalidRequest
-from tidewal.runtime.messages import MsgPack
-from tidewal.runtime.record import Record, RecordType
-from tidewal.runtime.row_codec import decode_rows
-from tidewal.runtime.schema import OPS
+from tidewal.runtime.log.record import Record, RecordType
+from tidewal.runtime.rows.row_codec import decode_rows
+from tidewal.runtime.rows.schema import OPS
+from tidewal.runtime.streams.messages import MsgPack
 from tidewal.spark_bridge import foreach_pack, pack_schema
-from tidewal.spark_bridge.packs import _ends, _messages
-from tidewal.spark_bridge.records import encode_records
+from tidewal.spark_bridge.helpers.packs import _ends, _messages
+from tidewal.spark_bridge.helpers.records import encode_records
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, NAMES, Row, Story, number, random_row

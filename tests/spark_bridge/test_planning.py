@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.runtime.catalog import Catalog
+from tidewal.runtime.catalog.catalog import Catalog
 from tidewal.runtime.errors import CollectionNotFound, InvalidRequest, PositionLost
-from tidewal.runtime.record import decode
-from tidewal.spark_bridge import catalog_view, cut_log
-from tidewal.spark_bridge.offsets import beginning, end_before, pchannels_of, to_json
+from tidewal.runtime.log.record import decode
 from tidewal.spark_bridge.options import MicroBatchLimits
-from tidewal.spark_bridge.planning import CollectionPlanner
+from tidewal.spark_bridge.plan import catalog_view, cut_log
+from tidewal.spark_bridge.plan.collection import CollectionPlanner
+from tidewal.spark_bridge.plan.offsets import beginning, end_before, pchannels_of, to_json
 
 sys.path.insert(0, str(Path(__file__).parent))
 import itertools

@@ -22,19 +22,20 @@ from pyspark.sql.types import StructType
 
 from tidewal.runtime.clock import compose, physical_ms
 from tidewal.runtime.errors import ConfigError, InvalidSchema, PositionLost, PositionMismatch
-from tidewal.runtime.hashing import shard_of_key
-from tidewal.runtime.record import Record, RecordType
-from tidewal.spark_bridge import cut_log, limits, readers
-from tidewal.spark_bridge.columns import arrow_columns, some_columns, spark_schema
-from tidewal.spark_bridge.cut_log import CutLog
-from tidewal.spark_bridge.history_plan import AsOfPlan
-from tidewal.spark_bridge.limits import Size
+from tidewal.runtime.log.record import Record, RecordType
+from tidewal.runtime.rows.hashing import shard_of_key
+from tidewal.spark_bridge import readers
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.plans import CollectionPlan, Offset
-from tidewal.spark_bridge.predicate import EVERYTHING, Predicate
-from tidewal.spark_bridge.pushdown import take
+from tidewal.spark_bridge.plan import cut_log, limits
+from tidewal.spark_bridge.plan.base import CollectionPlan, Offset
+from tidewal.spark_bridge.plan.cut_log import CutLog
+from tidewal.spark_bridge.plan.history import AsOfPlan
+from tidewal.spark_bridge.plan.limits import Size
+from tidewal.spark_bridge.plan.predicate import EVERYTHING, Predicate
+from tidewal.spark_bridge.plan.pushdown import take
 from tidewal.spark_bridge.readers import TidewalBatchReader, TidewalStreamReader
-from tidewal.spark_bridge.rows import arrow_batches
+from tidewal.spark_bridge.scan.collection import arrow_batches
+from tidewal.spark_bridge.scan.columns import arrow_columns, some_columns, spark_schema
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, NAMES, ListLog, Row, Story, batch_of, number, random_row, sorted_rows
@@ -178,7 +179,7 @@ def test_counting_looks_at_heads_only(rng: random.Random, monkeypatch: pytest.Mo
         counted.append(len(body))
         return 1
 
-    monkeypatch.setattr("tidewal.spark_bridge.rows.decode_rows", None)
+    monkeypatch.setattr("tidewal.spark_bridge.scan.collection.decode_rows", None)
     monkeypatch.setattr(limits, "count_rows", count)
     end = plan.next(plan.begin(), upto, MicroBatchLimits(rows=10))
     assert end is not None

@@ -26,9 +26,9 @@ from pyspark.sql.streaming.listener import (
 
 from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import Unavailable
-from tidewal.runtime.metrics import Metrics
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.spark_bridge import progress
-from tidewal.spark_bridge.listener import QueryMetrics
+from tidewal.spark_bridge.helpers.listener import QueryMetrics
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import Story

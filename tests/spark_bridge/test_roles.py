@@ -13,12 +13,12 @@ import pytest
 
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.clock import compose, physical_ms
-from tidewal.spark_bridge.columns import arrow_columns
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.planning import CollectionPlanner
-from tidewal.spark_bridge.plans import CollectionPlan
-from tidewal.spark_bridge.rows import arrow_batches
+from tidewal.spark_bridge.plan.base import CollectionPlan
+from tidewal.spark_bridge.plan.collection import CollectionPlanner
+from tidewal.spark_bridge.scan.collection import arrow_batches
+from tidewal.spark_bridge.scan.columns import arrow_columns
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, Row, random_row

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from tidewal.runtime.errors import CorruptLog, InvalidRequest, PositionLost
-from tidewal.runtime.record import Record, RecordType, encode
-from tidewal.runtime.row_codec import encode_rows
-from tidewal.spark_bridge import rows
-from tidewal.spark_bridge.columns import arrow_columns, arrow_schema
-from tidewal.spark_bridge.offsets import beginning
-from tidewal.spark_bridge.planning import CollectionPlanner
-from tidewal.spark_bridge.rows import arrow_batches
+from tidewal.runtime.log.record import Record, RecordType, encode
+from tidewal.runtime.rows.row_codec import encode_rows
+from tidewal.spark_bridge.plan.collection import CollectionPlanner
+from tidewal.spark_bridge.plan.offsets import beginning
+from tidewal.spark_bridge.scan import collection as rows
+from tidewal.spark_bridge.scan.collection import arrow_batches
+from tidewal.spark_bridge.scan.columns import arrow_columns, arrow_schema
 
 sys.path.insert(0, str(Path(__file__).parent))
 import itertools

@@ -15,18 +15,18 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
-from tidewal.runtime.catalog import Collection
+from tidewal.runtime.catalog.catalog import Collection
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, InvalidRows
-from tidewal.runtime.names import Names, pchannel_of
-from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.rpc import RpcClient
-from tidewal.runtime.schema import CollectionSchema, Field
-from tidewal.runtime.settings import Settings
+from tidewal.runtime.log.names import Names, pchannel_of
+from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.wal import From, Wal
+from tidewal.runtime.ownership import producers
+from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.rpc.client import RpcClient
 from tidewal.runtime.testing.clock import VirtualLoop, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
-from tidewal.runtime.wal import From, Wal
-from tidewal.runtime.writer import producers
 from tidewal.spark_bridge.sink.chunks import chunks
 from tidewal.spark_bridge.sink.collection import ChunkSender, Division, Task, division
 from tidewal.spark_bridge.sink.ledger import upto

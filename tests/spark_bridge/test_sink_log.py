@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidewal.runtime.errors import DeadlineExceeded, Unavailable
-from tidewal.runtime.wal import ChannelPolicy, Wal
+from tidewal.runtime.log.wal import ChannelPolicy, Wal
 from tidewal.spark_bridge.sink import worker_log as module
 from tidewal.spark_bridge.sink.worker_log import close_all, worker_log
 

@@ -19,10 +19,10 @@ from pyspark.sql import types
 
 from tidewal.runtime.clock import HybridClock, compose, physical_ms
 from tidewal.runtime.errors import ConfigError, InvalidRows, InvalidSchema, MessageTooLarge
-from tidewal.runtime.hashing import shard_of
-from tidewal.runtime.record import Record, decode
-from tidewal.runtime.schema import OPS, CollectionSchema, Field
-from tidewal.spark_bridge.columns import spark_schema
+from tidewal.runtime.log.record import Record, decode
+from tidewal.runtime.rows.hashing import shard_of
+from tidewal.runtime.rows.schema import OPS, CollectionSchema, Field
+from tidewal.spark_bridge.scan.columns import spark_schema
 from tidewal.spark_bridge.sink.chunks import WriteChunk, chunks, digest, row_bytes
 from tidewal.spark_bridge.sink.messages import MS_MAX, MessageMaker, plan_messages
 from tidewal.spark_bridge.sink.options import SinkOptions

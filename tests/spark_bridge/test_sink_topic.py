@@ -17,11 +17,11 @@ import xxhash
 
 from tests.torture.faults import garbage
 from tidewal.runtime.errors import CorruptLog, DeadlineExceeded, InvalidRequest, OutcomeUnknown, Unavailable
-from tidewal.runtime.record import Record, RecordType, decode, encode
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
+from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
 from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
-from tidewal.runtime.wal import ChannelPolicy, From, Wal
 from tidewal.spark_bridge.sink.ledger import (
     NOTHING,
     POLICY,

@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 
 from tidewal.spark_bridge import latest
-from tidewal.spark_bridge.columns import SYSTEM_COLUMNS
-from tidewal.spark_bridge.offsets import to_json
+from tidewal.spark_bridge.plan.offsets import to_json
+from tidewal.spark_bridge.scan.columns import SYSTEM_COLUMNS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, NOON, Row, Story, number, sorted_rows

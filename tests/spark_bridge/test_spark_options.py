@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from tidewal.runtime.clock import compose, physical_ms
-from tidewal.runtime.hashing import shard_of_key
-from tidewal.runtime.record import Record, RecordType, encode
+from tidewal.runtime.log.record import Record, RecordType, encode
+from tidewal.runtime.rows.hashing import shard_of_key
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import NAMES, Row, Story, number, random_row, time_of

@@ -13,15 +13,15 @@ pytest.importorskip("pyspark")
 
 from tidewal.runtime.clock import HybridClock, add_ms, compose
 from tidewal.runtime.errors import PositionLost
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import Record, RecordType, encode
-from tidewal.runtime.wal import ChannelPolicy, Wal
-from tidewal.runtime.writer import ChannelGrant, ChannelOwner
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import Record, RecordType, encode
+from tidewal.runtime.log.wal import ChannelPolicy, Wal
+from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
 from tidewal.spark_bridge.log import BridgeLog, open_log
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.plans import Offset, ReadPlan
+from tidewal.spark_bridge.plan.base import Offset, ReadPlan
 from tidewal.spark_bridge.readers import open_plan
-from tidewal.spark_bridge.topic_rows import TOPIC_COLUMNS, topic_batches
+from tidewal.spark_bridge.scan.topic import TOPIC_COLUMNS, topic_batches
 
 pytestmark = pytest.mark.parametrize(
     "backend",

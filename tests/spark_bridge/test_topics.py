@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspark")
 from pyspark.sql import datasource as spark
 
-from tidewal.runtime.channel_reader import ChannelReader
 from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import (
     ChannelNotFound,
@@ -27,14 +26,15 @@ from tidewal.runtime.errors import (
     PositionMismatch,
     TidewalError,
 )
-from tidewal.runtime.heartbeats import Announcement, heartbeat
-from tidewal.runtime.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.heartbeats import Announcement, heartbeat
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.streams.channel_reader import ChannelReader
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.plans import Offset, ReadPlan
-from tidewal.spark_bridge.pushdown import take
-from tidewal.spark_bridge.ticks import ByTick
-from tidewal.spark_bridge.topic_rows import topic_batches, topic_columns
-from tidewal.spark_bridge.topics import ByChannel
+from tidewal.spark_bridge.plan.base import Offset, ReadPlan
+from tidewal.spark_bridge.plan.pushdown import take
+from tidewal.spark_bridge.plan.topic import ByChannel
+from tidewal.spark_bridge.plan.topic_by_tick import ByTick
+from tidewal.spark_bridge.scan.topic import topic_batches, topic_columns
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import NAMES, ListLog, Row, Story, time_of

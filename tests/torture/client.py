@@ -17,7 +17,7 @@ from typing import Any
 
 from tidewal.actors.client import Client
 from tidewal.runtime.errors import ChannelNotFound, TidewalError
-from tidewal.runtime.wal import Append, ChannelPolicy, Entry, From, FromId, Start, Wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, FromId, Start, Wal
 
 from .history import Recorder
 from .inside import CHANNELS, NUMBERS, THINGS, described, obey, open_log, outcome, tell

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.brokers.producers import everything
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import decode
-from tidewal.runtime.wal import Wal
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import decode
+from tidewal.runtime.log.wal import Wal
 
 
 async def save_dead_letters(wal: Wal, path: Path) -> str:

@@ -16,7 +16,7 @@ from tests.brokers.processes import BrokerFailed, free_ports
 from tests.brokers.proxy import Proxy
 from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar.topics import Topic
-from tidewal.runtime.wal import Wal
+from tidewal.runtime.log.wal import Wal
 
 from .inside import FULL
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.groups.processing import Semantics, process
-from tidewal.runtime.wal import Append, Delivered, GroupMember, Wal
+from tidewal.runtime.log.wal import Append, Delivered, GroupMember, Wal
 
 from .inside import obey, open_log, tell
 

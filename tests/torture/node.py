@@ -7,8 +7,8 @@ import logging
 import sys
 
 from tidewal.actors.standalone import Standalone
-from tidewal.runtime.settings import Settings
-from tidewal.runtime.wal import ChannelPolicy
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.log.wal import ChannelPolicy
 
 from .inside import COPIES, NUMBERS, THINGS, SteppedClock, obey, open_log, tell
 

@@ -22,9 +22,9 @@ from deltalake import DeltaTable
 from tests.brokers.producers import everything
 from tidewal.actors.client import Client
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import decode
-from tidewal.runtime.wal import ChannelPolicy, From, FromId, Wal
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import decode
+from tidewal.runtime.log.wal import ChannelPolicy, From, FromId, Wal
 
 from . import checks
 from .client import ROWS_PER_CLIENT, read_keys

@@ -12,7 +12,7 @@ from typing import Protocol
 from ....runtime.errors import ChannelNotFound, Fenced, TidewalError, Unavailable
 from ....runtime.groups.coordinator_client import AssignedChannel, MemberAssignment
 from ....runtime.groups.progress import GroupProgress
-from ....runtime.wal import From
+from ....runtime.log.wal import From
 from .. import faults
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import PAUSE_S, Cluster

@@ -16,7 +16,7 @@ from aiokafka.protocol.group import MemberAssignment, ProtocolMetadata
 
 from ....runtime.groups.assignment import assign
 from ....runtime.groups.subscriptions import Subscription
-from ....runtime.wal import From
+from ....runtime.log.wal import From
 from ..catalog import KafkaChannel
 from ..cluster import PARTITION
 

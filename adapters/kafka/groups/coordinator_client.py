@@ -10,7 +10,7 @@ from ....runtime.errors import Closed, Fenced, MessageTooLarge
 from ....runtime.groups.coordinator_client import Ack, MemberAssignment
 from ....runtime.groups.progress import GroupProgress
 from ....runtime.groups.subscriptions import Subscription, check_name
-from ....runtime.wal import Append, From
+from ....runtime.log.wal import Append, From
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import Cluster
 from ..io_thread import IoThread

@@ -11,7 +11,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 
 from ....runtime.errors import InvalidRequest
 from ....runtime.groups.progress import GroupProgress
-from ....runtime.wal import GroupInfo
+from ....runtime.log.wal import GroupInfo
 from .. import faults
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import PARTITION, Cluster

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ....runtime.errors import TidewalError, Unavailable
 from ....runtime.groups.coordinator_client import Ack
 from ....runtime.groups.progress import Change, GroupProgress, check_new
-from ....runtime.wal import Append, Delivery
+from ....runtime.log.wal import Append, Delivery
 from ..catalog import KafkaChannel
 from ..cluster import Cluster
 from ..management import Management

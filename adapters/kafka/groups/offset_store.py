@@ -10,7 +10,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 
 from ....runtime.errors import Overloaded, TidewalError, of_unknown_outcome
 from ....runtime.groups.progress import GroupProgress
-from ....runtime.wal import From
+from ....runtime.log.wal import From
 from .. import faults
 from ..catalog import KafkaChannel
 from ..cluster import LATEST, PARTITION, PAUSE_S, Cluster

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from ....runtime.wal import GroupInfo
+from ....runtime.log.wal import GroupInfo
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import Cluster
 from ..io_thread import IoThread

@@ -24,7 +24,7 @@ from aiokafka.protocol.group import (
 
 from ....runtime.errors import Fenced, InvalidRequest, TidewalError, Unavailable
 from ....runtime.groups.subscriptions import Subscription
-from ....runtime.wal import From
+from ....runtime.log.wal import From
 from .. import faults
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import PAUSE_S, Cluster

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from tidewal.runtime.messages import Position
+from tidewal.runtime.streams.messages import Position
 
 SCHEMA = pa.schema(
     [

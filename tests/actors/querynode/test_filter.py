@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidewal.actors.querynode.filter import compile_filter
 from tidewal.runtime.errors import InvalidFilter
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema(
     "things",

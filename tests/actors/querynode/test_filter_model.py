@@ -16,7 +16,7 @@ from tidewal.actors.querynode.filter import compile_filter
 from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import InvalidFilter
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema(
     "c",

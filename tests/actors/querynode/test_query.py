@@ -14,7 +14,7 @@ from tidewal.actors.querynode.search import DISTANCE_COLUMN
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import split_by_shard, to_batch
 from tidewal.runtime.errors import BadRecord, InvalidFilter, InvalidRequest
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema(
     "things",

@@ -13,7 +13,7 @@ from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import BadRecord, InvalidRequest, MemoryLimitExceeded
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 FIELDS = (Field("n", "int64", nullable=True), Field("text", "varchar", nullable=True))
 SCHEMA = CollectionSchema("things", (Field("id", "varchar"), *FIELDS), "id")

@@ -15,7 +15,7 @@ from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.querynode.search import DISTANCE_COLUMN, Metric, search
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import InvalidRequest
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema(
     "digits", (Field("id", "int64"), Field("label", "int8"), Field("pixels", "float_vector", dim=64)), "id"

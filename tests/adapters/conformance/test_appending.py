@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tidewal.runtime.errors import Closed, InvalidRequest, MessageTooLarge
-from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, From
 
 PLAIN = ChannelPolicy()
 

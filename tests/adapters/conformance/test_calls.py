@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import RpcClient, RpcServer
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.rpc.client import RpcClient
+from tidewal.runtime.rpc.server import RpcServer
 
 
 async def test_a_caller_whose_channel_another_process_drops_creates_it_again(backend):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 
 PLAIN = ChannelPolicy()
 

@@ -15,14 +15,14 @@ import pytest
 
 from tests.backends import Backend
 from tests.brokers.producers import everything
-from tidewal.runtime.catalog_log import CatalogLog
+from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import HybridClock, add_ms
-from tidewal.runtime.messages import MsgPack, Position
-from tidewal.runtime.names import Names
-from tidewal.runtime.record import Record, RecordType, decode
-from tidewal.runtime.tt_stream import TtMsgStream
-from tidewal.runtime.wal import ChannelPolicy, From, FromTime, Wal
-from tidewal.runtime.writer import ChannelGrant, ChannelOwner
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.wal import ChannelPolicy, From, FromTime, Wal
+from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
+from tidewal.runtime.streams.messages import MsgPack, Position
+from tidewal.runtime.streams.tt_stream import TtMsgStream
 
 pytestmark = pytest.mark.slow
 

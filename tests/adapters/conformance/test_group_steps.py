@@ -10,7 +10,7 @@ import pytest
 from tests.group_model import chaos, check, passes
 from tidewal.runtime.errors import Fenced, InvalidRequest, Overloaded
 from tidewal.runtime.groups.processing import Semantics, process
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 PLAIN = ChannelPolicy()
 IN_PROCESS = ("memory", "rocksmq", "rocksmq-socket")

@@ -10,7 +10,7 @@ import pytest
 
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLost
 from tidewal.runtime.groups.processing import Semantics, process
-from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From, FromId, FromTime
 
 PLAIN = ChannelPolicy()
 QUEUE = ChannelPolicy(delivery=Delivery.QUEUE)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tidewal.actors.standalone import Standalone
-from tidewal.runtime.schema import CollectionSchema, Field
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SCHEMA = CollectionSchema("c", (Field("id", "int64"), Field("x", "int64")), "id")
 ROWS = 200

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tidewal.runtime.errors import PositionLost
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 PLAIN = ChannelPolicy()
 EPHEMERAL = ChannelPolicy(ephemeral=True)

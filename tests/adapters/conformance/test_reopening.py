@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 
 PLAIN = ChannelPolicy()
 

@@ -15,7 +15,7 @@ import sys
 from tidewal.adapters.kafka import open_wal
 from tidewal.adapters.kafka.groups.transaction import TransactionalProducer
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
-from tidewal.runtime.wal import Append, Wal
+from tidewal.runtime.log.wal import Append, Wal
 
 
 def say(*words: object) -> None:

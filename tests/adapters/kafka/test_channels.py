@@ -15,7 +15,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, PositionLost, Unavailable
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
 

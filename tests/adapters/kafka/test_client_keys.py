@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tidewal.adapters.kafka.options import KafkaOptions, parse
-from tidewal.runtime.config import load_settings
+from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import ConfigError
 
 URL = "kafka://one:1"

@@ -15,9 +15,9 @@ import pytest
 
 from tests.brokers.producers import Producers
 from tidewal.runtime.errors import Unavailable
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.stalls import LOOK_S, STALLED_AFTER_S
-from tidewal.runtime.wal import ChannelPolicy, From
+from tidewal.runtime.log.stalls import LOOK_S, STALLED_AFTER_S
+from tidewal.runtime.log.wal import ChannelPolicy, From
+from tidewal.runtime.metrics.metrics import Metrics
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorType
 from tidewal.adapters.kafka.groups.coordinator_client import group_id
 from tidewal.runtime.errors import Fenced, Unavailable
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

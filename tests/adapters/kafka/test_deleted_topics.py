@@ -15,7 +15,7 @@ from tidewal.adapters.kafka.cluster import Cluster
 from tidewal.adapters.kafka.management import SEEN_S
 from tidewal.adapters.kafka.requests import NO_ID, FetchById, ProduceById
 from tidewal.runtime.errors import ChannelNotFound, CorruptLog
-from tidewal.runtime.wal import ChannelPolicy, From, FromId
+from tidewal.runtime.log.wal import ChannelPolicy, From, FromId
 
 PLAIN = ChannelPolicy()
 WITHIN_S = 30.0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.brokers.producers import Producers
 from tidewal.runtime.errors import InvalidRequest, Overloaded, Unavailable
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 pytestmark = pytest.mark.broker
 

@@ -20,8 +20,8 @@ from tidewal.adapters.kafka.groups.requests import CommittedOffset
 from tidewal.adapters.kafka.positions import prefix
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.groups.progress import GroupProgress
+from tidewal.runtime.log.wal import ChannelPolicy, From
 from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
-from tidewal.runtime.wal import ChannelPolicy, From
 
 names = st.lists(st.sampled_from([f"c{n}" for n in range(8)]), unique=True, max_size=8)
 

@@ -25,7 +25,7 @@ from tidewal.adapters.kafka.groups.offset_store import OffsetStore
 from tidewal.adapters.kafka.groups.session import Session
 from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.groups.coordinator_client import Ack
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
 

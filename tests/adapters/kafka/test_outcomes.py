@@ -20,8 +20,8 @@ from tidewal.adapters.kafka.groups.transaction import TransactionalProducer
 from tidewal.adapters.kafka.options import KafkaOptions
 from tidewal.adapters.kafka.sender import Sender
 from tidewal.runtime.errors import ChannelNotFound, Fenced, TidewalError, Unavailable
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.stalls import StallWatch
+from tidewal.runtime.log.stalls import StallWatch
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import run_virtual
 
 EVERY_CODE = [*range(-1, 140)]  # brokers have more than the library has errors for

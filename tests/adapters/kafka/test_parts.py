@@ -24,9 +24,9 @@ from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, p
 from tidewal.adapters.kafka.send_queue import Backlog, ChannelSendQueue, SubmitCall, SubmitPart
 from tidewal.adapters.kafka.topics import catalog_topic, channel_topic, configs
 from tidewal.runtime.clock import compose
+from tidewal.runtime.config.settings import KafkaSettings
 from tidewal.runtime.errors import ConfigError, InvalidRequest, Overloaded, TidewalError, Unavailable
-from tidewal.runtime.settings import KafkaSettings
-from tidewal.runtime.wal import ChannelPolicy
+from tidewal.runtime.log.wal import ChannelPolicy
 
 NOW_MS = 1_700_000_000_000
 OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno

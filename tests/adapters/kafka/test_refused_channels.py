@@ -17,10 +17,10 @@ from tidewal.adapters.kafka.management import Management
 from tidewal.adapters.kafka.options import KafkaOptions
 from tidewal.adapters.kafka.requests import DescribeTopic
 from tidewal.runtime.errors import ChannelNotFound, InvalidRequest
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.stalls import StallWatch
+from tidewal.runtime.log.stalls import StallWatch
+from tidewal.runtime.log.wal import ChannelPolicy
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import run_virtual
-from tidewal.runtime.wal import ChannelPolicy
 
 REFUSED = kafka_errors.PolicyViolationError.errno
 UNKNOWN_TOPIC = kafka_errors.UnknownTopicOrPartitionError.errno

@@ -16,8 +16,8 @@ from tidewal.adapters.kafka import sender as sender_module
 from tidewal.adapters.kafka.options import KafkaOptions
 from tidewal.adapters.kafka.sender import Sender
 from tidewal.runtime.errors import ChannelNotFound, ConfigError, InvalidRequest, Unavailable
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.stalls import StallWatch
+from tidewal.runtime.log.stalls import StallWatch
+from tidewal.runtime.metrics.metrics import Metrics
 
 OUT_OF_TIME = 0.0  # as the time for an append: the first failure is the last
 

@@ -15,10 +15,10 @@ from tidewal.adapters.kafka.management import Management
 from tidewal.adapters.kafka.options import KafkaOptions, parse
 from tidewal.adapters.kafka.requests import DescribeTopic
 from tidewal.runtime.errors import ConfigError, Unavailable
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.stalls import StallWatch
+from tidewal.runtime.log.stalls import StallWatch
+from tidewal.runtime.log.wal import ChannelPolicy
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import run_virtual
-from tidewal.runtime.wal import ChannelPolicy
 
 PATIENCE_S = 5.0
 TOO_FEW = kafka_errors.InvalidReplicationFactorError.errno

@@ -11,7 +11,7 @@ import pytest
 from tidewal.adapters.kafka import sender as sender_module
 from tidewal.adapters.kafka.requests import ProduceById
 from tidewal.runtime.errors import ChannelNotFound
-from tidewal.runtime.wal import ChannelPolicy, Durability, From
+from tidewal.runtime.log.wal import ChannelPolicy, Durability, From
 
 pytestmark = pytest.mark.broker
 

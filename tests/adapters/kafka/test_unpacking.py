@@ -16,7 +16,7 @@ from tidewal.adapters.kafka.positions import prefix, to_rows
 from tidewal.adapters.kafka.topics import UNPACKED_BYTES
 from tidewal.adapters.kafka.unpacking import split
 from tidewal.runtime.clock import compose
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 NOW_MS = 1_700_000_000_000
 LIMIT = 100_000

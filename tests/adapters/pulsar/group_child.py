@@ -12,9 +12,9 @@ import sys
 import time
 
 from tidewal.adapters.pulsar import open_wal
-from tidewal.adapters.pulsar.group_outputs import OutputPublisher
+from tidewal.adapters.pulsar.groups.outputs import OutputPublisher
 from tidewal.runtime.errors import Fenced, Unavailable
-from tidewal.runtime.wal import Append, GroupMember, Wal
+from tidewal.runtime.log.wal import Append, GroupMember, Wal
 
 SESSION_TIMEOUT_S = 3.0
 

@@ -17,8 +17,8 @@ from tidewal.adapters.pulsar import open_wal as open_wal_at
 from tidewal.adapters.pulsar.client import message
 from tidewal.adapters.pulsar.ids import decode, next_id
 from tidewal.runtime.errors import MessageTooLarge, Overloaded, Unavailable
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.metrics.metrics import Metrics
 
 pytestmark = pytest.mark.broker
 

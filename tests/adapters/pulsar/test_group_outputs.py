@@ -9,17 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from tests.adapters.pulsar.test_group_log import TOPIC, Process, join
-from tidewal.adapters.pulsar import group_log, group_outputs, group_session
 from tidewal.adapters.pulsar.client import NUMBER_PROPERTY, OK
-from tidewal.adapters.pulsar.group_log import new_token
-from tidewal.adapters.pulsar.group_records import Published, Release
-from tidewal.adapters.pulsar.group_session import GroupSession
-from tidewal.adapters.pulsar.group_state import Decided
+from tidewal.adapters.pulsar.groups import log as group_log
+from tidewal.adapters.pulsar.groups import outputs as group_outputs
+from tidewal.adapters.pulsar.groups import session as group_session
+from tidewal.adapters.pulsar.groups.log import new_token
+from tidewal.adapters.pulsar.groups.records import Published, Release
+from tidewal.adapters.pulsar.groups.session import GroupSession
+from tidewal.adapters.pulsar.groups.state import Decided
 from tidewal.adapters.pulsar.ids import MessagePlace
 from tidewal.runtime.errors import Closed, Unavailable
 from tidewal.runtime.groups.coordinator_client import Ack
+from tidewal.runtime.log.wal import Append, ChannelPolicy
 from tidewal.runtime.testing.memory import MemoryLog
-from tidewal.runtime.wal import Append, ChannelPolicy
 
 RECORDS_PER_SNAPSHOT = 15
 BOUND_S = 20

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from tidewal.adapters.pulsar.client import ends_batch
-from tidewal.adapters.pulsar.group_log import _SilenceTracker
-from tidewal.adapters.pulsar.group_records import (
+from tidewal.adapters.pulsar.groups.log import _SilenceTracker
+from tidewal.adapters.pulsar.groups.records import (
     ChannelIdentity,
     ChannelsChanged,
     CommitOutputs,
@@ -29,13 +29,13 @@ from tidewal.adapters.pulsar.group_records import (
     decode_record,
     encode_record,
 )
-from tidewal.adapters.pulsar.group_session import FailureDetector
-from tidewal.adapters.pulsar.group_state import GroupState
+from tidewal.adapters.pulsar.groups.session import FailureDetector
+from tidewal.adapters.pulsar.groups.state import GroupState
 from tidewal.adapters.pulsar.ids import MessagePlace, before_ledger, decode_end, encode, encode_end, next_id
 from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, TidewalError, Unavailable
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.positions import just_before
-from tidewal.runtime.wal import Append, From
+from tidewal.runtime.log.wal import Append, From
 
 CHANNELS = [f"c{n}" for n in range(6)]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.adapters.pulsar import group_log
-from tidewal.adapters.pulsar.group_records import Join
+from tidewal.adapters.pulsar.groups import log as group_log
+from tidewal.adapters.pulsar.groups.records import Join
 from tidewal.adapters.pulsar.topics import HOLD_CURSOR, group_topic
 from tidewal.runtime.errors import Fenced, InvalidRequest, Unavailable
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 pytestmark = pytest.mark.broker
 

@@ -25,8 +25,8 @@ from tidewal.adapters.pulsar.ids import MessagePlace, encode
 from tidewal.adapters.pulsar.producer import ChannelProducer
 from tidewal.adapters.pulsar.topics import POLICY_PROPERTY, Topic, TopicContents
 from tidewal.runtime.errors import ChannelNotFound, ConfigError, MessageTooLarge, TidewalError, Unavailable
-from tidewal.runtime.stalls import StallWatch
-from tidewal.runtime.wal import Append
+from tidewal.runtime.log.stalls import StallWatch
+from tidewal.runtime.log.wal import Append
 
 RESULTS = sorted(set(pulsar.Result.__members__) - {"Ok"})
 NEVER_SENT = {"MessageTooBig", "InvalidMessage", "ProducerQueueIsFull", "MemoryBufferIsFull"}

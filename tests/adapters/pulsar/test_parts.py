@@ -18,7 +18,7 @@ from tidewal.adapters.pulsar.ids import MessagePlace, before_ledger, decode, enc
 from tidewal.adapters.pulsar.options import parse
 from tidewal.adapters.pulsar.seek import begin
 from tidewal.adapters.pulsar.topics import Topic, channel_of, contents_of, decode_policy, encode_policy
-from tidewal.runtime.config import load_settings
+from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import (
     ChannelNotFound,
     Closed,
@@ -28,8 +28,8 @@ from tidewal.runtime.errors import (
     Overloaded,
     Unavailable,
 )
-from tidewal.runtime.factory import open_wal
-from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime
+from tidewal.runtime.streams.factory import open_wal
 
 NOW_MS = 1_700_000_000_000
 number = st.integers(0, 2**40)

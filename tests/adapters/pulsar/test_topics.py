@@ -10,7 +10,7 @@ import pytest
 from tidewal.adapters.pulsar.ids import before_ledger
 from tidewal.adapters.pulsar.topics import Topic, group_policy, group_topic
 from tidewal.runtime.errors import ChannelExists, ChannelNotFound, ConfigError, PositionLost, Unavailable
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.broker
 

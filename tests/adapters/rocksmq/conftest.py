@@ -11,7 +11,7 @@ import pytest
 
 from tidewal.adapters.rocksmq import open_wal
 from tidewal.runtime.disk import RealDisk
-from tidewal.runtime.wal import Wal
+from tidewal.runtime.log.wal import Wal
 
 SEGMENT_BYTES = 256 * 1024
 BOUND_S = 20.0  # how long a test waits for what takes a fraction of a second

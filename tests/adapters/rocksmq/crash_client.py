@@ -14,7 +14,7 @@ import sys
 import time
 
 from tidewal.adapters.rocksmq import open_wal
-from tidewal.runtime.wal import Append, ChannelPolicy, Wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Wal
 
 CHANNELS = ("c0", "c1", "c2")
 SEGMENT_BYTES = 1024 * 1024

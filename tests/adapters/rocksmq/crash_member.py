@@ -14,7 +14,7 @@ from crash_client import CHANNELS, SEGMENT_BYTES, Producer
 
 from tidewal.adapters.rocksmq import open_wal
 from tidewal.runtime.errors import Fenced, Unavailable
-from tidewal.runtime.wal import Append, ChannelPolicy, Wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Wal
 
 SESSION_TIMEOUT_S = 5.0
 

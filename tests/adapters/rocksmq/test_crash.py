@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.wal import Append, From
+from tidewal.runtime.log.wal import Append, From
 
 KILLS = int(os.environ.get("TIDEWAL_CRASH_KILLS", "30"))
 PROCESSES = 5

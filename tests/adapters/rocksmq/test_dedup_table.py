@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq import dedup, dedup_table
-from tidewal.adapters.rocksmq.channels import ChannelTable
-from tidewal.adapters.rocksmq.dedup_table import CLIENT_EXPIRY_S, CLIENTS, CLIENTS_KEPT, AppendResult, DedupTable
+from tidewal.adapters.rocksmq.journal import dedup_table
+from tidewal.adapters.rocksmq.journal.channels import ChannelTable
+from tidewal.adapters.rocksmq.journal.dedup_table import (
+    CLIENT_EXPIRY_S,
+    CLIENTS,
+    CLIENTS_KEPT,
+    AppendResult,
+    DedupTable,
+)
+from tidewal.adapters.rocksmq.owner import dedup
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import (
     ChannelNotFound,
@@ -22,8 +29,8 @@ from tidewal.runtime.errors import (
     Overloaded,
     TidewalError,
 )
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, From
 from tidewal.runtime.testing.disk import FaultyDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
 
 SMALL = 64 * 1024
 PLAIN = ChannelPolicy()

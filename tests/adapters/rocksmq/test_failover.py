@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.adapters.rocksmq import RocksMQ, open_wal, owner_connection, shared
-from tidewal.adapters.rocksmq.dedup_table import CLIENT_EXPIRY_S
-from tidewal.adapters.rocksmq.inflight import InflightAppends
+from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.adapters.rocksmq.client import owner_connection, shared
+from tidewal.adapters.rocksmq.client.inflight import InflightAppends
+from tidewal.adapters.rocksmq.journal.dedup_table import CLIENT_EXPIRY_S
 from tidewal.runtime.errors import (
     ChannelNotFound,
     Closed,
@@ -26,9 +27,9 @@ from tidewal.runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from tidewal.runtime.factory import open_wal as open_any
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.streams.factory import open_wal as open_any
 from tidewal.runtime.testing.clock import VirtualClock
-from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 PLAIN = ChannelPolicy()
 EPHEMERAL = ChannelPolicy(ephemeral=True)

@@ -9,10 +9,10 @@ import os
 
 import pytest
 
-from tidewal.adapters.rocksmq.index import Index
+from tidewal.adapters.rocksmq.index.index import Index
 from tidewal.runtime.errors import CorruptLog, DirectoryUnwritable, DiskFull, DiskPressure, JournalFailed, Overloaded
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 from tidewal.runtime.testing.disk import FaultyDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 SMALL = 64 * 1024
 PLAIN = ChannelPolicy()

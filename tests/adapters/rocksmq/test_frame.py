@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq.frame import FrameFault, Scanner, encode, frame_bytes, pack_row
+from tidewal.adapters.rocksmq.journal.frame import FrameFault, Scanner, encode, frame_bytes, pack_row
 from tidewal.runtime.disk import RealDisk
 
 END = 1024 * 1024

@@ -9,14 +9,14 @@ import threading
 import msgpack
 import pytest
 
-from tidewal.adapters.rocksmq.channels import encode_id
-from tidewal.adapters.rocksmq.group_service import GroupService
-from tidewal.adapters.rocksmq.socket_coordinator_client import SessionHeartbeat, SocketCoordinatorClient
+from tidewal.adapters.rocksmq.client.socket_coordinator_client import SessionHeartbeat, SocketCoordinatorClient
+from tidewal.adapters.rocksmq.journal.channels import encode_id
+from tidewal.adapters.rocksmq.owner.group_service import GroupService
 from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, PositionLost, from_wire, to_wire
 from tidewal.runtime.groups.coordinator import MAX_SINGLE_ACKS
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.group_consumer import start_member
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 
 PLAIN = ChannelPolicy()
 ME, OTHER = b"m" * 16, b"o" * 16

@@ -10,14 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq import channels as records
-from tidewal.adapters.rocksmq.channels import ChannelTable, JournalledChannel, encode_id, ids_of_runs, runs_of_ids
-from tidewal.adapters.rocksmq.dedup_table import AppendResult, wrote
+from tidewal.adapters.rocksmq.journal import channels as records
+from tidewal.adapters.rocksmq.journal.channels import (
+    ChannelTable,
+    JournalledChannel,
+    encode_id,
+    ids_of_runs,
+    runs_of_ids,
+)
+from tidewal.adapters.rocksmq.journal.dedup_table import AppendResult, wrote
 from tidewal.runtime.errors import ChannelNotFound, DiskPressure, FormatTooNew, InvalidRequest, PositionLost
 from tidewal.runtime.groups.progress import Change, GroupProgress
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From, FromId
 from tidewal.runtime.remote import encode_policy
 from tidewal.runtime.testing.disk import FaultyDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From, FromId
 
 SMALL = 64 * 1024
 PLAIN = ChannelPolicy()

@@ -15,11 +15,11 @@ import msgpack
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ
-from tidewal.adapters.rocksmq.directory import OwnershipRequest, ownership_requested
-from tidewal.adapters.rocksmq.owner_connection import OwnerConnection
+from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
+from tidewal.adapters.rocksmq.owner.directory import OwnershipRequest, ownership_requested
 from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, TidewalError, Unavailable, from_wire
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 from tidewal.runtime.remote import HEADER, Address, encode
-from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidewal.adapters.rocksmq import recovery
+from tidewal.adapters.rocksmq.journal import recovery
 from tidewal.runtime.disk import RealDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.adapters.rocksmq.connection import APPEND_OVERHEAD_BYTES, ConnectionLimits
-from tidewal.adapters.rocksmq.owner_connection import OwnerConnection
-from tidewal.adapters.rocksmq.server import Server, Usage
+from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
+from tidewal.adapters.rocksmq.owner.connection import APPEND_OVERHEAD_BYTES, ConnectionLimits
+from tidewal.adapters.rocksmq.owner.server import Server, Usage
 from tidewal.runtime.errors import (
     BadRecord,
     ChannelNotFound,
@@ -28,8 +28,8 @@ from tidewal.runtime.errors import (
     Unsupported,
     from_wire,
 )
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 from tidewal.runtime.remote import APPENDS, HEAD_BYTES, HEADER, ROW, encode, encode_request, socket_path
-from tidewal.runtime.wal import Append, ChannelPolicy, From
 
 FRAME_BYTES = 1024 * 1024
 CLIENT = bytes(range(16))

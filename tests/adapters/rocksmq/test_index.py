@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.adapters.rocksmq import index as module
-from tidewal.adapters.rocksmq.index import Index
-from tidewal.adapters.rocksmq.verify import verify
+from tidewal.adapters.rocksmq.check.verify import verify
+from tidewal.adapters.rocksmq.index import index as module
+from tidewal.adapters.rocksmq.index.index import Index
 from tidewal.runtime.errors import CorruptLog
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.wal import Append, ChannelPolicy, Durability, Entry, From, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, Entry, From, FromTime
+from tidewal.runtime.metrics.metrics import Metrics
 
 SMALL = 64 * 1024
 CHANNELS = {

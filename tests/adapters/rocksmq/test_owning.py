@@ -11,9 +11,10 @@ import sys
 import pytest
 import uvloop
 
-from tidewal.adapters.rocksmq import RocksMQ, directory_of, index, open_wal
+from tidewal.adapters.rocksmq import RocksMQ, directory_of, open_wal
+from tidewal.adapters.rocksmq.index import index
 from tidewal.runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable, FormatTooNew
-from tidewal.runtime.wal import ChannelPolicy, Durability, From
+from tidewal.runtime.log.wal import ChannelPolicy, Durability, From
 
 PLAIN = ChannelPolicy()
 
@@ -37,7 +38,7 @@ async def test_a_newer_format_is_refused_untouched(open_rocksmq, tmp_path):
 
 
 async def test_a_newer_segment_is_refused(open_rocksmq, tmp_path, monkeypatch):
-    monkeypatch.setattr("tidewal.adapters.rocksmq.segments.VERSION", 2)
+    monkeypatch.setattr("tidewal.adapters.rocksmq.journal.segments.VERSION", 2)
     await (await open_rocksmq()).close()
     monkeypatch.undo()
     with pytest.raises(FormatTooNew):
@@ -98,7 +99,7 @@ async def test_ids_of_forgetful_channels_grow_over_incarnations(open_rocksmq, po
 CHILD = """
 import asyncio, sys
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.wal import ChannelPolicy
+from tidewal.runtime.log.wal import ChannelPolicy
 
 async def produce(wal, worker):
     number = 0

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from tidewal.adapters.rocksmq import channels as records
+from tidewal.adapters.rocksmq.journal import channels as records
 from tidewal.runtime.errors import JournalFailed, MessageTooLarge, Overloaded
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability
 from tidewal.runtime.testing.disk import FaultyDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, Durability
 
 PLAIN = ChannelPolicy()
 

@@ -10,17 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.adapters.rocksmq.damage import flip
-from tidewal.adapters.rocksmq import channels as records
-from tidewal.adapters.rocksmq.channels import ChannelTable, JournalledChannel
-from tidewal.adapters.rocksmq.frame import CONTROL, Scanner, encode, pack_row
-from tidewal.adapters.rocksmq.history import History
-from tidewal.adapters.rocksmq.index import Index
-from tidewal.adapters.rocksmq.recovery import Extents, Recovered, Recovery
-from tidewal.adapters.rocksmq.segment_stats import SegmentStats
-from tidewal.adapters.rocksmq.segments import HEADER_BYTES, VERSION, Header, Segments, encode_header, segment_name
+from tidewal.adapters.rocksmq.index.history import History
+from tidewal.adapters.rocksmq.index.index import Index
+from tidewal.adapters.rocksmq.journal import channels as records
+from tidewal.adapters.rocksmq.journal.channels import ChannelTable, JournalledChannel
+from tidewal.adapters.rocksmq.journal.frame import CONTROL, Scanner, encode, pack_row
+from tidewal.adapters.rocksmq.journal.recovery import Extents, Recovered, Recovery
+from tidewal.adapters.rocksmq.journal.segment_stats import SegmentStats
+from tidewal.adapters.rocksmq.journal.segments import (
+    HEADER_BYTES,
+    VERSION,
+    Header,
+    Segments,
+    encode_header,
+    segment_name,
+)
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import CorruptLog
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 SMALL = 64 * 1024
 COMMITS = 12

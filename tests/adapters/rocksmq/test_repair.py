@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.rocksmq.damage import flip
-from tidewal.adapters.rocksmq.journal_survey import JournalSurvey, ReadOnlyDisk
-from tidewal.adapters.rocksmq.rebuild import apply
-from tidewal.adapters.rocksmq.repair import plan
-from tidewal.adapters.rocksmq.repair_plan import RepairPlan
-from tidewal.adapters.rocksmq.retention import STEP_LASTS_S
-from tidewal.adapters.rocksmq.segments import HEADER_BYTES
-from tidewal.adapters.rocksmq.verify import verify
+from tidewal.adapters.rocksmq.check.journal_survey import JournalSurvey, ReadOnlyDisk
+from tidewal.adapters.rocksmq.check.rebuild import apply
+from tidewal.adapters.rocksmq.check.repair import plan
+from tidewal.adapters.rocksmq.check.repair_plan import RepairPlan
+from tidewal.adapters.rocksmq.check.verify import verify
+from tidewal.adapters.rocksmq.journal.retention import STEP_LASTS_S
+from tidewal.adapters.rocksmq.journal.segments import HEADER_BYTES
 from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.disk import RealDisk
 from tidewal.runtime.errors import CorruptLog, DiskFull, PositionLost, TidewalError
-from tidewal.runtime.metrics import Metrics
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.disk import FaultyDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, From, FromId
 
 pytestmark = pytest.mark.slow
 

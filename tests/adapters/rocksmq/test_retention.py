@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq.channel_cache import channel_of
-from tidewal.adapters.rocksmq.channels import JournalledChannel, encode_id
-from tidewal.adapters.rocksmq.index import SegmentSummary
-from tidewal.adapters.rocksmq.retention import STEP_LASTS_S, expendable
+from tidewal.adapters.rocksmq.index.index import SegmentSummary
+from tidewal.adapters.rocksmq.journal.channels import JournalledChannel, encode_id
+from tidewal.adapters.rocksmq.journal.retention import STEP_LASTS_S, expendable
+from tidewal.adapters.rocksmq.owner.channel_cache import channel_of
 from tidewal.runtime.errors import PositionLost
 from tidewal.runtime.groups.progress import GroupProgress
-from tidewal.runtime.metrics import Metrics
-from tidewal.runtime.wal import Append, ChannelPolicy, Delivery, From, FromId
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From, FromId
+from tidewal.runtime.metrics.metrics import Metrics
 
 SMALL = 64 * 1024
 DAY_S = 24 * 3600.0

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.adapters.rocksmq import channels as records
-from tidewal.adapters.rocksmq.channels import ChannelTable, JournalledChannel, encode_id
-from tidewal.adapters.rocksmq.segment_stats import COUNT_FRAMES, SegmentStats
-from tidewal.adapters.rocksmq.segments import Segment
+from tidewal.adapters.rocksmq.journal import channels as records
+from tidewal.adapters.rocksmq.journal.channels import ChannelTable, JournalledChannel, encode_id
+from tidewal.adapters.rocksmq.journal.segment_stats import COUNT_FRAMES, SegmentStats
+from tidewal.adapters.rocksmq.journal.segments import Segment
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.groups.progress import Change
-from tidewal.runtime.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 MIB = 1024 * 1024
 SMALL = 64 * 1024

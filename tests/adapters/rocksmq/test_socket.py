@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
-from tidewal.adapters.rocksmq.owner_connection import Address, OwnerConnection
+from tidewal.adapters.rocksmq.client.owner_connection import Address, OwnerConnection
 from tidewal.runtime.errors import (
     ChannelExists,
     ChannelNotFound,
@@ -25,8 +25,8 @@ from tidewal.runtime.errors import (
     PositionLost,
     Unavailable,
 )
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, From
 from tidewal.runtime.remote import BlockingClient, encode_policy, info_of
-from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From
 
 PLAIN = ChannelPolicy()
 CLIENT = bytes(range(16))

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from tidewal.runtime.errors import DiskPressure, TidewalError
+from tidewal.runtime.log.wal import Append, ChannelPolicy, ControlAppend, From
 from tidewal.runtime.testing.disk import FaultyDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, ControlAppend, From
 
 SMALL = 64 * 1024
 PLAIN = ChannelPolicy()

@@ -10,16 +10,18 @@ import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.runtime.errors import ChannelExists
-from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import REPLY_CHANNEL, RpcClient, RpcServer
-from tidewal.runtime.wal import ChannelPolicy, From
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.wal import ChannelPolicy, From
+from tidewal.runtime.rpc.client import RpcClient
+from tidewal.runtime.rpc.protocol import REPLY_CHANNEL
+from tidewal.runtime.rpc.server import RpcServer
 
 # One process after the other, which opens so many clients and kills itself; imported once for all of them.
 CLIENTS = """
 import asyncio, os, sys
-from tidewal.runtime.factory import open_wal
-from tidewal.runtime.names import Names
-from tidewal.runtime.rpc import RpcClient
+from tidewal.runtime.streams.factory import open_wal
+from tidewal.runtime.log.names import Names
+from tidewal.runtime.rpc.client import RpcClient
 
 async def main():
     wal = await open_wal("rocksmq://" + sys.argv[1], own=False)

@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from tidewal.adapters.rocksmq import journal
+from tidewal.adapters.rocksmq.journal import journal
 from tidewal.runtime.disk import RealDisk, Syncer
 from tidewal.runtime.errors import JournalFailed
-from tidewal.runtime.wal import Append, ChannelPolicy, Durability, From, Payload
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, From, Payload
 
 BOUND_S = 20.0
 PLAIN = ChannelPolicy()

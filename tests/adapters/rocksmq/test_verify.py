@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.rocksmq.damage import flip
-from tidewal.adapters.rocksmq.findings import SegmentReport
-from tidewal.adapters.rocksmq.index import Index, IndexEntry
-from tidewal.adapters.rocksmq.journal_survey import ReadOnlyDisk
-from tidewal.adapters.rocksmq.segments import HEADER_BYTES
-from tidewal.adapters.rocksmq.verify import locked, verify
+from tidewal.adapters.rocksmq.check.findings import SegmentReport
+from tidewal.adapters.rocksmq.check.journal_survey import ReadOnlyDisk
+from tidewal.adapters.rocksmq.check.verify import locked, verify
+from tidewal.adapters.rocksmq.index.index import Index, IndexEntry
+from tidewal.adapters.rocksmq.journal.segments import HEADER_BYTES
 from tidewal.runtime.errors import ConfigError
-from tidewal.runtime.wal import Append, ChannelPolicy
+from tidewal.runtime.log.wal import Append, ChannelPolicy
 
 SMALL = 64 * 1024
 COMMITS = 120

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tidewal.adapters.rocksmq import open_wal, owner_connection, shared_reader, wire
+from tidewal.adapters.rocksmq import open_wal, wire
+from tidewal.adapters.rocksmq.client import owner_connection, shared_reader
 from tidewal.runtime.disk import RealDisk
-from tidewal.runtime.wal import Append, ChannelPolicy, From, Wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, Wal
 
 ROUNDS = 10_000
 BUSY_STEPS = 400  # the longest jitter of a thread, in turns of an empty loop

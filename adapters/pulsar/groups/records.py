@@ -1,0 +1,230 @@
+"""The records of a group's log: commands of its members, and snapshots of the state that they fold to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import msgpack
+
+from ....runtime.groups.coordinator_client import Ack
+from ....runtime.log.wal import Append, From
+
+FORMAT = 1
+
+
+class ChannelIdentity(NamedTuple):
+    """A channel, as a process found it."""
+
+    incarnation: str  # the incarnation of the channel
+    ledger: int  # its latest ledger; a later channel of the name has higher ones
+    begin: bytes  # the position before its first entry
+    end: bytes  # the position after its last one
+    queue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Become a member, with the channels it asks for and those that were found."""
+
+    member: str
+    process: str
+    channels: list[str]
+    start: From
+    session_timeout_s: float
+    found: dict[str, ChannelIdentity]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessBeat:
+    """A heartbeat of a process, numbered by it."""
+
+    process: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the membership."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvictMember:
+    """Evict a member whose process was silent since that heartbeat; without effect after a later heartbeat."""
+
+    member: str
+    last_beat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Take the channel from the member: it releases it, or its revocation has timed out. `lease` is the assignment
+    epoch."""
+
+    member: str
+    channel: str
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One entry to append elsewhere, and its number among those of its publisher, upward."""
+
+    append: Append
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Outputs of a commit that do not fit into its record; the commit refers to them by `batch`."""
+
+    member: str
+    batch: bytes
+    outputs: list[Output]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutputs:
+    """Store the acknowledgements and decide that the outputs, with the staged ones of `batch`, are appended.
+
+    `publisher` numbers the outputs; `after` is, for each of their channels, a place after which they will be.
+    `staged` is the number of outputs of `batch`: a commit without all of them has no effect.
+    """
+
+    member: str
+    acks: list[Ack]
+    batch: bytes
+    publisher: str
+    outputs: list[Output]
+    after: dict[str, bytes]
+    staged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The outputs of these commits are in their channels."""
+
+    commits: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Move the position in a channel that the member has. `lease` is the assignment epoch."""
+
+    member: str
+    channel: str
+    lease: int
+    upto: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SeekGroup:
+    """Move the position in a channel that no member has."""
+
+    channel: str
+    found: ChannelIdentity
+    upto: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsChanged:
+    """Channels that were created, and known ones that were dropped."""
+
+    found: dict[str, ChannelIdentity]
+    gone: dict[str, str]  # incarnations by name
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Drop the group, which has no members: records after this have no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """The state after the record with the id `base`; b"" and an empty state where the log begins."""
+
+    base: bytes
+    state: dict[str, Any]
+
+
+Command: TypeAlias = (
+    Join
+    | ProcessBeat
+    | Leave
+    | EvictMember
+    | Release
+    | Stage
+    | CommitOutputs
+    | Published
+    | Seek
+    | SeekGroup
+    | ChannelsChanged
+    | Drop
+    | GroupSnapshot
+)
+
+_KINDS: dict[str, type[Command]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Join, ProcessBeat, Leave, EvictMember, Release, Stage, CommitOutputs),
+        *(Published, Seek, SeekGroup, ChannelsChanged, Drop, GroupSnapshot),
+    )
+}
+
+
+def encode_record(token: bytes, command: Command) -> bytes:
+    """The record of a command. `token` identifies it for the caller that waits for its effect."""
+    fields = {name: _plain(getattr(command, name)) for name in type(command).__slots__}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType] -- slots of a dataclass are untyped
+    return cast(bytes, msgpack.packb([FORMAT, type(command).__name__, token, fields]))
+
+
+def decode_record(payload: bytes | memoryview) -> tuple[bytes, Command] | None:
+    """The token and command of a record; None for anything else: other programs may write to the topic."""
+    try:
+        record = cast("tuple[int, str, bytes, dict[str, Any]]", msgpack.unpackb(payload, strict_map_key=False))
+        format, name, token, fields = record
+        if format != FORMAT:
+            return None
+        return token, _KINDS[name](**{field: _from_plain(field, value) for field, value in fields.items()})
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, msgpack.UnpackException):
+        return None
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Output(append, number):
+            return [append.channel, append.timestamp, bytes(append.payload), number]
+        case From():
+            return value.value
+        case dict():
+            return {key: _plain(each) for key, each in cast("dict[object, object]", value).items()}
+        case list() | tuple():
+            return [_plain(each) for each in cast("list[object]", value)]
+        case _:
+            return value
+
+
+def _from_plain(field: str, value: Any) -> Any:
+    match field:
+        case "found":
+            if isinstance(value, dict):
+                return {name: ChannelIdentity(*each) for name, each in cast("dict[str, list[Any]]", value).items()}
+            return ChannelIdentity(*value)
+        case "outputs":
+            return [Output(Append(name, payload, timestamp), number) for name, timestamp, payload, number in value]
+        case "acks":
+            return [Ack(channel, lease, upto, tuple(ids)) for channel, lease, upto, ids in value]
+        case "start":
+            return From(value)
+        case _:
+            return value
+
+
+def outputs_to_plain(outputs: list[Output]) -> object:
+    return _plain(outputs)
+
+
+def outputs_from_plain(value: Any) -> list[Output]:
+    return _from_plain("outputs", value)

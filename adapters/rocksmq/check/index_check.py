@@ -1,0 +1,122 @@
+"""Compare the index with the journal while the journal is read, from an index opened for reading only.
+
+What RocksDB cannot read becomes a `CorruptLog` with the index's path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from struct import Struct
+from typing import cast
+
+import msgpack
+import rocksdict
+
+from ....runtime.errors import CorruptLog
+from ..index.index import SPAN_BYTES
+from .findings import SegmentReport
+
+_ENTRY_KEY = Struct(">cIQ")
+_TIME_KEY = Struct(">cIQQ")
+_SEGMENT_KEY = Struct(">cQ")
+_ENTRY = Struct(">QQQ")
+_END = Struct(">QQ")
+
+
+class IndexCheck:
+    """Asked about each frame and each segment in turn; every method may raise `CorruptLog`. Close it."""
+
+    @classmethod
+    def open(cls, path: str) -> IndexCheck | None:
+        """None where there is no index: the next opening builds it. Raises `CorruptLog` for one that cannot be read."""
+        if not os.path.isdir(path):
+            return None
+        with _reading(path):
+            access = rocksdict.AccessType.read_only()
+            return cls(path, rocksdict.Rdict(path, rocksdict.Options(raw_mode=True), access_type=access))
+
+    def __init__(self, path: str, db: rocksdict.Rdict) -> None:
+        self._path, self._db = path, db
+        self._first_epoch: int | None = None
+        self._matched = 0  # index entries that point at a frame with their id
+        self._reachable: dict[int, tuple[int, int]] = {}  # channel → epoch and end of what its last index entry covers
+
+    def frame(self, epoch: int, offset: int, firsts: dict[int, int]) -> Iterator[str]:
+        """What is wrong about a frame's entries; `firsts` maps each channel in it to its first id there."""
+        self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
+        for channel, id in firsts.items():
+            value = self._get(_ENTRY_KEY.pack(b"I", channel, id))
+            if value is not None:
+                indexed_epoch, indexed_offset, earlier = _ENTRY.unpack(value)
+                if (indexed_epoch, indexed_offset) != (epoch, offset):
+                    yield f"the index has id {id:016x} of channel {channel} at {indexed_epoch}, {indexed_offset}"
+                    continue
+                self._matched += 1
+                if self._get(_TIME_KEY.pack(b"T", channel, earlier, id)) != value:
+                    yield f"the index does not find id {id:016x} of channel {channel} by its time"
+                self._reachable[channel] = epoch, offset + SPAN_BYTES
+            elif self._reachable.get(channel, (0, 0)) <= (epoch, offset):
+                yield f"the index does not find id {id:016x} of channel {channel}"
+                self._reachable[channel] = epoch, offset + SPAN_BYTES  # once is enough
+
+    def segment(
+        self, report: SegmentReport, sequence: int | None, *, final: bool, intact: bool
+    ) -> Iterator[tuple[int, str]]:
+        """What is wrong about a segment that was read; `final`: the journal ends in it; `intact`: nothing was wrong in
+        it or before."""
+        if final:
+            if intact and (astray := self._count_entries() - self._matched) > 0:
+                yield report.end, f"the index points {astray} times to where no frame with that id begins"
+            epoch, offset = self.durable_to()
+            if (epoch, offset) > (report.epoch, report.end):
+                yield report.end, f"segment {epoch} was durable up to offset {offset}, but the journal ends here"
+        packed = self._get(_SEGMENT_KEY.pack(b"S", report.epoch))
+        if packed is None or report.frames == 0:
+            return
+        with _reading(self._path):
+            _, last_sequence, end, channels = cast("tuple[int, int, int, list[list[int]]]", msgpack.unpackb(packed))
+        if end != report.end:
+            yield report.end, f"the index says that the segment ends at {end}"
+        elif {number: (last, size) for number, last, size in channels} != report.channels:
+            yield report.end, "the index says otherwise about the channels in this segment"
+        elif sequence is not None and last_sequence > sequence:
+            yield report.end, f"the index says that the segment ends with frame {last_sequence}"
+
+    def durable_to(self) -> tuple[int, int]:
+        """The epoch and offset up to which the journal was durable, as far as the index knows."""
+        epoch, offset = _END.unpack(self._get(b"E") or bytes(_END.size))
+        return epoch, offset
+
+    def _count_entries(self) -> int:
+        """The number of index entries for the segments that were read."""
+        count = 0
+        with _reading(self._path):
+            found = self._db.iter()
+            found.seek(b"I")
+            while found.valid() and isinstance(key := found.key(), bytes) and key[:1] == b"I":
+                value = found.value()
+                epoch = _ENTRY.unpack(value)[0] if isinstance(value, bytes) else 0
+                count += len(key) == _ENTRY_KEY.size and self._first_epoch is not None and epoch >= self._first_epoch
+                found.next()
+            if not found.valid():
+                found.status()  # raises where the iteration ended at what RocksDB cannot read
+        return count
+
+    def _get(self, key: bytes) -> bytes | None:
+        with _reading(self._path):
+            value = self._db.get(key)
+        return value if isinstance(value, bytes) else None
+
+    def close(self) -> None:
+        self._db.close()
+
+
+@contextmanager
+def _reading(path: str) -> Generator[None]:
+    """Give rocksdict's bare exceptions a type."""
+    try:
+        yield
+    except Exception as error:
+        raise CorruptLog(f"the index {path} cannot be read: {error}", path=path, offset=0) from error

@@ -1,0 +1,162 @@
+"""Appends that a process has sent to the owner and that are not answered yet, kept to be sent to the next owner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ....runtime.clock import Clock
+from ....runtime.errors import OutcomeUnknown, Overloaded, TidewalError, Unavailable, of_unknown_outcome
+from ....runtime.log.payloads import owned
+from ....runtime.log.wal import Append, OnAppended
+from ..journal.dedup_table import CLIENT_EXPIRY_S
+from ..owner.dedup import CLIENT_ID_BYTES
+from .owner import Owner
+
+RETRY_LIMIT_S = CLIENT_EXPIRY_S / 2  # an append that was sent longer ago is not sent again: owners forget clients
+ENTRY_OVERHEAD_BYTES = 200  # what an entry costs in memory beside its payload
+
+_log = logging.getLogger(__name__)
+
+
+class InflightAppend:
+    """One append in flight. `sent_to` is the incarnation (`boot`) of the owner that got it first, 0 while none did."""
+
+    __slots__ = ("done", "entries", "sent_to", "size", "submitted_s")
+
+    def __init__(self, entries: Sequence[Append], done: OnAppended, size: int, submitted_s: float) -> None:
+        self.entries, self.done, self.size, self.submitted_s = entries, done, size, submitted_s
+        self.sent_to = 0
+
+
+class InflightAppends:
+    """Numbers appends and remembers them until they are answered. Thread-safe; the order of `submit` is the order in
+    which the owner gets them, also when it gets them again.
+
+    `pending_bytes` bounds the bytes of appends in flight. `lost` is called, on any thread, with an owner that answered
+    `Unavailable`.
+    """
+
+    def __init__(self, pending_bytes: int, clock: Clock, lost: Callable[[Owner], None]) -> None:
+        self.lock = threading.RLock()
+        self._client = os.urandom(CLIENT_ID_BYTES)
+        self._pending_bytes, self._clock, self._lost = pending_bytes, clock, lost
+        self._owner: Owner | None = None
+        self._boot = 0  # of the owner
+        self._number = 0
+        self._size = 0
+        self._appends: dict[int, InflightAppend] = {}
+        self._all_answered: Callable[[], None] | None = None
+
+    @property
+    def client(self) -> bytes:
+        """The random id of this process."""
+        return self._client
+
+    def __len__(self) -> int:
+        return len(self._appends)
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> bool:
+        """Send to the owner, at once or when there is one; `done` gets the ids or the error, on any thread. Returns
+        whether there is an owner. Raises `Overloaded`."""
+        entries, size = _frozen(entries)
+        now = self._clock.monotonic()
+        with self.lock:
+            if self._size + size > self._pending_bytes:
+                raise Overloaded(f"{self._pending_bytes} bytes wait for the log's owner", limit="pending_bytes")
+            self._size += size
+            number = self._number = self._number + 1
+            append = self._appends[number] = InflightAppend(entries, done, size, now)
+            owner = self._owner
+            if owner is None:
+                return False
+            self._send(owner, self._boot, number, append)
+            return True
+
+    def interrupt(self) -> None:
+        """The owner is gone: appends that come now wait for another."""
+        with self.lock:
+            self._owner = None
+
+    def resume(self, owner: Owner, ephemeral: set[str]) -> None:
+        """Send all appends in flight to `owner`, and from now on those that come. Appends to channels in `ephemeral`
+        alone are sent again only to the incarnation of the owner that got them first: no other remembers them."""
+        with self.lock:
+            for number, append in list(self._appends.items()):
+                if append.sent_to and append.sent_to != owner.boot and _all_in(append.entries, ephemeral):
+                    self._settle(number, _unknown("the log's owner ended while it had the append"))
+                elif append.sent_to and self._clock.monotonic() - append.submitted_s > RETRY_LIMIT_S:
+                    self._settle(number, OutcomeUnknown("the append is too old to be sent again", number=number))
+                else:
+                    self._send(owner, owner.boot, number, append)
+            self._owner, self._boot = owner, owner.boot
+
+    def sent_before(self, boot: int) -> set[str]:
+        """The channels of appends that another incarnation than `boot` has got."""
+        with self.lock:
+            appends = [append for append in self._appends.values() if append.sent_to not in (0, boot)]
+        return {entry[0] for append in appends for entry in append.entries}
+
+    def fail(self, error: TidewalError) -> None:
+        """End all appends in flight with `error`, as of unknown outcome where an owner has got them."""
+        with self.lock:
+            for number, append in list(self._appends.items()):
+                self._settle(number, of_unknown_outcome(error) if append.sent_to else error)
+
+    def when_all_answered(self, call: Callable[[], None]) -> None:
+        """Call once no append is in flight, on any thread, or at once where there is none."""
+        with self.lock:
+            if self._appends:
+                self._all_answered = call
+                return
+        call()
+
+    def _send(self, owner: Owner, boot: int, number: int, append: InflightAppend) -> None:
+        append.sent_to = append.sent_to or boot
+        settled = next(iter(self._appends)) - 1
+        owner.submit_from(self._client, number, settled, append.entries, partial(self._answered, owner, number))
+
+    def _answered(self, owner: Owner, number: int, result: list[bytes] | TidewalError) -> None:
+        if isinstance(result, Unavailable):
+            self._lost(owner)  # it is closing; the next owner will answer
+        else:
+            self._settle(number, result)
+
+    def _settle(self, number: int, result: list[bytes] | TidewalError) -> None:
+        with self.lock:
+            append = self._appends.pop(number, None)
+            if append is None:
+                return
+            self._size -= append.size
+            all_answered = None if self._appends else self._all_answered
+        try:
+            append.done(result)
+        except Exception:
+            _log.exception("an append's callback failed")
+        if all_answered is not None:
+            all_answered()
+
+
+def _frozen(entries: Sequence[Append]) -> tuple[Sequence[Append], int]:
+    """The entries with payloads that the caller cannot change, and the bytes that they take in memory."""
+    if len(entries) == 1 and type(entries[0][1]) is bytes:
+        return (entries[0],), ENTRY_OVERHEAD_BYTES + len(entries[0][1])
+    size = ENTRY_OVERHEAD_BYTES * len(entries)
+    frozen: list[Append] = []
+    for entry in entries:
+        channel, payload, timestamp = entry
+        content = owned(payload)
+        size += len(content)
+        frozen.append(entry if content is payload else Append(channel, content, timestamp))
+    return frozen, size
+
+
+def _all_in(entries: Sequence[Append], channels: set[str]) -> bool:
+    return all(entry[0] in channels for entry in entries)
+
+
+def _unknown(message: str) -> Unavailable:
+    return Unavailable(message, outcome_unknown=True)

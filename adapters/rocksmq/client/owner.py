@@ -1,0 +1,159 @@
+"""The owner of a directory as a process that shares it sees it: this process itself, or another over a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ....runtime.errors import TidewalError
+from ....runtime.groups.coordinator_client import CoordinatorClient
+from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, GroupInfo, OnAppended
+from ....runtime.remote import Address, encode_policy, info_of
+from .owner_connection import OwnerConnection
+from .socket_coordinator_client import SocketCoordinatorClient
+
+T = TypeVar("T")
+
+READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner allows a process
+
+
+class Owner(Protocol):
+    """What `RocksMQ` and `RemoteOwner` have in common: the calls of `Wal`, appends with a number."""
+
+    @property
+    def boot(self) -> int:
+        """The number of the owner's incarnation, another for each opening of the directory."""
+        ...
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None: ...
+
+    async def drop_channel(self, channel: str) -> None: ...
+
+    async def channels(self) -> list[str]: ...
+
+    async def describe(self, channel: str) -> ChannelInfo: ...
+
+    async def latest_id(self, channel: str) -> bytes | None: ...
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None: ...
+
+    async def truncate(self, channel: str, id: bytes) -> None: ...
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None: ...
+
+    def submit_from(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> None: ...
+
+    def coordinator_client(self) -> CoordinatorClient: ...
+
+    async def groups(self) -> list[GroupInfo]: ...
+
+    async def move_group(self, group: str, channel: str, upto: bytes) -> None: ...
+
+    async def drop_group(self, group: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Owners(Protocol):
+    """What a process that shares a log knows of the log's owners, one after the other."""
+
+    async def owner(self) -> Owner:
+        """The present owner, waited for while it changes."""
+        ...
+
+    def superseded(self, owner: Owner) -> bool:
+        """Whether another process owns the log in place of `owner` by now, or will."""
+        ...
+
+    async def ask(self, call: Callable[[Owner], Awaitable[T]]) -> T:
+        """The result of `call` with the present owner, repeated with the next owner where it ends meanwhile."""
+        ...
+
+
+class RemoteOwner:
+    """An `Owner` in another process. Everything raises `Unavailable` once the connection is lost."""
+
+    def __init__(self) -> None:
+        """Use `open`."""
+        self.lost = False
+        self.connection: OwnerConnection
+        self._reads, self._asks = asyncio.Semaphore(READS), asyncio.Semaphore(ASKS)
+        self._groups: SocketCoordinatorClient
+
+    @classmethod
+    async def open(cls, address: Address, client: bytes, on_lost: Callable[[RemoteOwner], None]) -> RemoteOwner:
+        """Connect to the owner at `address`. `client` is this process's random id. `on_lost` is called on the loop,
+        once, when the connection is lost. Raises `Unavailable`, `Overloaded`."""
+        remote = cls()
+
+        def lost(_: TidewalError) -> None:
+            remote.lost = True
+            on_lost(remote)
+
+        remote.connection = await OwnerConnection.open(address, client, on_lost=lost)
+        remote._groups = SocketCoordinatorClient(remote.connection.ask, remote.connection.notify)
+        return remote
+
+    @property
+    def boot(self) -> int:
+        return self.connection.boot
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        await self._ask("create", channel, encode_policy(policy))
+
+    async def drop_channel(self, channel: str) -> None:
+        await self._ask("drop", channel)
+
+    async def channels(self) -> list[str]:
+        return await self._ask("channels")
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        return info_of(channel, await self._ask("describe", channel))
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        return await self._ask("latest_id", channel)
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        return await self._ask("id_at", channel, timestamp)
+
+    async def truncate(self, channel: str, id: bytes) -> None:
+        await self._ask("truncate", channel, id)
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        await self._ask("hold", channel, holder, id)
+
+    async def read(self, channel: str, start: Sequence[object], wait_s: float) -> tuple[Sequence[Entry], bytes]:
+        """The entries from `start` (in the protocol's wire form), and the id that comes next. Without entries the owner
+        waits up to `wait_s` seconds for some."""
+        async with self._reads:
+            entries, next_id, _ = await self.connection.ask("read", channel, start, None, wait_s, wait_s=wait_s)
+        return entries, next_id
+
+    def submit_from(
+        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
+    ) -> None:
+        """Never raises: `done` gets the owner's answer, and is not called any more once the connection is lost."""
+        self.connection.append(number, settled, entries, done)
+
+    def coordinator_client(self) -> CoordinatorClient:
+        return self._groups
+
+    async def groups(self) -> list[GroupInfo]:
+        return await self._groups.groups()
+
+    async def move_group(self, group: str, channel: str, upto: bytes) -> None:
+        await self._groups.seek_group(group, channel, upto)
+
+    async def drop_group(self, group: str) -> None:
+        await self._groups.drop_group(group)
+
+    async def close(self) -> None:
+        self._groups.close()
+        await self.connection.close()
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        async with self._asks:
+            return await self.connection.ask(method, *arguments)

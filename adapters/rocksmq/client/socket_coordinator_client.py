@@ -1,0 +1,135 @@
+"""The coordinator client of group members whose log another process owns: the requests of `owner/group_service.py`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol, cast
+
+from ....runtime.groups.coordinator_client import Ack, AssignedChannel, MemberAssignment
+from ....runtime.log.payloads import owned
+from ....runtime.log.wal import Append, From, GroupInfo
+from ..journal.channels import ids_of_runs, runs_of_ids
+
+BEATS_PER_TIMEOUT = 3  # so that two may come late
+
+
+class Ask(Protocol):
+    """`OwnerConnection.ask`."""
+
+    def __call__(self, method: str, *arguments: object, wait_s: float = 0.0) -> Awaitable[Any]: ...
+
+
+class Notify(Protocol):
+    """`OwnerConnection.notify`. Called from any thread."""
+
+    def __call__(self, method: str, *arguments: object) -> None: ...
+
+
+class SocketCoordinatorClient:
+    """`CoordinatorClient` over one connection to the owner, and the management of groups. `close` it with the
+    connection."""
+
+    def __init__(self, ask: Ask, notify: Notify) -> None:
+        self._ask = ask
+        self._heartbeat = SessionHeartbeat(notify)
+
+    def close(self) -> None:
+        """Keep no session alive any more. A second call does nothing."""
+        self._heartbeat.stop()
+
+    async def join(
+        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
+    ) -> None:
+        self._heartbeat.add(group, member, session_timeout_s)  # first: the loop may be busy when the answer comes
+        try:
+            await self._ask("group.join", group, member, list(channels), start.value, float(session_timeout_s))
+        except BaseException:
+            self._heartbeat.remove(group, member)
+            raise
+
+    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
+        version, held, revoking = await self._ask("group.shares", group, member, seen, wait_s, wait_s=wait_s)
+        channels = {
+            channel: AssignedChannel(epoch, acked_to, frozenset(ids_of_runs(runs)))
+            for channel, (epoch, acked_to, runs) in cast("dict[str, Any]", held).items()
+        }
+        return MemberAssignment(version, channels, frozenset(revoking))
+
+    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
+        encoded = [[ack.channel, ack.assignment_epoch, ack.upto, runs_of_ids(ack.ids)] for ack in acks]
+        if not all(type(output.payload) is bytes for output in outputs):  # payloads are sent without a copy
+            outputs = [output._replace(payload=owned(output.payload)) for output in outputs]
+        return await self._ask("group.commit", group, member, encoded, list(outputs))
+
+    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
+        await self._ask("group.release", group, member, channel, assignment_epoch)
+
+    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
+        await self._ask("group.seek", group, member, channel, assignment_epoch, upto)
+
+    async def leave(self, group: str, member: str) -> None:
+        self._heartbeat.remove(group, member)
+        await self._ask("group.leave", group, member)
+
+    async def groups(self) -> list[GroupInfo]:
+        """`Wal.groups`."""
+        return [
+            GroupInfo(name, positions, {member: frozenset(held) for member, held in members.items()})
+            for name, positions, members in await self._ask("group.list")
+        ]
+
+    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
+        """`Wal.seek_group`, to the position `upto`."""
+        await self._ask("group.move", group, channel, upto)
+
+    async def drop_group(self, group: str) -> None:
+        """`Wal.drop_group`."""
+        await self._ask("group.drop", group)
+
+
+class SessionHeartbeat:
+    """A thread that sends the heartbeats of each member's session, however busy the event loop is. The thread runs
+    while there are members. Thread-safe."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._timeouts_s: dict[tuple[str, str], float] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, group: str, member: str, session_timeout_s: float) -> None:
+        """Send heartbeats for a member from now on, `BEATS_PER_TIMEOUT` in each session timeout (seconds)."""
+        with self._changed:
+            self._timeouts_s[group, member] = session_timeout_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tidewal-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, group: str, member: str) -> None:
+        """Send no more heartbeats for a member; an unknown member is fine."""
+        with self._changed:
+            self._timeouts_s.pop((group, member), None)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Send no more heartbeats."""
+        with self._changed:
+            self._timeouts_s.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._timeouts_s:
+                    self._changed.wait(min(self._timeouts_s.values()) / BEATS_PER_TIMEOUT)
+                members = list(self._timeouts_s)
+                if not members:
+                    self._thread = None
+                    return
+            try:
+                for group, member in members:
+                    self._notify("beat", group, member)
+            except RuntimeError:  # the connection's loop is closed, and its members are gone
+                self.stop()

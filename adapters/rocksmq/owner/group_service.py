@@ -1,0 +1,181 @@
+"""Consumer groups over the socket: what the owner answers to members in other processes.
+
+These requests belong to the protocol that `runtime/remote.py` describes:
+
+    group.join      group member channels start session_timeout_s   → nil
+    group.shares    group member seen wait_s                        → [version, {channel: assignment}, revoking]
+    group.commit    group member acks outputs                       → ids
+    group.release   group member channel epoch                      → nil
+    group.seek      group member channel epoch upto                 → nil
+    group.leave     group member                                    → nil
+    group.list                                                      → [[group, positions, {member: channels}], …]
+    group.move      group channel upto                              → nil
+    group.drop      group                                           → nil
+    beat            group member                                    → nil
+
+`start` is "earliest" or "latest". An assignment is [epoch, acked to, single ids], an ack [channel, epoch, upto or nil,
+single ids]; single ids travel as runs: first number, count, first number, count, … `outputs` are entries.
+`group.shares` waits up to `wait_s` (≤ `WAIT_LIMIT_S`) for another version than `seen`, unless that is nil. Every
+request of a member is a heartbeat of its session; `beat` is nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+from ....runtime.errors import InvalidRequest, TidewalError
+from ....runtime.groups.coordinator import MAX_SINGLE_ACKS, GroupCoordinator
+from ....runtime.groups.coordinator_client import Ack
+from ....runtime.groups.local_coordinator_client import settled
+from ....runtime.log.wal import Append, From
+from ....runtime.remote import WAIT_LIMIT_S
+from ..journal.channels import ids_of_runs, runs_of_ids
+
+RETURN_S = 1.0  # for which a client whose last connection ended may come back; then its members have left
+
+_Membership = tuple[str, str]  # group and member
+
+
+class GroupService:
+    """Answers the group requests of one server, on its loop. A client is a process; it may have several
+    connections."""
+
+    def __init__(self, coordinator: GroupCoordinator, *, return_s: float = RETURN_S) -> None:
+        self._coordinator, self._return_s = coordinator, return_s
+        self._clients: dict[int, bytes | None] = {}  # by connection
+        self._changes: dict[_Membership, asyncio.Event] = {}
+        self._memberships: dict[bytes, set[_Membership]] = {}  # by client
+
+    def connected(self, connection_id: int, client: bytes | None) -> None:
+        """A client has said hello on the connection with that number; its id is None where it has none."""
+        self._clients[connection_id] = client
+
+    def disconnected(self, connection_id: int) -> None:
+        """A connection has ended. Most of the time that means that the process has ended."""
+        client = self._clients.pop(connection_id, None)
+        if client in self._memberships and client not in self._clients.values():
+            asyncio.get_running_loop().call_later(self._return_s, self._expire_client, client)
+
+    def _expire_client(self, client: bytes) -> None:
+        if client not in self._clients.values():
+            for group, member in self._memberships.pop(client, ()):
+                self._changes.pop((group, member), None)
+                self._coordinator.leave(group, member)
+
+    async def answer(self, connection_id: int, method: str, arguments: Sequence[object]) -> object:
+        """The result of one request, as msgpack takes it. Raises what the coordinator raises, and `InvalidRequest`."""
+        match [method, *arguments]:
+            case ["beat", str(group), str(member)]:
+                return self._coordinator.beat(group, member)
+            case ["group.join", str(group), str(member), names, "earliest" | "latest" as start, float(timeout_s)]:
+                return await self._join(connection_id, group, member, _list(names), From(start), timeout_s)
+            case ["group.shares", str(group), str(member), int() | None as seen, int() | float() as wait_s]:
+                return await self._assignment(group, member, seen, wait_s)
+            case ["group.commit", str(group), str(member), acks, outputs]:
+                return await self._commit(group, member, _list(acks), _list(outputs))
+            case ["group.release", str(group), str(member), str(channel), int(epoch)]:
+                return self._coordinator.release(group, member, channel, epoch)
+            case ["group.seek", str(group), str(member), str(channel), int(epoch), bytes(upto)]:
+                seek = self._coordinator.seek
+                return await settled(lambda done: seek(group, member, channel, epoch, upto, done))
+            case ["group.leave", str(group), str(member)]:
+                return self._leave(connection_id, group, member)
+            case ["group.list"]:
+                return [
+                    [info.name, info.positions, {member: sorted(held) for member, held in info.members.items()}]
+                    for info in self._coordinator.groups()
+                ]
+            case ["group.move", str(group), str(channel), bytes(upto)]:
+                return await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
+            case ["group.drop", str(group)]:
+                return await settled(lambda done: self._coordinator.drop_group(group, done))
+            case _:
+                raise InvalidRequest(f"{method[:100]!r} with these arguments is no request of the protocol")
+
+    async def _join(
+        self, connection_id: int, group: str, member: str, names: list[object], start: From, timeout_s: float
+    ) -> None:
+        client = self._clients.get(connection_id)
+        if client is None:
+            raise InvalidRequest("a client that joins a group needs an id")
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidRequest("channels are a list of names")
+        channels = cast("list[str]", names)
+        membership, changed = (group, member), asyncio.Event()
+        wake = partial(_wake, asyncio.get_running_loop(), changed)
+        self._changes[membership] = changed
+        # Before joining: the client may be gone before it has joined.
+        self._memberships.setdefault(client, set()).add(membership)
+        join = self._coordinator.join
+        try:
+            await settled(lambda done: join(group, member, channels, start, timeout_s, wake, done))
+        except TidewalError:
+            self._leave(connection_id, group, member)
+            raise
+
+    async def _assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> object:
+        changed = self._changes.get((group, member))
+        if changed is not None:
+            changed.clear()  # before looking: what changes from now on sets it again
+        assignment = self._coordinator.assignment(group, member)
+        if changed is not None and wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait_s, WAIT_LIMIT_S)):
+                    # A loop, because a wake for a version that was seen already may come late, from another thread.
+                    while assignment.version == seen:
+                        await changed.wait()
+                        changed.clear()
+                        assignment = self._coordinator.assignment(group, member)
+        held = {
+            name: [channel.epoch, channel.acked_to, runs_of_ids(channel.acked)]
+            for name, channel in assignment.held.items()
+        }
+        return [assignment.version, held, sorted(assignment.revoking)]
+
+    async def _commit(self, group: str, member: str, acks: list[object], outputs: list[object]) -> object:
+        if not all(isinstance(output, Append) for output in outputs):
+            raise InvalidRequest("the outputs of a commit are entries")
+        wanted, entries = [_ack(ack) for ack in acks], cast("list[Append]", outputs)
+        return await settled(lambda done: self._coordinator.commit(group, member, wanted, entries, done))
+
+    def _leave(self, connection_id: int, group: str, member: str) -> None:
+        client = self._clients.get(connection_id)
+        if client is not None and (memberships := self._memberships.get(client)) is not None:
+            memberships.discard((group, member))
+            if not memberships:
+                del self._memberships[client]
+        self._changes.pop((group, member), None)
+        self._coordinator.leave(group, member)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits any more
+        loop.call_soon_threadsafe(changed.set)
+
+
+def _list(argument: object) -> list[object]:
+    if not isinstance(argument, list):
+        raise InvalidRequest("the request has something else where a list should be")
+    return cast("list[object]", argument)
+
+
+def _ack(argument: object) -> Ack:
+    match _list(argument):
+        case [str(channel), int(epoch), bytes() | None as upto, runs]:
+            return Ack(channel, epoch, upto, tuple(_ids(_list(runs))))
+        case _:
+            raise InvalidRequest("an acknowledgement is a channel, an epoch, an id and runs of ids")
+
+
+def _ids(runs: list[object]) -> list[bytes]:
+    """The ids of runs from a client that may not be trusted: their number is bounded."""
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in runs) or len(runs) % 2:
+        raise InvalidRequest("single ids are runs: first number, count, …")
+    numbers = cast("list[int]", runs)
+    if sum(numbers[1::2]) > MAX_SINGLE_ACKS:
+        raise InvalidRequest(f"more than {MAX_SINGLE_ACKS} single ids in one acknowledgement")
+    return list(ids_of_runs(numbers))

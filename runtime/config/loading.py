@@ -1,0 +1,286 @@
+"""Settings from their sources: defaults < YAML file < environment < arguments.
+
+All sources are flattened to dotted keys, matched without regard to case, and checked once: a key of Milvus that means
+nothing here is named in one warning, any other unknown key is a `ConfigError` that names the nearest known one. A null
+means "not given". This module never writes settings back: the result of `resolve_mq_type` is a value of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ..errors import ConfigError, PositionMismatch
+from ..log.redaction import shown_url, split_url
+from ..metrics.metrics import Metrics
+from .milvus_keys import IGNORED_MILVUS_KEYS
+from .settings import MIB, Settings
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "Settings",
+    "known_keys",
+    "load_settings",
+    "resolve_mq_type",
+    "wal_options",
+    "wal_url",
+]
+
+ENVIRONMENT_PREFIX = "TIDEWAL__"
+MQ_TYPES = ("rocksmq", "pulsar", "kafka", "woodpecker")  # in the order that `mq.type=default` tries them
+_SWITCHES = {
+    "rocksmq": "rocksmq.path",
+    "pulsar": "pulsar.address",
+    "kafka": "kafka.brokerList",
+    "woodpecker": "woodpecker.meta.type",
+}  # the keys that enable them
+
+_log = logging.getLogger("tidewal.config")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One key as a source gives it."""
+
+    key: str
+    value: object
+    source: str
+
+
+def load_settings(
+    path: str | Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    arguments: Mapping[str, object] | None = None,
+) -> Settings:
+    """Merge the sources into checked settings.
+
+    `path` is a YAML file; `environment` is the process's own unless given; `arguments` are dotted keys
+    (`{"rocksmq.path": "/data"}`) or nested mappings. Raises `ConfigError` for an unreadable file, an unknown key or a
+    value that does not fit.
+    """
+    given = [
+        *_from_file(Path(path) if path is not None else None),
+        *_from_environment(os.environ if environment is None else environment),
+        *(_Given(key, value, "arguments") for key, value in _flatten(arguments or {})),
+    ]
+    merged: dict[str, _Given] = {}
+    ignored: list[str] = []
+    for each in given:
+        key = _canonical(each.key)
+        if key is not None:
+            merged[key] = each
+        elif _is_ignored(each.key):
+            ignored.append(each.key)
+        else:
+            raise _unknown_key(each)
+    if ignored:
+        _log.warning("Milvus' settings without a meaning in Tidewal are ignored: %s", ", ".join(sorted(set(ignored))))
+    return _validate(merged)
+
+
+def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name: str | None = None) -> str:
+    """Name the log's backend that `settings` choose, as the scheme of its URL.
+
+    A checkpoint's own backend (`checkpoint_wal_name`) wins, since its positions mean nothing elsewhere; then a `wal`
+    URL, which is taken as it is (the processes of one machine may share a RocksMQ directory); then `mq.type`. `default`
+    takes the first enabled one of rocksmq (standalone only), pulsar, kafka and woodpecker. Raises `ConfigError` where
+    no answer is safe.
+    """
+    if checkpoint_wal_name:
+        return checkpoint_wal_name
+    if settings.wal:
+        scheme = split_url(settings.wal).scheme
+        if not scheme:
+            shown = shown_url(settings.wal)
+            raise ConfigError(f"wal={shown!r} is no URL; write it like rocksmq:///var/lib/tidewal", key="wal")
+        return scheme.partition("+")[0]  # pulsar+ssl is pulsar
+    if settings.mq.type != "default":
+        return _permitted(settings, settings.mq.type, standalone)
+    for name in MQ_TYPES:
+        if _url(settings, name) and (standalone or name != "rocksmq"):
+            return _permitted(settings, name, standalone)
+    keys = "rocksmq.path (standalone only), pulsar.address, kafka.brokerList or woodpecker.meta.type"
+    raise ConfigError(f"no log is enabled: set wal, or one of {keys}", key="mq.type")
+
+
+def wal_url(settings: Settings, standalone: bool = True, *, checkpoint_wal_name: str | None = None) -> str:
+    """The URL of the log that `settings` choose, for `open_wal`. A caller that goes on from a checkpoint names its
+    backend (`checkpoint_wal_name`), which overrides `mq.type` where it is enabled. Raises `PositionMismatch`
+    (`expected`, `found`) where the settings lead to another log only, and what `resolve_mq_type` raises."""
+    configured = resolve_mq_type(settings, standalone)
+    name = resolve_mq_type(settings, standalone, checkpoint_wal_name=checkpoint_wal_name)
+    url = settings.wal if settings.wal and name == configured else _url(settings, name)
+    if name == configured:
+        if url:
+            return url
+        raise ConfigError(f"mq.type={name} does not say where: set {_SWITCHES[name]}", key=_SWITCHES[name])
+    if settings.wal or not url:
+        how = f"set {_SWITCHES[name]}, or wal to its URL" if name in _SWITCHES else "set wal to its URL"
+        raise PositionMismatch(
+            f"what is stored so far came from {name}, and the settings choose {configured}: positions of one mean "
+            f"nothing in the other. To go on with {name} {how}; to begin anew in {configured} take another directory",
+            expected=configured,
+            found=name,
+        )
+    _log.warning("the log is %s, where what is stored came from; mq.type alone would choose %s", name, configured)
+    return url
+
+
+def _url(settings: Settings, name: str) -> str:
+    """The URL of a backend, "" where the settings have none."""
+    match name:
+        case "rocksmq" if settings.rocksmq.path:
+            return f"rocksmq://{quote(os.path.abspath(settings.rocksmq.path))}"
+        case "kafka" if settings.kafka.broker_list:
+            return f"kafka://{settings.kafka.broker_list}"
+        case "pulsar" if settings.pulsar.address:
+            address = settings.pulsar.address
+            return address if "://" in address else f"pulsar://{address}:{settings.pulsar.port}"
+        case "woodpecker" if settings.woodpecker.meta.type:
+            return "woodpecker://"
+        case _:
+            return ""
+
+
+def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, Any]:
+    """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
+    options of its adapter, and `metrics`."""
+    scheme = split_url(url or wal_url(settings)).scheme
+    if scheme == "kafka":
+        return {"settings": settings.kafka, "metrics": metrics}
+    if scheme.startswith("pulsar"):
+        return {"settings": settings.pulsar, "metrics": metrics}
+    if scheme != "rocksmq":
+        return {}
+    return {
+        "metrics": metrics,
+        "segment_bytes": settings.rocksmq.segment_size_in_mb * MIB,
+        "free_space_bytes": settings.rocksmq.free_space_in_mb * MIB,
+    }
+
+
+def known_keys() -> dict[str, str]:
+    """Map every dotted key to its meaning; keys handed through to Kafka's client end in `.*`."""
+    return {key: meaning for key, meaning, _ in _walk(Settings, "")}
+
+
+def _permitted(settings: Settings, name: str, standalone: bool) -> str:
+    if standalone:
+        return name
+    if name == "rocksmq":
+        raise ConfigError("mq.type=rocksmq is embedded: a cluster needs pulsar, kafka or woodpecker", key="mq.type")
+    storage = settings.woodpecker.storage
+    if name == "woodpecker" and storage.type == "local" and not storage.force_local_storage:
+        raise ConfigError(
+            "woodpecker.storage.type=local is one machine's disk: a cluster needs minio or service, "
+            "or woodpecker.storage.forceLocalStorage=true where the disk is shared",
+            key="woodpecker.storage.type",
+        )
+    return name
+
+
+# ---- sources --------------------------------------------------------------------------------------------------------
+
+
+def _from_file(path: Path | None) -> list[_Given]:
+    if path is None:
+        return []
+    try:
+        content = cast(object, yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", key="", path=str(path)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", key="", path=str(path)) from error
+    if content is None:
+        return []
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path} must hold keys and values, not a {type(content).__name__}", key="", path=str(path))
+    return [_Given(key, value, str(path)) for key, value in _flatten(cast(Mapping[object, object], content))]
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[_Given]:
+    for name in sorted(environment):
+        if name.upper().startswith(ENVIRONMENT_PREFIX):
+            key = name[len(ENVIRONMENT_PREFIX) :].replace("__", ".")
+            yield _Given(key, environment[name], f"environment variable {name}")
+
+
+def _flatten(tree: Mapping[object, object] | Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _flatten(cast(Mapping[object, object], value), f"{key}.")
+        elif value is not None:
+            yield key, value
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield (key, meaning, whether what follows the key is handed through) of every leaf."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _walk(annotation, f"{key}.")
+        elif isinstance(field.default, dict):
+            yield f"{key}.*", field.description or "", True
+        else:
+            yield key, field.description or "", False
+
+
+_BY_LOWER_CASE = {key.lower(): key for key, _, through in _walk(Settings, "") if not through}
+_HANDED_THROUGH = tuple(key.removesuffix("*") for key, _, through in _walk(Settings, "") if through)
+
+
+def _canonical(key: str) -> str | None:
+    lower = key.lower()
+    for prefix in _HANDED_THROUGH:
+        if lower.startswith(prefix):
+            return prefix + key[len(prefix) :]
+    return _BY_LOWER_CASE.get(lower)
+
+
+def _is_ignored(key: str) -> bool:
+    lower = key.lower()
+    return any(fnmatchcase(lower, pattern.lower()) for pattern in IGNORED_MILVUS_KEYS)
+
+
+def _unknown_key(given: _Given) -> ConfigError:
+    near = difflib.get_close_matches(given.key.lower(), _BY_LOWER_CASE, n=1, cutoff=0.0)
+    nearest = _BY_LOWER_CASE[near[0]]
+    message = f"unknown setting {given.key!r} ({given.source}); the nearest known one is {nearest!r}"
+    return ConfigError(message, key=given.key, nearest=nearest)
+
+
+# ---- validation -----------------------------------------------------------------------------------------------------
+
+
+def _validate(merged: Mapping[str, _Given]) -> Settings:
+    tree: dict[str, object] = {}
+    for key, given in merged.items():
+        through = next((prefix for prefix in _HANDED_THROUGH if key.startswith(prefix)), None)
+        path = key.split(".") if through is None else [*through.rstrip(".").split("."), key[len(through) :]]
+        branch = tree
+        for part in path[:-1]:
+            branch = cast(dict[str, object], branch.setdefault(part, {}))
+        branch[path[-1]] = given.value if through is None else str(given.value)
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        source = merged[key].source if key in merged else "settings"
+        raise ConfigError(f"{key} ({source}): {first['msg']}", key=key) from None

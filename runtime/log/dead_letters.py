@@ -1,0 +1,114 @@
+"""Dead letters: records that could not be used are kept aside, with their reason, and the channel goes on.
+
+A dead letter is a record of type `DEAD_LETTER` whose body is the unchanged bad entry, whose key is the entry's id, and
+whose tags say `channel`, `reason`, `message` and `size` (bytes; a larger size than the body's means that it was cut).
+A reader that restarts before a bad record keeps it again, with the same channel and key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..clock import HybridClock
+from ..errors import BadRecord, TidewalError
+from .record import Record, RecordType, encode, stamp
+from .wal import Append, ChannelPolicy, Entry, Payload, Wal
+
+LETTERS_PER_S = 100
+LETTER_BYTES_PER_S = 4 * 1024 * 1024
+LETTER_BODY_BYTES = 4 * 1024 * 1024  # below every backend's message limit
+MESSAGE_CHARACTERS = 1_000
+
+OnCounted = Callable[[str, str], None]
+
+
+@dataclass(slots=True)
+class DeadLetterCounts:
+    """How many bad records were kept, and how many were not."""
+
+    kept: int = 0
+    over_limit: int = 0  # counted only: too many at a time
+    failed: int = 0  # the dead-letter channel did not take them
+
+
+class DeadLetters:
+    """Handlers for readers: `bad` as their `on_bad`, `late` as their `on_late`. They never block and never raise.
+
+    At most `letters_per_s` and `bytes_per_s` are kept, with a burst of one second's worth; the rest is counted. Every
+    bad record is reported to `on_counted(channel, reason)`, kept or not.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        clock: HybridClock,
+        channel: str,
+        *,
+        letters_per_s: float = LETTERS_PER_S,
+        bytes_per_s: float = LETTER_BYTES_PER_S,
+        on_counted: OnCounted | None = None,
+    ) -> None:
+        self.counts = DeadLetterCounts()
+        self._wal = wal
+        self._clock = clock
+        self._channel = channel
+        self._letters = _Bucket(letters_per_s, clock)
+        self._bytes = _Bucket(bytes_per_s, clock)
+        self._on_counted = on_counted
+
+    async def open(self) -> None:
+        """Create the channel, durable, where it is missing."""
+        await self._wal.create_channel(self._channel, ChannelPolicy())
+
+    def bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
+        """Keep an entry that could not be read."""
+        self._keep(channel, entry.id, str(error.fields.get("reason", "unknown")), error.message, entry.payload)
+
+    def late(self, channel: str, record: Record) -> None:
+        """Keep a record that came behind a time already announced."""
+        message = f"a record at {record.ts} came behind a time that was announced already"
+        self._keep(channel, record.id, "late", message, encode(record))
+
+    def _keep(self, channel: str, id: bytes, reason: str, message: str, payload: Payload) -> None:
+        if self._on_counted is not None:
+            self._on_counted(channel, reason)
+        body = memoryview(payload)[:LETTER_BODY_BYTES]
+        if not self._letters.holds(1) or not self._bytes.holds(len(body)):
+            self.counts.over_limit += 1
+            return
+        self._letters.take(1)
+        self._bytes.take(len(body))
+        tags = {"channel": channel, "reason": reason, "message": message[:MESSAGE_CHARACTERS], "size": len(payload)}
+        ts = self._clock.now()
+        letter = stamp(Record(RecordType.DEAD_LETTER, key=id, tags=tags, body=body), ts, 0, 0)
+        try:
+            self._wal.submit([Append(self._channel, letter, ts)], self._kept)
+        except TidewalError:
+            self.counts.failed += 1
+
+    def _kept(self, result: list[bytes] | TidewalError) -> None:
+        if isinstance(result, TidewalError):
+            self.counts.failed += 1
+        else:
+            self.counts.kept += 1
+
+
+class _Bucket:
+    """A token bucket: `per_s` per second, and a burst of one second's worth. A larger amount passes when the bucket is
+    full."""
+
+    def __init__(self, per_s: float, clock: HybridClock) -> None:
+        self._per_s = per_s
+        self._clock = clock.clock
+        self._level = per_s
+        self._at = self._clock.monotonic()
+
+    def holds(self, amount: float) -> bool:
+        now = self._clock.monotonic()
+        self._level = min(self._per_s, self._level + (now - self._at) * self._per_s)
+        self._at = now
+        return self._level >= min(amount, self._per_s)
+
+    def take(self, amount: float) -> None:
+        self._level -= amount

@@ -1,0 +1,201 @@
+"""A record: the content of one channel entry, and its bytes.
+
+    2 bytes magic "TW", 1 byte version, 1 byte 0, 4 bytes header length, 8 bytes xxh3-64 of header and body,
+    header (a msgpack array, in the order of `Record`'s fields), zeros up to a multiple of 16, body
+
+All integers are little-endian. The header is read without touching the body, so dispatch, tag filters and inspection
+never decode rows. All input is hostile until length, version and checksum have passed; every fault ends
+as one typed `BadRecord`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias, cast
+
+import msgpack
+import xxhash
+
+from ..clock import MAX_TIMESTAMP
+from ..errors import BadRecord
+from .wal import Payload
+
+MAGIC = b"TW"
+VERSION = 1
+MAX_HEADER_BYTES = 256 * 1024
+BODY_ALIGNMENT = 16  # so that computing on columns in the body needs no copy
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+
+NOT_A_RECORD = ("length", "frame", "checksum")  # reasons of `BadRecord` for bytes that no Tidewal wrote, of any version
+
+_PREFIX = struct.Struct("<2sBBIQ")
+DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
+
+TagValue: TypeAlias = str | int | float | bytes | bool | None
+Tags: TypeAlias = Mapping[str, TagValue]
+_TAG_TYPES = (str, int, float, bytes, type(None))
+
+
+class RecordType(IntEnum):
+    """What a record says. Below 1000 the numbers are Milvus' (`messagespb.MessageType`)."""
+
+    TIME_TICK = 1
+    ROWS = 2  # rows of one vchannel with an `_op` column: inserts, upserts and deletes alike
+    FLUSH = 4
+    CREATE_COLLECTION = 5
+    DROP_COLLECTION = 6
+    FENCE = 1000
+    HEARTBEAT = 1001
+    PRODUCERS = 1002
+    REQUEST = 1003
+    REPLY = 1004
+    CUT = 1005
+    CATALOG = 1006
+    FLUSHED = 1007
+    QUERY = 1008
+    DEAD_LETTER = 1009
+    LEDGER = 1010
+
+
+# What channel owners append of their own accord, or for a collection as a whole: not data.
+CONTROL_TYPES = frozenset(
+    {
+        RecordType.TIME_TICK,
+        RecordType.FLUSH,
+        RecordType.CREATE_COLLECTION,
+        RecordType.DROP_COLLECTION,
+        RecordType.FENCE,
+        RecordType.PRODUCERS,
+    }
+)
+
+
+class BatchPart(NamedTuple):
+    """This record is part `number` (from 0) of `of` of one batch in its channel, seen whole or not at all."""
+
+    batch: int
+    number: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record. `ts`, `term` and `cseq` are stamped by the channel's owner; `id` is filled in when it is read."""
+
+    type: RecordType
+    ts: int = 0
+    term: int = 0
+    cseq: int = 0
+    producer: str = ""
+    pseq: int = 0
+    part: BatchPart | None = None
+    vchannel: str = ""
+    key: bytes = b""
+    tags: Tags = field(default_factory=dict[str, TagValue])
+    trace: str = ""
+    schema_version: int = 0
+    body: Payload = b""
+    id: bytes = b""
+
+
+def encode(record: Record) -> bytes:
+    """The bytes of `record`, without its `id`. Raises `BadRecord` for a header that is too large."""
+    return stamp(record, record.ts, record.term, record.cseq)
+
+
+def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
+    """The bytes of `record` with the owner's stamp `ts`, `term` and `cseq`, without a copy of the record: this is on
+    the hot path of an append. Raises `BadRecord` for a header that is too large."""
+    header = cast(
+        bytes,
+        msgpack.packb(
+            (
+                int(record.type),
+                ts,
+                term,
+                cseq,
+                record.producer,
+                record.pseq,
+                record.part,
+                record.vchannel,
+                record.key,
+                record.tags,
+                record.trace,
+                record.schema_version,
+            )
+        ),
+    )
+    if len(header) > MAX_HEADER_BYTES:
+        raise BadRecord(f"a header of {len(header)} bytes is over the limit of {MAX_HEADER_BYTES}", reason="header")
+    header_bytes = len(header)
+    header += bytes(-header_bytes % BODY_ALIGNMENT)
+    digest = xxhash.xxh3_64(header)
+    digest.update(record.body)
+    return b"".join((_PREFIX.pack(MAGIC, VERSION, 0, header_bytes, digest.intdigest()), header, record.body))
+
+
+def decode(payload: Payload, id: bytes = b"") -> Record:
+    """The record in `payload`; its body is a view into `payload`. Raises `BadRecord` for anything that is not
+    intact."""
+    view = memoryview(payload)
+    if not _PREFIX.size <= len(view) <= MAX_RECORD_BYTES:
+        raise BadRecord(f"{len(view)} bytes cannot be a record", reason="length")
+    magic, version, _, header_bytes, checksum = _PREFIX.unpack_from(view)
+    header_end = _PREFIX.size + header_bytes
+    body_at = header_end + -header_bytes % BODY_ALIGNMENT
+    if magic != MAGIC or header_bytes > MAX_HEADER_BYTES or body_at > len(view):
+        raise BadRecord("not a Tidewal record", reason="frame")
+    if version != VERSION:
+        raise BadRecord(f"record version {version}, this Tidewal reads {VERSION}", reason="version")
+    if xxhash.xxh3_64_intdigest(view[_PREFIX.size :]) != checksum:
+        raise BadRecord("checksum does not match", reason="checksum")
+    try:
+        fields = cast("tuple[object, ...]", msgpack.unpackb(view[_PREFIX.size : header_end], use_list=False))
+    except DECODE_ERRORS as error:  # its length is not under the checksum
+        raise BadRecord(f"not a Tidewal record: {error}", reason="frame") from error
+    try:
+        return _from_fields(fields, view[body_at:], id)
+    except DECODE_ERRORS as error:
+        raise BadRecord(f"unreadable header: {error}", reason="header") from error
+
+
+def _from_fields(fields: tuple[object, ...], body: memoryview, id: bytes) -> Record:
+    kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = fields
+    numbers = (kind, ts, term, cseq, pseq, schema_version)
+    if not all(type(number) is int and 0 <= number <= MAX_TIMESTAMP for number in numbers):
+        raise ValueError("a number is missing or out of range")
+    if not (isinstance(producer, str) and isinstance(vchannel, str) and isinstance(trace, str)):
+        raise ValueError("a name is not text")
+    if not (isinstance(key, bytes) and isinstance(tags, dict)):
+        raise ValueError("key or tags have the wrong type")
+    tags = cast("dict[object, object]", tags)
+    if not all(isinstance(name, str) and isinstance(value, _TAG_TYPES) for name, value in tags.items()):
+        raise ValueError("a tag has the wrong type")
+    return Record(
+        RecordType(cast(int, kind)),
+        cast(int, ts),
+        cast(int, term),
+        cast(int, cseq),
+        producer,
+        cast(int, pseq),
+        _part(part),
+        vchannel,
+        key,
+        cast("dict[str, TagValue]", tags),
+        trace,
+        cast(int, schema_version),
+        body,
+        id,
+    )
+
+
+def _part(part: object) -> BatchPart | None:
+    if part is None:
+        return None
+    batch, number, of = cast("tuple[int, int, int]", part)
+    if not all(type(value) is int for value in (batch, number, of)) or not 0 <= number < of:
+        raise ValueError("a batch part outside its batch")
+    return BatchPart(batch, number, of)

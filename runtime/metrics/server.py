@@ -1,0 +1,138 @@
+"""Serve `/metrics` and `/healthz` over HTTP.
+
+`/healthz` means progress, not that the process exists: 200 while the node's own check says ok, else 503; both carry
+the details of the check as JSON, and a check that raises is not ok. The endpoint listens on loopback unless told
+otherwise, answers GET and HEAD, one request per connection, and drops a client that has not finished its request within
+`REQUEST_TIMEOUT_S` or whose request is longer than `MAX_REQUEST_BYTES`, and any beyond `CONNECTIONS_MAX` at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from ..errors import InvalidRequest, Unavailable
+from .metrics import Metrics
+
+REQUEST_TIMEOUT_S = 5.0
+MAX_REQUEST_BYTES = 16 * 1024
+CONNECTIONS_MAX = 64  # at once; the journal needs file descriptors, too
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the node makes progress, and the details that say why."""
+
+    ok: bool
+    details: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+    def encode(self, head_only: bool) -> bytes:
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
+            f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + (b"" if head_only else self.body)
+
+
+class MetricsServer:
+    """An HTTP endpoint for one node. Use it as `async with MetricsServer(metrics, health, port=9091) as server`.
+
+    `health` is called on the event loop at each request and must not block. Port 0 takes a free port; `address` has it.
+    """
+
+    def __init__(
+        self, metrics: Metrics, health: Callable[[], Health], *, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self._metrics = metrics
+        self._health = health
+        self._host = host
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises `Unavailable` where the address cannot be taken."""
+        try:
+            self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=MAX_REQUEST_BYTES)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot listen on {self._host}:{self._port}: {error.strerror}", port=self._port
+            ) from error
+
+    async def stop(self) -> None:
+        """Stop listening and end what is being served. May be called twice."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self._server = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port listened on."""
+        if self._server is None:
+            raise InvalidRequest("the metrics server is not started")
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    async def __aenter__(self) -> MetricsServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            # The client is gone, too slow or too long: closing the connection is the whole answer.
+            writer.transport.abort()
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in ("GET", "HEAD"):
+            response = _Response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET and HEAD\n")
+        elif path == "/metrics":
+            response = _Response(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._metrics.render())
+        elif path == "/healthz":
+            response = self._health_response()
+        else:
+            response = _Response(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics or /healthz\n")
+        return response.encode(head_only=method == "HEAD")
+
+    def _health_response(self) -> _Response:
+        try:
+            health = self._health()
+        except Exception as error:
+            health = Health(ok=False, details={"error": f"{type(error).__name__}: {error}"})
+        status = HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE
+        body = json.dumps({**health.details, "ok": health.ok}, default=str)
+        return _Response(status, "application/json", body.encode())

@@ -1,0 +1,181 @@
+"""Producer identities: how a retry is recognised under any owner of the channel (guarantee 5)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple, cast
+
+import msgpack
+
+from ..errors import BadRecord, OutcomeUnknown
+from ..log.record import DECODE_ERRORS
+
+REMEMBERED_PER_PRODUCER = 256  # more than a client may have in flight
+OUTCOMES_MAX = 262_144
+PRODUCERS_MAX = 100_000
+EXPIRY_MS = 24 * 3600 * 1000
+OUTCOMES_PER_PAGE = 16_384
+
+_NEVER = -1
+
+
+class BatchOutcome(NamedTuple):
+    """The outcome of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any.
+
+    A log without atomic batches may have it in some channels only: `present` names them, and `channels` says how many
+    it is for. Where `present` is empty, all of it is there."""
+
+    ts: int
+    rows: int
+    digest: int = 0
+    present: tuple[str, ...] = ()
+    channels: int = 0
+
+    def joined(self, other: BatchOutcome) -> BatchOutcome:
+        """The outcome of the same batch by two sources, this one and `other`."""
+        if not self.present or not other.present:
+            return other if self.present else self
+        present = tuple(sorted({*self.present, *other.present}))
+        return self._replace(present=() if len(present) >= self.channels else present)
+
+
+_Wire = tuple[tuple[str, int, int, tuple[tuple[int, tuple[Any, ...]], ...]], ...]
+
+
+class _Producer:
+    __slots__ = ("forgotten", "last_ms", "outcomes")
+
+    def __init__(self, forgotten: int) -> None:
+        self.outcomes: OrderedDict[int, BatchOutcome] = OrderedDict()  # by number, the lowest first
+        self.forgotten = forgotten  # the highest number whose outcome was forgotten
+        self.last_ms = 0
+
+
+class ProducerTable:
+    """The last outcomes of each producer, by its own numbering.
+
+    Outcomes are forgotten beyond `REMEMBERED_PER_PRODUCER`, when the producer was silent for `EXPIRY_MS`, and beyond
+    `OUTCOMES_MAX` of all, those of the longest silent producers first; the highest forgotten number is kept then.
+    Beyond `PRODUCERS_MAX` the longest silent producers are forgotten altogether."""
+
+    def __init__(self) -> None:
+        self._producers: OrderedDict[str, _Producer] = OrderedDict()  # the longest silent first
+        self._silent: OrderedDict[str, int] = OrderedDict()  # name -> the highest number forgotten
+        self._outcomes = 0
+
+    def find(self, producer: str, pseq: int) -> BatchOutcome | None:
+        """The outcome of (producer, pseq), None when no part of the batch ever happened. Raises `OutcomeUnknown` for a
+        number so low that it is forgotten; its field `forgotten` is the highest such number, which did happen. A
+        producer that waits for each answer before it sends the next number knows from that field that this one
+        happened, too."""
+        known = self._producers.get(producer)
+        outcome = known.outcomes.get(pseq) if known is not None else None
+        forgotten = known.forgotten if known is not None else self._silent.get(producer, _NEVER)
+        if outcome is None and pseq <= forgotten:
+            raise OutcomeUnknown(
+                f"batch {pseq} of producer {producer} is too old to tell whether it happened: "
+                "read before writing again",
+                forgotten=forgotten,
+            )
+        return outcome
+
+    def remember(self, producer: str, pseq: int, outcome: BatchOutcome, now_ms: int) -> None:
+        """Keep an outcome, with what is known of the same batch already.
+
+        Numbers come in any order, as channels are read one after another; always the lowest are forgotten:
+        no number above them is taken for forgotten that never happened.
+        """
+        known = self._known(producer, now_ms)
+        before = known.outcomes.get(pseq)
+        if before is None and pseq <= known.forgotten:
+            return
+        self._outcomes -= len(known.outcomes)
+        late = before is None and pseq < next(reversed(known.outcomes), pseq)
+        known.outcomes[pseq] = outcome if before is None else outcome.joined(before)
+        if late:
+            known.outcomes = OrderedDict(sorted(known.outcomes.items()))
+        while len(known.outcomes) > REMEMBERED_PER_PRODUCER:
+            gone, _ = known.outcomes.popitem(last=False)
+            known.forgotten = max(known.forgotten, gone)
+        self._outcomes += len(known.outcomes)
+        self._expire(now_ms)
+
+    def _known(self, producer: str, now_ms: int) -> _Producer:
+        known = self._producers.get(producer)
+        if known is None:
+            known = self._producers[producer] = _Producer(self._silent.pop(producer, _NEVER))
+        self._producers.move_to_end(producer)
+        known.last_ms = max(known.last_ms, now_ms)
+        return known
+
+    def _expire(self, now_ms: int) -> None:
+        while len(self._producers) > 1:
+            name, oldest = next(iter(self._producers.items()))
+            if self._outcomes <= OUTCOMES_MAX and oldest.last_ms >= now_ms - EXPIRY_MS:
+                break
+            del self._producers[name]
+            self._outcomes -= len(oldest.outcomes)
+            whole = (pseq for pseq, outcome in oldest.outcomes.items() if not outcome.present)
+            self._silent[name] = max(whole, default=oldest.forgotten)
+        while len(self._silent) > PRODUCERS_MAX:
+            self._silent.popitem(last=False)
+
+    def merge(self, other: ProducerTable) -> None:
+        """Add what another channel's log says."""
+        for name, forgotten in other._silent.items():
+            self._forget(name, forgotten)
+        for name, producer in other._producers.items():
+            for pseq, outcome in producer.outcomes.items():
+                known = self._producers.get(name)
+                before = known.outcomes.get(pseq) if known is not None else None
+                if before is None or before.present:
+                    self.remember(name, pseq, outcome, producer.last_ms)
+            self._forget(name, producer.forgotten)
+
+    def _forget(self, name: str, upto: int) -> None:
+        known = self._producers.get(name)
+        if known is not None:
+            known.forgotten = max(known.forgotten, upto)
+            for pseq in [pseq for pseq, outcome in known.outcomes.items() if outcome.present and pseq <= upto]:
+                del known.outcomes[pseq]  # the other table has forgotten it, so all of it happened
+                self._outcomes -= 1
+        elif upto > _NEVER:
+            self._silent[name] = max(self._silent.get(name, _NEVER), upto)
+
+    def pages(self) -> list[bytes]:
+        """The table as msgpack, version 1, in pages of bounded size; `merge` of all is the table. At least one."""
+        entries: list[tuple[str, int, int, list[tuple[int, tuple[Any, ...]]]]] = [
+            (name, 0, forgotten, []) for name, forgotten in self._silent.items()
+        ]
+        entries += [
+            (name, entry.last_ms, entry.forgotten, [(pseq, _to_wire(each)) for pseq, each in entry.outcomes.items()])
+            for name, entry in self._producers.items()
+        ]
+        pages: list[bytes] = []
+        first = outcomes = 0
+        for at, entry in enumerate(entries, 1):
+            outcomes += len(entry[3]) + 1
+            if outcomes >= OUTCOMES_PER_PAGE or at == len(entries):
+                pages.append(cast(bytes, msgpack.packb((1, entries[first:at]))))
+                first, outcomes = at, 0
+        return pages or [cast(bytes, msgpack.packb((1, [])))]
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> ProducerTable:
+        """The table in one page. Raises `BadRecord`."""
+        table = cls()
+        try:
+            version, entries = cast("tuple[int, _Wire]", msgpack.unpackb(data, use_list=False))
+            if version != 1:
+                raise ValueError(f"version {version}")
+            for name, last_ms, forgotten, outcomes in entries:
+                for pseq, outcome in outcomes:
+                    table.remember(name, pseq, BatchOutcome(*outcome), last_ms)
+                table._forget(name, forgotten)
+        except DECODE_ERRORS as error:
+            raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
+        return table
+
+
+def _to_wire(outcome: BatchOutcome) -> tuple[Any, ...]:
+    return tuple(outcome) if outcome.present else outcome[:3]

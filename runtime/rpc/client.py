@@ -1,0 +1,258 @@
+"""The side of who asks: sends requests, repeats them, and waits for the replies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections.abc import Sequence
+
+from ..errors import (
+    BadRecord,
+    ChannelNotFound,
+    Closed,
+    DeadlineExceeded,
+    TidewalError,
+    from_wire,
+    of_unknown_outcome,
+)
+from ..log.fragments import FragmentAssembler, fragments_of
+from ..log.names import Names
+from ..log.record import Record, RecordType, decode, encode
+from ..log.wal import Append, From, FromId, Payload, Start, Wal
+from .protocol import (
+    MESSAGE_BYTES_MAX,
+    REPLY_CHANNEL,
+    REQUEST_CHANNEL,
+    Params,
+    Reply,
+    ignore_outcome,
+    is_transient,
+    pack,
+    pack_params,
+    unpack,
+)
+
+DEADLINE_S = 10.0
+FIRST_RETRY_S = 0.25
+RETRY_S_MAX = 2.0
+SIGN_OF_LIFE_S = 3600.0  # between two small entries that a client writes into its own reply channel, see `RpcClient`
+
+_SIGN_OF_LIFE = encode(Record(RecordType.REPLY, key=pack({})))  # a reply to no request: every client skips it
+
+
+class RpcClient:
+    """Sends requests to roles and waits for the replies. One per client or role; many calls at once are fine.
+
+    `name` must never have been used before: replies are recognised by it. With `shared` several clients may have it,
+    also one after the other: each numbers its calls from a random number on and skips the replies to others, and none
+    removes the reply channel. That is for processes that come and go without end, or are killed. `first_retry_s` is the
+    time in seconds after which a request is first repeated.
+
+    Where the log does not notice that a process is gone (`capabilities.drops_temporary`), the leader drops the reply
+    channels that stay silent for hours. So the client writes a sign of life into its own every `SIGN_OF_LIFE_S`
+    seconds; it creates the channel again where it was dropped all the same, as after a suspension.
+    """
+
+    def __init__(
+        self, wal: Wal, names: Names, *, name: str = "", first_retry_s: float = FIRST_RETRY_S, shared: bool = False
+    ) -> None:
+        self.name = name or f"client-{secrets.token_hex(8)}"
+        self._wal = wal
+        self._names = names
+        self._first_retry_s = first_retry_s
+        self._shared = shared
+        self._numbers = itertools.count(secrets.randbits(62) if shared else 1)
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._sign_of_life: asyncio.TimerHandle | None = None
+        self._start: Start = From.EARLIEST
+        self._fragments = FragmentAssembler(2 * MESSAGE_BYTES_MAX)
+        self._limit = REQUEST_CHANNEL.max_message_bytes
+
+    async def open(self) -> None:
+        """Create the reply channel and listen to it."""
+        await self._begin()
+        self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
+        if not self._wal.capabilities.drops_temporary:
+            self._sign_of_life = asyncio.get_running_loop().call_later(SIGN_OF_LIFE_S, self._show_life)
+
+    def _show_life(self) -> None:
+        """Write a sign of life, and schedule the next, which makes up for one that the log refuses."""
+        if not self.listening:
+            return
+        with contextlib.suppress(TidewalError):
+            self._wal.submit([Append(self._names.replies(self.name), _SIGN_OF_LIFE)], ignore_outcome)
+        self._sign_of_life = asyncio.get_running_loop().call_later(SIGN_OF_LIFE_S, self._show_life)
+
+    async def _begin(self) -> None:
+        channel = self._names.replies(self.name)
+        await self._wal.create_channel(channel, REQUEST_CHANNEL if self._shared else REPLY_CHANNEL)
+        self._limit = (await self._wal.describe(channel)).max_message_bytes
+        latest = await self._wal.latest_id(channel)
+        self._start = From.EARLIEST if latest is None else FromId(latest)
+
+    @property
+    def listening(self) -> bool:
+        """Whether replies arrive: not after `close`, nor after the log has failed. Open another client then."""
+        return self._reader is not None and not self._reader.done()
+
+    async def call(
+        self,
+        role: str,
+        method: str,
+        params: Params | None = None,
+        body: Payload = b"",
+        *,
+        deadline_s: float = DEADLINE_S,
+    ) -> Reply:
+        """Call `method` of `role`, with `params` that msgpack can encode and `body`. Raises the error it replies with,
+        `DeadlineExceeded` when no reply came within `deadline_s` seconds, `Closed` when this client was closed,
+        `MessageTooLarge` (over `MESSAGE_BYTES_MAX`), `InvalidRequest` for a parameter that cannot be sent.
+
+        An error has the field `outcome_unknown` where the request may have been served all the same: when it was sent
+        more than once, an earlier incarnation of the role may have served it, and the next one refuse the repetition.
+        """
+        if self._reader is None:
+            raise Closed(f"{self.name} is not open")
+        number = next(self._numbers)
+        key = pack_params({"method": method, **(params or {})})
+        record = Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body)
+        channel = self._names.requests(role)
+        appends = [Append(channel, payload) for payload in fragments_of(record, self._limit, MESSAGE_BYTES_MAX)]
+        loop = asyncio.get_running_loop()
+        future = self._waiting[number] = loop.create_future()
+        sending = _Sending(loop, self._wal, appends, self._first_retry_s, future)
+        try:
+            sending.send()
+            async with asyncio.timeout(deadline_s):
+                return await future
+        except TidewalError as error:
+            if sending.times > 1:
+                raise of_unknown_outcome(error) from None
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded(f"{role} did not answer {method} within {deadline_s:g} s", role=role) from None
+        finally:
+            sending.stop()
+            self._waiting.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # a call that was cancelled meanwhile does not retrieve it
+
+    async def _listen(self) -> None:
+        try:
+            await self._read()
+        except TidewalError as error:
+            self._fail(of_unknown_outcome(error))
+        else:
+            self._fail(Closed("the log was closed", outcome_unknown=True))
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                async for entries in self._wal.read(self._names.replies(self.name), self._start):
+                    for entry in entries:
+                        self._take(entry.payload)
+                return
+            except ChannelNotFound:  # the log took this process for gone, or has another owner; requests are repeated
+                await self._begin_again()
+
+    async def _begin_again(self) -> None:
+        """Create the reply channel anew, also where the log refuses that for now: calls wait until their deadlines."""
+        pause_s = self._first_retry_s
+        while True:
+            try:
+                return await self._begin()
+            except TidewalError as error:
+                if not is_transient(error):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+
+    def _take(self, payload: Payload) -> None:
+        try:
+            record = self._fragments.take(decode(payload))
+            if record is None:
+                return
+            values = unpack(record.key)
+        except BadRecord:  # the same as a lost reply: the request is repeated
+            return
+        ours = record.type is RecordType.REPLY and record.producer == self.name
+        if not ours or not isinstance(values.get("ok"), bool):
+            return
+        future = self._waiting.get(record.pseq)
+        if future is None or future.done():
+            return
+        if values.pop("ok", False):
+            future.set_result(Reply(values, memoryview(record.body)))
+        else:
+            future.set_exception(from_wire(values))
+
+    def _fail(self, error: TidewalError) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    async def close(self) -> None:
+        """End all calls with `Closed` and drop the reply channel, unless it is shared. A second call does nothing."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return
+        if self._sign_of_life is not None:
+            self._sign_of_life.cancel()
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        self._fail(Closed(f"{self.name} was closed", outcome_unknown=True))
+        if self._shared:
+            return
+        try:
+            await self._wal.drop_channel(self._names.replies(self.name))
+        except Closed:
+            return
+
+
+class _Sending:
+    """Sends one request again and again, slower each time, until stopped or until the log refuses it for good."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wal: Wal,
+        appends: Sequence[Append],
+        interval_s: float,
+        answer: asyncio.Future[Reply],
+    ) -> None:
+        self._loop = loop
+        self._wal = wal
+        self._appends = appends
+        self._interval_s = interval_s
+        self._answer = answer
+        self._timer: asyncio.TimerHandle | None = None
+        self.times = 0
+
+    def send(self) -> None:
+        self.times += 1
+        try:
+            self._wal.submit(self._appends, self._sent)
+        except TidewalError as error:
+            if not is_transient(error):
+                self._refuse(error)
+                return
+        self._timer = self._loop.call_later(self._interval_s, self.send)
+        self._interval_s = min(self._interval_s * 2, RETRY_S_MAX)
+
+    def _sent(self, result: list[bytes] | TidewalError) -> None:
+        """Refuse at once what the log will never take; otherwise the reply, or its absence, says what became of the
+        message. Called by the log, on any thread."""
+        if isinstance(result, TidewalError) and not is_transient(result):
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+                self._loop.call_soon_threadsafe(self._refuse, result)
+
+    def _refuse(self, error: TidewalError) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

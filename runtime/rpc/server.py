@@ -1,0 +1,162 @@
+"""The side of a role: reads requests, recognises repeated ones, and replies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..errors import (
+    BadRecord,
+    ChannelNotFound,
+    Closed,
+    TidewalError,
+    of_unknown_outcome,
+    to_wire,
+)
+from ..log.fragments import FragmentAssembler, fragments_of
+from ..log.names import Names
+from ..log.record import Record, RecordType, decode, encode
+from ..log.wal import Append, Entry, From, FromId, Payload, Start, Wal
+from ..streams.channel_reader import OnBadRecord
+from .protocol import (
+    MESSAGE_BYTES_MAX,
+    REQUEST_CHANNEL,
+    Params,
+    ignore_outcome,
+    pack,
+    unpack,
+)
+
+REMEMBERED_REPLIES = 16_384
+REMEMBERED_BYTES = 16 * 1024 * 1024  # of all replies that are remembered
+REMEMBERED_REPLY_BYTES = 16 * 1024  # larger replies come from reads, which can be done again
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of a client. Answer it once, with `reply` or `fail`, or `ignore` it."""
+
+    client: str
+    number: int
+    method: str
+    params: Params
+    body: memoryview
+    _server: RpcServer = field(repr=False)
+
+    def reply(self, values: Params | None = None, body: Payload = b"") -> None:
+        """Send the reply: `values` that msgpack can encode, and `body`."""
+        self._server.answer(self, {"ok": True, **(values or {})}, body)
+
+    def fail(self, error: BaseException) -> None:
+        """Send `error` instead; the client raises it."""
+        self._server.answer(self, {"ok": False, **to_wire(error)}, b"")
+
+    def ignore(self) -> None:
+        """Do not answer: that is for another server of the role, on another node."""
+        self._server.forget(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPack:
+    """Requests that arrived together."""
+
+    requests: list[Request]
+
+
+class RpcServer:
+    """An async iterator over the requests to `role`, in packs."""
+
+    def __init__(self, wal: Wal, role: str, names: Names, *, on_bad: OnBadRecord | None = None) -> None:
+        """`on_bad` gets entries that are no requests and cannot be answered."""
+        self._wal = wal
+        self._on_bad = on_bad
+        self._channel = names.requests(role)
+        self._names = names
+        self._start: Start = From.LATEST
+        self._working: set[tuple[str, int]] = set()
+        self._answers: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._answers_bytes = 0
+        self._fragments = FragmentAssembler(2 * MESSAGE_BYTES_MAX)
+        self._limit = REQUEST_CHANNEL.max_message_bytes
+
+    async def open(self) -> None:
+        """Create the channel; requests sent from now on are read."""
+        await self._wal.create_channel(self._channel, REQUEST_CHANNEL)
+        self._limit = (await self._wal.describe(self._channel)).max_message_bytes
+        latest = await self._wal.latest_id(self._channel)
+        self._start = From.EARLIEST if latest is None else FromId(latest)
+
+    async def __aiter__(self) -> AsyncIterator[RequestPack]:
+        async for entries in self._wal.read(self._channel, self._start):
+            requests = [request for entry in entries if (request := self._take(entry)) is not None]
+            if requests:
+                yield RequestPack(requests)
+
+    def _take(self, entry: Entry) -> Request | None:
+        """The request in `entry`, unless it was seen before: one that was answered gets its answer again, one that is
+        being served is left."""
+        try:
+            record = self._fragments.take(decode(entry.payload))
+            if record is None:
+                return None
+            if record.type is not RecordType.REQUEST:
+                raise BadRecord(f"a record of type {record.type.name} among requests", reason="type")
+            params = unpack(record.key)
+        except BadRecord as error:  # the client's deadline ends its call
+            if self._on_bad is not None:
+                self._on_bad(self._channel, entry, error)
+            return None
+        known = (record.producer, record.pseq)
+        if known in self._working:
+            return None
+        answer = self._answers.get(known)
+        if answer is not None:
+            self._send(*known, [answer])
+            return None
+        self._working.add(known)
+        return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
+
+    def forget(self, request: Request) -> None:
+        """Treat a repetition of `request` as new."""
+        self._working.discard((request.client, request.number))
+
+    def answer(self, request: Request, values: Params, body: Payload) -> None:
+        """Send the reply to `request`, and remember it if it is small."""
+        known = (request.client, request.number)
+        record = Record(RecordType.REPLY, producer=request.client, pseq=request.number, key=pack(values), body=body)
+        self._working.discard(known)
+        try:
+            payloads = fragments_of(record, self._limit, MESSAGE_BYTES_MAX)
+        except TidewalError as error:
+            payloads = [_refusal(request.client, request.number, error)]
+        if len(payloads) == 1 and len(payloads[0]) <= REMEMBERED_REPLY_BYTES:
+            self._remember(known, payloads[0])
+        self._send(*known, payloads)
+
+    def _remember(self, known: tuple[str, int], payload: bytes) -> None:
+        self._answers[known] = payload
+        self._answers_bytes += len(payload)
+        while len(self._answers) > REMEMBERED_REPLIES or self._answers_bytes > REMEMBERED_BYTES:
+            self._answers_bytes -= len(self._answers.popitem(last=False)[1])
+
+    def _send(self, client: str, number: int, payloads: Sequence[bytes]) -> None:
+        channel = self._names.replies(client)
+        try:
+            self._wal.submit([Append(channel, payload) for payload in payloads], partial(self._sent, client, number))
+        except TidewalError as error:
+            self._sent(client, number, error)
+
+    def _sent(self, client: str, number: int, result: list[bytes] | TidewalError) -> None:
+        """Where the log refuses a reply, send that error, marked that the request was served all the same. Called by
+        the log, on any thread."""
+        if isinstance(result, TidewalError) and not isinstance(result, (ChannelNotFound, Closed)):
+            with contextlib.suppress(TidewalError):  # then the client's deadline ends its call
+                refusal = _refusal(client, number, of_unknown_outcome(result))
+                self._wal.submit([Append(self._names.replies(client), refusal)], ignore_outcome)
+
+
+def _refusal(client: str, number: int, error: TidewalError) -> bytes:
+    return encode(Record(RecordType.REPLY, producer=client, pseq=number, key=pack({"ok": False, **to_wire(error)})))

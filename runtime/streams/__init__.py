@@ -1,0 +1,1 @@
+"""Streams: readers of channels that give messages and time-ticked packs to their users."""

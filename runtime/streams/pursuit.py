@@ -1,0 +1,30 @@
+"""Pursuit: a stream that is far behind joins small packs into larger ones, which cost its reader less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..clock import Clock, physical_ms
+
+LAG_S = 10.0
+BUFFER_BYTES = 8 * 1024 * 1024
+BUFFER_TIME_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pursuit:
+    """While a stream's time lies more than `lag_s` behind the wall clock it goes on reading before it hands a pack out,
+    until `buffer_bytes` are buffered or it has waited for `buffer_time_s`. A wall clock that jumps changes the size of
+    packs, never their content. A stream that is behind because nothing more comes waits for `buffer_time_s` as well.
+    """
+
+    clock: Clock
+    lag_s: float = LAG_S
+    buffer_bytes: int = BUFFER_BYTES
+    buffer_time_s: float = BUFFER_TIME_S
+
+    def goes_on(self, time: int, buffered_bytes: int, waited_s: float) -> bool:
+        """Whether to read on before records at or before `time` are handed out, with `buffered_bytes` buffered and
+        after `waited_s` seconds."""
+        behind_ms = self.clock.wall_ms() - physical_ms(time)
+        return behind_ms > self.lag_s * 1000 and buffered_bytes <= self.buffer_bytes and waited_s < self.buffer_time_s

@@ -1,0 +1,1 @@
+"""Tables of rows beside the log: what their readers and writers share."""

@@ -1,0 +1,1 @@
+"""What a driver may use beside the data source: a session, packs, progress, the latest rows."""
