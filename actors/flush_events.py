@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgpack
 
-from ..runtime.errors import BadRecord
+from ..runtime.errors import BadRecord, check_version
 from ..runtime.log.record import DECODE_ERRORS, Record, RecordType
 
 VERSION = 1
@@ -41,11 +41,12 @@ class FlushEvent:
 
     @classmethod
     def from_record(cls, record: Record) -> FlushEvent:
-        """The event in `record`. Raises `BadRecord`."""
+        """The event in `record`. Raises `BadRecord`, and `FormatTooNew` for a newer Tidewal's."""
+        if record.type is not RecordType.FLUSHED:
+            raise BadRecord(f"a record of type {record.type.name} among insert events", reason="type")
         try:
             body = cast("dict[str, Any]", msgpack.unpackb(record.body))
-            if body["v"] != VERSION:
-                raise ValueError(f"version {body['v']}")
+            check_version("a flush event", body["v"], VERSION)
             name = record.key.decode()
             return cls(body["id"], name, body["times"], body["version"], body["rows"], body["bytes"])
         except (*DECODE_ERRORS, KeyError) as error:

@@ -14,7 +14,7 @@ import typer
 
 from ..runtime.catalog.catalog import Catalog, decode_event
 from ..runtime.catalog.cuts import Cut
-from ..runtime.errors import BadRecord, ChannelNotFound
+from ..runtime.errors import BadRecord, ChannelNotFound, FormatTooNew
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.record import Record, RecordType, decode
 from ..runtime.log.wal import Entry, From, Wal
@@ -142,7 +142,7 @@ def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int
     fields["body_bytes"] = len(record.body)
     try:
         return fields | _body(record, catalog, rows)
-    except BadRecord as error:
+    except (BadRecord, FormatTooNew) as error:
         return fields | {"reason": error.message}
 
 

@@ -136,7 +136,8 @@ class CorruptLog(TidewalError):
 
 
 class FormatTooNew(TidewalError):
-    """The directory was written by a newer Tidewal (`found`, `supported`). Upgrade this one."""
+    """What is stored was written by a newer Tidewal, in a format of another version (`found`, `supported`). Upgrade
+    this one: it neither reads nor changes what it does not know."""
 
 
 class DirectoryInUse(TidewalError):
@@ -203,6 +204,19 @@ class ActorStopped(TidewalError):
 
 class HandlerFailed(TidewalError):
     """The actor's handler raised an error that is not Tidewal's own (`actor`, `error`)."""
+
+
+def check_version(what: str, found: object, supported: int) -> None:
+    """Raise unless `found`, the version of a stored or sent form named `what`, is known: versions 1 to `supported` are.
+    `FormatTooNew` for a later one, `BadRecord` for what is no version."""
+    if type(found) is not int or found < 1:
+        raise BadRecord(f"{what} of version {found!r}, known are 1 to {supported}", reason="version")
+    if found > supported:
+        raise FormatTooNew(
+            f"{what} of version {found}, this Tidewal knows up to {supported}: upgrade",
+            found=found,
+            supported=supported,
+        )
 
 
 def of_unknown_outcome(error: TidewalError) -> TidewalError:

@@ -4,15 +4,18 @@ channel.
 All readers that have read that channel to its end have the same state. A record is a msgpack map with a version `v`, a
 `kind` and the fields below; the record header's term is the leader's, and what a superseded leader still writes does
 not count. The header's cseq numbers the events of a term: one that lands behind a later one, after an outcome that was
-unknown, does not count either. Every reader skips what cannot be read; an event of an unknown kind stops every reader.
+unknown, does not count either. Every reader skips what cannot be read. An event of a later version or of an unknown
+kind, or with a schema of a later version, stops every reader: `FormatTooNew`.
 
     leader    node, previous            a claim of leadership: it wins only if `previous` is the id of the last winning
-    claim create    collection                a collection begins to exist (its channels may not have the record yet)
-    ready     id                        every channel of the collection has the record drop      id
-    the collection stops to exist dropped   id                        every channel has the record, its tables may be
-    removed grant     node, channels, limit     pchannels (name -> term) belong to a node; it may stamp up to `limit`
-    fenced    channels                  the fences (name -> message id) of the last grants are in the log lease
-    node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
+                                        claim
+    create    collection                a collection begins to exist (its channels may not have the record yet)
+    ready     id                        every channel of the collection has the record
+    drop      id                        the collection stops to exist
+    dropped   id                        every channel has the record, its tables may be removed
+    grant     node, channels, limit     pchannels (name -> term) belong to a node; it may stamp up to `limit`
+    fenced    channels                  the fences (name -> message id) of the last grants are in the log
+    lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
     snapshot  state                     the whole state, so that the records before it may be removed
 """
@@ -25,7 +28,7 @@ from typing import Any, TypeVar, cast
 
 import msgpack
 
-from ..errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema
+from ..errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema, check_version
 from ..log.record import DECODE_ERRORS, Record, RecordType, decode
 from ..log.wal import Entry
 from ..rows.schema import CollectionSchema
@@ -69,7 +72,7 @@ class Collection:
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Collection:
         """The collection of a wire form that `to_wire` returned. Raises `ValueError`, `LookupError`, `BadRecord` or
-        `InvalidSchema` for a malformed one."""
+        `InvalidSchema` for a malformed one, `FormatTooNew` where its schema is a newer Tidewal's."""
         if wire["state"] not in (CREATING, READY, DROPPING):
             raise ValueError(f"a collection that is {wire['state']!r}")
         return cls(
@@ -121,22 +124,21 @@ class Catalog:
 
     def apply(self, record: Record) -> bool:
         """Fold one record in; False when it does not count. Raises `BadRecord` for one that cannot be read, and
-        `FormatTooNew` for an event that counts and that only a newer Tidewal knows; nothing has changed then."""
+        `FormatTooNew` for an event that counts, or may count, and that only a newer Tidewal knows (its version, its
+        kind or the version of its schema); nothing has changed then."""
         if record.type is not RecordType.CATALOG:
             return False
         event = decode_event(record)
         kind = event["kind"]
+        if not self._may_count(record, kind):
+            return False
+        check_version(f"the catalog has an event {kind!r}", event["v"], VERSION)
         if kind == "leader":
             return self._claim(record, event)
-        begins = kind == "snapshot" and self.term == 0  # the log before the snapshot was removed, the claim included
-        if not begins and (record.term != self.term or record.cseq <= self.cseq):
-            return False
         handler = getattr(self, f"_on_{kind}", None)
-        if handler is None or event["v"] != VERSION:
+        if handler is None:
             raise FormatTooNew(
-                f"the catalog has an event {kind!r} of version {event['v']}, which this Tidewal does not know: upgrade",
-                found=event["v"],
-                supported=VERSION,
+                f"the catalog has an event {kind!r}, which this Tidewal does not know: upgrade", supported=VERSION
             )
         try:
             handler(event)
@@ -144,6 +146,13 @@ class Catalog:
             raise BadRecord(f"malformed catalog record {kind!r}: {error!r}", reason="body") from error
         self.term, self.cseq = record.term, record.cseq
         return True
+
+    def _may_count(self, record: Record, kind: str) -> bool:
+        if kind == "leader":
+            return record.term > self.term
+        if kind == "snapshot" and self.term == 0:  # the log before it was removed, the claim included
+            return True
+        return record.term == self.term and record.cseq > self.cseq
 
     def collection(self, name: str) -> Collection:
         """The collection of that name, if it is ready. Raises `CollectionNotFound`."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgpack
 
-from ..errors import BadRecord
+from ..errors import BadRecord, check_version
 from ..log.record import DECODE_ERRORS, Record, RecordType
 
 VERSION = 1
@@ -42,11 +42,12 @@ class Cut:
 
     @classmethod
     def from_record(cls, record: Record) -> Cut:
-        """The cut in a record of the cuts channel. Raises `BadRecord`."""
+        """The cut in a record of the cuts channel. Raises `BadRecord`, and `FormatTooNew` for a newer Tidewal's."""
+        if record.type is not RecordType.CUT:
+            raise BadRecord(f"a record of type {record.type.name} among cuts", reason="type")
         try:
             body = cast("dict[str, Any]", msgpack.unpackb(record.body))
-            if body["v"] != VERSION:
-                raise ValueError(f"version {body['v']}")
+            check_version("a cut", body["v"], VERSION)
             ends = {channel: CutEnd(*end) for channel, end in dict(body["ends"]).items()}
             return cls(body["id"], record.key.decode(), body["time"], ends)
         except (*DECODE_ERRORS, LookupError) as error:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import pyarrow as pa
 
-from ..errors import BadRecord, InvalidSchema
+from ..errors import BadRecord, InvalidSchema, check_version
 
 FieldType: TypeAlias = Literal[
     "bool", "int8", "int16", "int32", "int64", "float", "double", "varchar", "timestamp", "float_vector"
@@ -133,11 +133,10 @@ class CollectionSchema:
     def from_wire(wire: Mapping[str, object]) -> CollectionSchema:
         """The schema of a wire form that `to_wire` returned.
 
-        Raises `BadRecord` when the wire form is malformed or of another version, `InvalidSchema` when its content
-        breaks a rule.
+        Raises `FormatTooNew` when the wire form is a newer Tidewal's, `BadRecord` when it is malformed, `InvalidSchema`
+        when its content breaks a rule.
         """
-        if wire.get("v") != WIRE_VERSION:
-            raise BadRecord(f"schema of wire version {wire.get('v')!r}, known is {WIRE_VERSION}", reason="version")
+        check_version("a schema", wire.get("v"), WIRE_VERSION)
         name, primary_key, version = (wire.get(part) for part in ("name", "primary_key", "version"))
         rows = wire.get("fields")
         if not (isinstance(name, str) and isinstance(primary_key, str) and isinstance(version, int)):

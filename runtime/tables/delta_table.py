@@ -45,7 +45,7 @@ def check_format(properties: Mapping[str, str | None], path: Path) -> None:
     if not found.isdecimal():
         raise CorruptLog(f"{path} says that its {FORMAT_KEY} is {found!r}: {RESTORE_HINT}", path=str(path))
     if int(found) > FORMAT:
-        raise FormatTooNew(f"{path} was made by a newer Tidewal", found=int(found), supported=FORMAT)
+        raise FormatTooNew(f"{path} was made by a newer Tidewal: upgrade", found=int(found), supported=FORMAT)
 
 
 def transaction_of(vchannel: str) -> str:

@@ -192,7 +192,19 @@ def test_a_malformed_event_is_a_bad_record_and_changes_nothing(event):
     assert state(catalog) == before
 
 
-@pytest.mark.parametrize("event", [{"kind": "unheard_of"}, {"kind": "ready", "id": 1, "v": 2}])
+NEWER_SCHEMA = {**collection(5, "flights"), "schema": {"v": 2, "what": "nobody knows"}}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "unheard_of"},
+        {"kind": "ready", "id": 1, "v": 2},
+        {"kind": "create", "collection": NEWER_SCHEMA},
+        {"kind": "snapshot", "v": 2, "state": {}},
+        {"kind": "snapshot", "state": {**Catalog().snapshot()["state"], "collections": [NEWER_SCHEMA]}},
+    ],
+)
 def test_an_event_that_only_a_newer_one_knows_stops_the_reader_where_it_counts(event):
     log = Log()
     catalog = led(log)
@@ -200,6 +212,16 @@ def test_an_event_that_only_a_newer_one_knows_stops_the_reader_where_it_counts(e
     assert not catalog.apply(log.put(7, **event))
     with pytest.raises(FormatTooNew, match="upgrade"):
         catalog.apply(log.put(1, **event))
+    assert state(catalog) == before
+
+
+def test_a_claim_of_a_newer_tidewal_stops_the_reader_unless_it_is_too_late():
+    log = Log()
+    catalog = led(log)
+    before = state(catalog)
+    assert not catalog.apply(log.put(1, "leader", node="late", v=2))
+    with pytest.raises(FormatTooNew, match="upgrade"):
+        catalog.apply(log.put(2, "leader", node="newer", v=2))
     assert state(catalog) == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import struct
+from collections.abc import Callable
 
 import msgpack
 import pyarrow as pa
@@ -13,9 +14,10 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tidewal.actors.flush_events import FlushEvent
 from tidewal.runtime.catalog.cuts import Cut, CutEnd
 from tidewal.runtime.clock import MAX_TIMESTAMP
-from tidewal.runtime.errors import BadRecord
+from tidewal.runtime.errors import BadRecord, FormatTooNew
 from tidewal.runtime.log.heartbeats import Announcement, announcements, heartbeat
 from tidewal.runtime.log.record import (
     BODY_ALIGNMENT,
@@ -215,9 +217,18 @@ def test_heartbeats_and_cuts_come_back():
     assert announcements(decode(encode(heartbeat(sent)))) == sent
     cut = Cut(7, "flights", 99, {"a": CutEnd(1, 2, b"x"), "b": CutEnd(3, 4, b"y")})
     assert Cut.from_record(decode(encode(cut.to_record()))) == cut
-    for body in ({"v": 2}, {"v": 1, "id": 1, "time": 2, "ends": [1]}, {"v": 1, "ends": {"a": 3}}, {"v": 1}):
+    for body in ({"v": 0}, {"v": 1, "id": 1, "time": 2, "ends": [1]}, {"v": 1, "ends": {"a": 3}}, {"v": 1}):
         with pytest.raises(BadRecord):
             Cut.from_record(Record(RecordType.CUT, body=msgpack.packb(body)))
+
+
+@pytest.mark.parametrize(
+    ("read", "type"), [(Cut.from_record, RecordType.CUT), (FlushEvent.from_record, RecordType.FLUSHED)]
+)
+def test_a_cut_or_flush_event_of_a_newer_tidewal_says_so(read: Callable[[Record], object], type: RecordType):
+    with pytest.raises(FormatTooNew, match="upgrade") as raised:
+        read(Record(type, body=msgpack.packb({"v": 2, "what": "nobody knows"})))
+    assert (raised.value.found, raised.value.supported) == (2, 1)
 
 
 def test_rows_come_back_and_damage_is_detected_or_harmless(rng):

@@ -6,7 +6,7 @@ import msgpack
 import pyarrow as pa
 import pytest
 
-from tidewal.runtime.errors import BadRecord, InvalidSchema
+from tidewal.runtime.errors import BadRecord, FormatTooNew, InvalidSchema
 from tidewal.runtime.rows.schema import MAX_FIELDS, CollectionSchema, Field
 
 KEY = Field("id", "int64")
@@ -111,7 +111,8 @@ def test_collection_names(name: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"v": 2},
+        {"v": 0},
+        {"v": "2"},
         {"name": 7},
         {"version": "x"},
         {"fields": "id"},
@@ -124,3 +125,9 @@ def test_collection_names(name: str) -> None:
 def test_malformed_wire(change: dict[str, object]) -> None:
     with pytest.raises(BadRecord):
         CollectionSchema.from_wire({**FULL.to_wire(), **change})
+
+
+def test_a_schema_of_a_newer_tidewal_says_so() -> None:
+    with pytest.raises(FormatTooNew, match="upgrade") as raised:
+        CollectionSchema.from_wire({"v": 2, "what": "nobody knows"})
+    assert (raised.value.found, raised.value.supported) == (2, 1)

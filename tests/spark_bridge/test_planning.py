@@ -7,11 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from tidewal.runtime.catalog.catalog import Catalog
-from tidewal.runtime.errors import CollectionNotFound, InvalidRequest, PositionLost
-from tidewal.runtime.log.record import decode
+from tidewal.runtime.errors import CollectionNotFound, FormatTooNew, InvalidRequest, PositionLost
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.spark_bridge.options import MicroBatchLimits
 from tidewal.spark_bridge.plan import catalog_view, cut_log
 from tidewal.spark_bridge.plan.collection import CollectionPlanner
@@ -223,3 +224,13 @@ def test_a_cut_that_cannot_be_read_is_passed_over(rng: random.Random) -> None:
     cut = story.cut(story.create())
     log.append(NAMES.cuts, b"garbage", story.now)
     assert planner(log).newest() == cut
+
+
+def test_a_cut_of_a_newer_tidewal_stops_the_read(rng: random.Random) -> None:
+    log = ListLog()
+    story = Story(log.append)
+    cut = story.cut(story.create())
+    newer = Record(RecordType.CUT, ts=story.now, key=cut.collection.encode(), body=msgpack.packb({"v": 2}))
+    log.append(NAMES.cuts, encode(newer), story.now)
+    with pytest.raises(FormatTooNew, match="upgrade"):
+        planner(log).newest()
