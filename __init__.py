@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from .runtime.config.settings import Settings
     from .runtime.errors import TidewalError
     from .runtime.groups.processing import Semantics, process
+    from .runtime.log.opening import open_wal
     from .runtime.log.record import Record, RecordType
     from .runtime.log.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime, Wal
     from .runtime.rows.schema import CollectionSchema, Field
-    from .runtime.streams.factory import Factory, open_wal
+    from .runtime.streams.factory import Factory
     from .runtime.streams.messages import MsgPack, Position
     from .runtime.streams.stream import MsgStream
     from .runtime.streams.tt_stream import TtMsgStream
@@ -61,7 +62,7 @@ _MODULES = {
     "WriteResult": ".actors.client",
     "errors": ".runtime",
     "load_settings": ".runtime.config.loading",
-    "open_wal": ".runtime.streams.factory",
+    "open_wal": ".runtime.log.opening",
     "process": ".runtime.groups.processing",
     "standalone": ".actors.standalone",
 }

@@ -20,11 +20,11 @@ from ..runtime.clock import Clock, HybridClock
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed, DirectoryUnwritable
+from ..runtime.log.opening import open_wal
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import Health, MetricsServer
 from ..runtime.ownership.lease import Lease
-from ..runtime.streams.factory import open_wal
 from .client import Client
 from .datanode import DataNode
 from .datanode.wal_identity import wal_of

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from ..runtime.testing.memory import MemoryWal
+from ..runtime.log.backend import WalBackend
+from ..runtime.log.wal import Capabilities, Wal
 
 
-async def open_wal(url: str, **_: object) -> MemoryWal:
-    """Open a new, empty log in memory, which ends with the returned WAL. `url` and the options mean nothing here."""
-    return MemoryWal()
+class MemoryBackend(WalBackend):
+    """A log in memory, which ends with the `Wal` that opened it."""
+
+    name = "memory"
+    schemes = ("memory",)
+    url_form = "memory://"
+
+    async def open(self, url: str, **_: object) -> Wal:
+        """Open a new, empty log. `url` and the options mean nothing here."""
+        from ..runtime.testing.memory import MemoryWal
+
+        return MemoryWal()
+
+    def capabilities(self) -> Capabilities:
+        from ..runtime.testing.memory import MemoryWal
+
+        return MemoryWal.capabilities
+
+
+BACKEND = MemoryBackend()

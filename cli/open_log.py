@@ -11,11 +11,11 @@ from ..runtime.clock import physical_ms
 from ..runtime.config.loading import load_settings, wal_options
 from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
 from ..runtime.log.names import Names
+from ..runtime.log.opening import open_wal
 from ..runtime.log.read_only import ReadOnlyWal
 from ..runtime.log.redaction import shown_url, split_url
 from ..runtime.log.wal import Entry, FromId, Start, Wal
 from ..runtime.remote import Address
-from ..runtime.streams.factory import open_wal
 from ..runtime.streams.stream_base import reading
 
 

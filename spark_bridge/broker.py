@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from ..runtime.config.loading import load_settings, wal_options
 from ..runtime.errors import Closed, PositionLost
+from ..runtime.log.opening import open_wal
 from ..runtime.log.wal import Entry, FromId, Wal
-from ..runtime.streams.factory import open_wal
 
 T = TypeVar("T")
 

@@ -15,12 +15,11 @@ from uuid import uuid4
 import pytest
 
 from tidewal.adapters.kafka import KafkaWal
-from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.pulsar import Pulsar
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.runtime.log.opening import open_wal as open_any
 from tidewal.runtime.log.wal import Append, Capabilities, ChannelPolicy, Entry, FromId, Payload, Start, Wal
-from tidewal.runtime.streams.factory import open_wal as open_any
-from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 SEGMENT_BYTES = 256 * 1024
 SETTLED_WITHIN_S = 20.0

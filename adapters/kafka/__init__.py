@@ -12,30 +12,22 @@ In addition to what every WAL guarantees (`runtime/log/wal.py`):
 
 from __future__ import annotations
 
-from ...runtime.config.settings import KafkaSettings
-from ...runtime.log.wal import Wal
-from ...runtime.metrics.metrics import Metrics
-from .options import parse
-from .wal import KafkaWal
+from typing import TYPE_CHECKING
 
+from .backend import BACKEND
 
-async def open_wal(
-    url: str,
-    *,
-    own: bool | None = None,
-    settings: KafkaSettings | None = None,
-    metrics: Metrics | None = None,
-    read_only: bool = False,
-    **options: object,
-) -> Wal:
-    """Open `kafka://host:port[,host:port…][/PREFIX][?option=value]`, with the options of `options.KafkaOptions`.
-
-    `PREFIX` (default "tidewal") begins the names of the log's topics: one cluster holds many logs. `settings` are the
-    keys `kafka.*`, also for the login; stalls are counted in `metrics`. `own` means nothing here: any number of
-    processes may open one log. With `read_only` no topic is created, neither on opening nor by reading.
-    Raises `Unavailable` when no broker answers in time or `read_only` finds no log, and `ConfigError` for options.
-    """
-    return await KafkaWal.connect(parse(url, settings, **options), metrics, read_only=read_only)
-
+if TYPE_CHECKING:
+    from .wal import KafkaWal
 
 __all__ = ["KafkaWal", "open_wal"]
+
+open_wal = BACKEND.open
+
+
+def __getattr__(name: str) -> object:
+    """`KafkaWal`, which loads `aiokafka`."""
+    if name != "KafkaWal":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .wal import KafkaWal
+
+    return KafkaWal

@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from ...runtime.errors import ConfigError
-from ...runtime.log.redaction import shown_url
-from ...runtime.log.wal import Wal
-from ...runtime.remote import Address
-from .client.shared import FAILOVER_S, SharedRocksMQ
-from .journal.recovery import RecoveryReport
-from .owner.handover import force_own
-from .owner.store import RocksMQ
+from .backend import BACKEND, directory_of
 
+if TYPE_CHECKING:
+    from .client.shared import SharedRocksMQ
+    from .owner.store import RocksMQ
 
-async def open_wal(
-    url: str,
-    *,
-    own: bool | None = None,
-    failover_s: float = FAILOVER_S,
-    read_only: bool = False,
-    **options: Any,
-) -> Wal:
-    """Open `rocksmq:///absolute/path`, `rocksmq://./relative/path`, or `rocksmq://127.0.0.1:PORT?token_file=/path`.
+__all__ = ["RocksMQ", "SharedRocksMQ", "directory_of", "open_wal"]
 
-    The first process to open a directory owns it, with `options` of `RocksMQ.open`. Other processes do all that the
-    owner does, through it, and one of them takes the directory over when the owner ends. `own` True: this process
-    requires ownership until it closes the log. An owner that does not require it yields the directory and goes on as
-    the other processes do; where that takes longer than `failover_s`, or another process requires ownership already,
-    `DirectoryInUse` is raised. `own` False, or a port: never own the directory. `failover_s` (seconds) is also how long
-    calls wait for an owner before they raise `Unavailable`; with 0 this opening tries once. `read_only` is `own` False;
-    with `own` True it raises `ConfigError`.
+_MODULES = {"RocksMQ": ".owner.store", "SharedRocksMQ": ".client.shared"}
 
-    Returns a `RocksMQ` with `own` True, else a `SharedRocksMQ`.
-    """
-    address = Address.parse(url)
-    if own and read_only:
-        raise ConfigError("own=True and read_only=True contradict each other: a reader owns nothing", key="wal")
-    if own:
-        if not address.directory:
-            raise ConfigError(f"{shown_url(url)!r}: a directory is owned by its path, not through a port", key="wal")
-        return await force_own(address, failover_s, options)
-    return await SharedRocksMQ.connect(
-        address, takeover=own is None and not read_only, failover_s=failover_s, **options
-    )
+open_wal = BACKEND.open
 
 
-def directory_of(url: str) -> str:
-    """The directory that a URL names. Raises `ConfigError`."""
-    directory = Address.parse(url).directory
-    if not directory:
-        raise ConfigError(f"{shown_url(url)!r}: write rocksmq:///absolute/path or rocksmq://./relative/path", key="wal")
-    return directory
-
-
-__all__ = ["RecoveryReport", "RocksMQ", "SharedRocksMQ", "directory_of", "open_wal"]
+def __getattr__(name: str) -> object:
+    """The classes, which load RocksDB."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)

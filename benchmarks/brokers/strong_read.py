@@ -16,7 +16,7 @@ import uvloop
 from benchmarks.proxy import BATCH_ROWS, READS, narrow_batches, narrow_schema, strong_reads
 from benchmarks.report import figure
 from tidewal.actors.standalone import Standalone
-from tidewal.runtime.streams.factory import open_wal
+from tidewal.runtime.log.opening import open_wal
 
 LOAD_ROWS_PER_S = 50 * BATCH_ROWS
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Self
 
-from tidewal.runtime.streams.factory import open_wal
+from tidewal.runtime.log.opening import open_wal
 
 from .data import Writer
 

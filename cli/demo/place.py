@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import quote, urlunsplit
 
 from ...runtime.errors import ConfigError
+from ...runtime.log.opening import open_wal
 from ...runtime.log.redaction import shown_url, split_url
-from ...runtime.streams.factory import open_wal
 
 NAME = "tidewal-demo"
 LASTING = ("rocksmq", "kafka", "pulsar")

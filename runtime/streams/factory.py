@@ -1,17 +1,12 @@
-"""Open logs and make streams: `open_wal` finds a backend by URL, a `Factory` makes streams as configured."""
+"""Make streams as configured: with the same buffers and the same dead letters for all."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from collections.abc import Iterable
 
 from ..clock import HybridClock
 from ..config.settings import Settings
-from ..errors import ConfigError
 from ..log.dead_letters import DeadLetters
-from ..log.read_only import ReadOnlyWal
-from ..log.redaction import shown_url, split_url
 from ..log.wal import From, Wal
 from ..metrics.metrics import Metrics
 from .channel_reader import Grants
@@ -19,43 +14,7 @@ from .pursuit import Pursuit
 from .stream import MsgStream
 from .tt_stream import TtMsgStream
 
-ENTRY_POINTS = "tidewal.wal"
 PACK_BYTES = 4 * 1024 * 1024  # what one pack of `mq.mqBufSize` counts for in a stream's buffer
-
-OpenWal = Callable[..., Awaitable[Wal]]
-
-
-async def open_wal(url: str, *, read_only: bool = False, **options: object) -> Wal:
-    """Open the log at `url` ("rocksmq:///path"). The adapter is the entry point of the group `tidewal.wal` named like
-    the URL's scheme, up to a `+`; `options` are the adapter's. Raises `ConfigError` for a scheme that no installed
-    adapter has and for an adapter whose packages are missing, and what the adapter raises.
-
-    `read_only` opens a log that is there and changes nothing: no directory, topic or namespace is made, no ownership is
-    taken over, now or later, and every call that writes raises `ReadOnly`. Where there is no log, or no process that
-    owns its directory, this raises `Unavailable`. The adapter gets `read_only=True` as an option and
-    ensures that opening and reading create nothing; writing calls do not reach it."""
-    scheme = split_url(url).scheme.partition("+")[0]  # pulsar+ssl is pulsar
-    known = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if scheme not in known:
-        names = ", ".join(f"{name}://" for name in sorted(known))
-        missing = f"{scheme}:// is not there yet" if scheme == "woodpecker" else f"no adapter for {shown_url(url)!r}"
-        raise ConfigError(f"{missing}; known are {names}: set wal to one of these, or mq.type", key="wal")
-    opening = _load(known[scheme])
-    if read_only:
-        return ReadOnlyWal(await opening(url, read_only=True, **options))
-    return await opening(url, **options)
-
-
-def _load(entry: EntryPoint) -> OpenWal:
-    try:
-        return cast(OpenWal, entry.load())
-    except ImportError as error:
-        distribution = entry.dist.name if entry.dist is not None else "tidewal"
-        raise ConfigError(
-            f"{entry.name}:// needs the package {error.name or error}, which is not installed: "
-            f"pip install '{distribution}[{entry.name}]'",
-            key="wal",
-        ) from error
 
 
 class Factory:

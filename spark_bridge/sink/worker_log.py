@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from ...runtime.config.loading import load_settings, wal_options
 from ...runtime.errors import TidewalError, Unavailable
 from ...runtime.log.names import Names
+from ...runtime.log.opening import open_wal
 from ...runtime.log.redaction import shown_url
 from ...runtime.log.wal import ChannelPolicy, Wal
 from ...runtime.rpc.client import RpcClient
-from ...runtime.streams.factory import open_wal
 from .retry import retry_until
 
 T = TypeVar("T")

@@ -17,16 +17,15 @@ import pytest
 from tests.backends import log_url
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
-from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field
-from tidewal.runtime.streams.factory import open_wal
 from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop, elapse, until
 from tidewal.runtime.testing.faults import FaultPlan
-from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 SEGMENT_BYTES = 1024 * 1024
 

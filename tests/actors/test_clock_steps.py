@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from tidewal.actors.client import Client
-from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import DeadlineExceeded, TidewalError
@@ -22,6 +21,7 @@ from tidewal.runtime.rows.row_codec import decode_rows
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.clock import MachineClock
 from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryWal
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 

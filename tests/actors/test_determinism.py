@@ -10,12 +10,11 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
-from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
-from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 SCHEMA = CollectionSchema("things", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
 RATES = Rates(drop=0.05, duplicate=0.05, delay=0.1, unknown=0.02, fail=0.02, delay_s_max=0.5)

@@ -19,14 +19,14 @@ from tests.brokers.pulsar import PulsarStandalone
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.kafka.options import OVERHEAD_BYTES
-from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.pulsar.wal import METADATA_BYTES
 from tidewal.runtime.config.settings import KafkaSettings
 from tidewal.runtime.errors import MessageTooLarge
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import RecordType, decode
 from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, OnAppended, Wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field
-from tidewal.runtime.streams.factory import open_wal
+from tidewal.runtime.testing.memory import MemoryWal
 
 LIMIT = 64 * 1024
 SCHEMA = CollectionSchema("texts", (Field("id", "int64"), Field("text", "varchar", nullable=True)), "id")

@@ -9,10 +9,10 @@ import pytest
 
 from tidewal.actors.datanode.wal_identity import wal_of
 from tidewal.actors.standalone import Standalone, log_url, standalone
-from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import ConfigError, PositionMismatch
 from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.testing.memory import MemoryWal
 
 SCHEMA = CollectionSchema("things", (Field("id", "int64"),), "id")
 

@@ -13,12 +13,12 @@ import pytest
 from tidewal.actors.client import Client
 from tidewal.actors.mixcoord import MixCoord
 from tidewal.actors.proxy import Proxy
-from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
 from tidewal.runtime.log.record import Record, RecordType
 from tidewal.runtime.ownership import ChannelOwner
 from tidewal.runtime.ownership.lease import LEASE_S
 from tidewal.runtime.testing.clock import MachineClock
+from tidewal.runtime.testing.memory import MemoryWal
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 

@@ -13,10 +13,10 @@ from tests.brokers.producers import everything
 from tests.brokers.proxied import PROXIED
 from tidewal.runtime.clock import HybridClock, add_ms
 from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import ChannelPolicy, From
 from tidewal.runtime.ownership import Appended, ChannelGrant, ChannelOwner
-from tidewal.runtime.streams.factory import open_wal
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 
 CHANNEL = "a"

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tests.backends import log_url
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import ChannelPolicy, From
 from tidewal.runtime.metrics.metrics import Metrics
-from tidewal.runtime.streams.factory import open_wal
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

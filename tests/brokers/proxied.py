@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import ChannelPolicy
-from tidewal.runtime.streams.factory import open_wal
 
 from .fixtures import require
 from .kafka import KafkaCluster

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from tidewal.actors.client import Client
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.redaction import shown_url
 from tidewal.runtime.rows.schema import CollectionSchema, Field
-from tidewal.runtime.streams.factory import open_wal
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

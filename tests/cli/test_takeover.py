@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.conftest import tracebacks
 from tidewal.actors.client import Client
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field
-from tidewal.runtime.streams.factory import open_wal
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tidewal.runtime.config.loading import known_keys, load_settings, resolve_mq_type, wal_options, wal_url
 from tidewal.runtime.errors import ConfigError, PositionMismatch
-from tidewal.runtime.streams.factory import open_wal
+from tidewal.runtime.log.opening import open_wal
 
 SWITCHES = {
     "rocksmq.path": "/log",

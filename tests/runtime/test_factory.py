@@ -9,10 +9,25 @@ import pytest
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.config.settings import MqSettings, Settings
 from tidewal.runtime.errors import ConfigError
-from tidewal.runtime.streams.factory import PACK_BYTES, Factory, open_wal
+from tidewal.runtime.log.opening import find_backend, installed_backends, open_wal
+from tidewal.runtime.streams.factory import PACK_BYTES, Factory
 from tidewal.runtime.streams.stream import MsgStream
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
+
+ADAPTER = """
+from tidewal.runtime.log.backend import WalBackend
+
+class ThirdBackend(WalBackend):
+    name = "third"
+    schemes = ("third", "third+tls")
+    url_form = "third://HOST"
+
+    async def open(self, url, **options):
+        return url, options
+
+BACKEND = ThirdBackend()
+"""
 
 
 @pytest.fixture
@@ -24,7 +39,7 @@ def install(tmp_path, monkeypatch):
         info = tmp_path / f"third_party_{scheme}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: third-party-{scheme}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[tidewal.wal]\n{scheme} = adapter_{scheme}:open_wal\n")
+        (info / "entry_points.txt").write_text(f"[tidewal.wal]\n{scheme} = adapter_{scheme}:BACKEND\n")
         monkeypatch.syspath_prepend(str(tmp_path))
 
     yield install
@@ -46,14 +61,33 @@ async def test_an_unknown_scheme_is_refused_with_the_known_ones(url):
 
 
 async def test_a_third_party_adds_a_backend_and_gets_its_options(install):
-    install("third", "async def open_wal(url, **options):\n    return url, options\n")
+    install("third", ADAPTER)
     assert await open_wal("third://x", size=3) == ("third://x", {"size": 3})
+    assert await open_wal("third+tls://x") == ("third+tls://x", {})
+    assert find_backend("third://x").name == "third"
+    assert "third" in [backend.name for backend in installed_backends()]
+    with pytest.raises(ConfigError, match=r"no adapter for 'third\+ssl://x'.*third://HOST"):
+        await open_wal("third+ssl://x")
+
+
+async def test_an_entry_point_that_is_no_backend_is_refused(install):
+    install("older", "async def BACKEND(url, **options):\n    return url\n")
+    with pytest.raises(ConfigError, match=r"older = adapter_older:BACKEND is no WalBackend"):
+        await open_wal("older://x")
+    assert "older" not in [backend.name for backend in installed_backends()]
 
 
 async def test_an_adapter_whose_package_is_missing_names_what_to_install(install):
     install("lame", "import a_package_that_nobody_has\n")
     with pytest.raises(ConfigError, match=r"a_package_that_nobody_has.*pip install 'third-party-lame\[lame\]'"):
         await open_wal("lame://x")
+
+
+async def test_an_adapter_that_needs_its_package_to_open_names_it_too(install):
+    install("late", ADAPTER.replace("third", "late").replace("return url, options", "import another_that_nobody_has"))
+    assert find_backend("late://x").name == "late"
+    with pytest.raises(ConfigError, match=r"another_that_nobody_has.*pip install 'third-party-late\[late\]'"):
+        await open_wal("late://x")
 
 
 async def test_streams_have_the_configured_buffers():

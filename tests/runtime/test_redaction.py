@@ -17,8 +17,8 @@ from tidewal.cli.main import app
 from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.config.settings import KafkaSettings, PulsarSettings, Settings
 from tidewal.runtime.errors import ConfigError, TidewalError
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.redaction import shown_url
-from tidewal.runtime.streams.factory import open_wal
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import ReadOptions as SourceOptions
 from tidewal.spark_bridge.sink.options import SinkOptions

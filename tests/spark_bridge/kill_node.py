@@ -30,8 +30,8 @@ from tidewal.actors.standalone import Standalone
 from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import ChannelPolicy
-from tidewal.runtime.streams.factory import open_wal
 
 WRITERS = 4
 OUTAGE_S = 60.0  # how long a write may wait for its broker

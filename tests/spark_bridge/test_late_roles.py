@@ -18,12 +18,11 @@ pytest.importorskip("pyspark")
 
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
-from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import ChannelNotFound, PositionLost
 from tidewal.runtime.log.wal import Entry
 from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop, elapse, run_virtual
-from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 sys.path.insert(0, str(Path(__file__).parent))
 from late_wal import LateWal

@@ -23,9 +23,9 @@ from tests.backends import log_url
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import Record, decode
 from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
-from tidewal.runtime.streams.factory import open_wal
 from tidewal.spark_bridge.sink.ledger import upto
 
 sys.path.insert(0, str(Path(__file__).parent))

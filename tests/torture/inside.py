@@ -17,9 +17,9 @@ from pathlib import Path
 from tidewal.runtime.aio_fsync import KernelDisk
 from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.errors import DeadlineExceeded, OutcomeUnknown, TidewalError
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Payload, Wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field
-from tidewal.runtime.streams.factory import open_wal
 
 from .history import Outcome
 

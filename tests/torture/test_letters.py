@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from tests.torture.letters import save_dead_letters
-from tidewal.adapters.memory import MemoryWal
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import BadRecord
 from tidewal.runtime.log.dead_letters import DeadLetters
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.wal import Entry
+from tidewal.runtime.testing.memory import MemoryWal
 
 
 async def test_dead_letters_are_written_out(tmp_path: Path) -> None:

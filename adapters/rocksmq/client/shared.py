@@ -33,6 +33,7 @@ from ....runtime.log.wal import (
 )
 from ....runtime.loop_bridge import LoopNotifiers
 from ....runtime.remote import Address
+from ..backend import FAILOVER_S
 from ..metrics import RocksMQMetrics
 from ..owner.directory import ownership_requested
 from ..owner.handover import open_store
@@ -44,7 +45,7 @@ from .shared_reader import SharedReader, cancelling
 
 T = TypeVar("T")
 
-FAILOVER_S = 30.0
+
 PENDING_BYTES = 64 * 1024 * 1024
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.2  # between two attempts to find an owner
 HELLO_S = 2.0  # for an owner's first answer, at least

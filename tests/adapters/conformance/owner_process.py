@@ -19,9 +19,9 @@ import time
 
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import Fenced, TidewalError
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import Record, RecordType, stamp
 from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
-from tidewal.runtime.streams.factory import open_wal
 
 WINDOW = 8
 TICK_EVERY = 20

@@ -20,10 +20,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from tests.backends import Backend
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import ReadOnly, Unavailable
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.read_only import ReadOnlyWal
 from tidewal.runtime.log.record import Record, RecordType
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime, Wal
-from tidewal.runtime.streams.factory import open_wal
 from tidewal.runtime.streams.stream import MsgStream
 
 PLAIN = ChannelPolicy()

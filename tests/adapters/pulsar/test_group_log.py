@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import pytest
 
-from tidewal.adapters.memory import MemoryWal
 from tidewal.adapters.pulsar.groups import log as group_log
 from tidewal.adapters.pulsar.groups.log import GroupLog
 from tidewal.adapters.pulsar.groups.records import (
@@ -23,7 +22,7 @@ from tidewal.adapters.pulsar.groups.records import (
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Unavailable
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.log.wal import ChannelPolicy, From, FromId
-from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 TOPIC = "log-of-g"
 CHANNELS = {f"c{n}": ChannelIdentity("1-a", 1, bytes(20), b"\x01" * 20, False) for n in range(4)}

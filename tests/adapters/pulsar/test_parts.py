@@ -28,8 +28,8 @@ from tidewal.runtime.errors import (
     Overloaded,
     Unavailable,
 )
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime
-from tidewal.runtime.streams.factory import open_wal
 
 NOW_MS = 1_700_000_000_000
 number = st.integers(0, 2**40)

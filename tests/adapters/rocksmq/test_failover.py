@@ -27,8 +27,8 @@ from tidewal.runtime.errors import (
     TidewalError,
     Unavailable,
 )
+from tidewal.runtime.log.opening import open_wal as open_any
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
-from tidewal.runtime.streams.factory import open_wal as open_any
 from tidewal.runtime.testing.clock import VirtualClock
 
 PLAIN = ChannelPolicy()

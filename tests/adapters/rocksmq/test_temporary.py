@@ -19,7 +19,7 @@ from tidewal.runtime.rpc.server import RpcServer
 # One process after the other, which opens so many clients and kills itself; imported once for all of them.
 CLIENTS = """
 import asyncio, os, sys
-from tidewal.runtime.streams.factory import open_wal
+from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.rpc.client import RpcClient
 

@@ -21,7 +21,7 @@ from tests.cli.conftest import tracebacks
 from tidewal.actors.standalone import standalone
 from tidewal.cli.demo import expectation, flights, requirements
 from tidewal.cli.demo.place import place_of
-from tidewal.runtime.streams.factory import open_wal
+from tidewal.runtime.log.opening import open_wal
 
 ROOT = Path(__file__).parents[3]
 READERS = ["QueryNode", "Delta"]

@@ -1,0 +1,50 @@
+"""Kafka as a backend: what is known of it before `aiokafka` is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.log.backend import WalBackend
+from ...runtime.log.wal import Capabilities, Wal
+
+if TYPE_CHECKING:
+    from ...runtime.config.settings import KafkaSettings
+    from ...runtime.metrics.metrics import Metrics
+
+
+class KafkaBackend(WalBackend):
+    """A log in a cluster of Kafka."""
+
+    name = "kafka"
+    schemes = ("kafka",)
+    url_form = "kafka://HOST:PORT[,HOST:PORT…][/PREFIX]"
+
+    async def open(
+        self,
+        url: str,
+        *,
+        own: bool | None = None,
+        read_only: bool = False,
+        settings: KafkaSettings | None = None,
+        metrics: Metrics | None = None,
+        **options: Any,
+    ) -> Wal:
+        """Open `kafka://host:port[,host:port…][/PREFIX][?option=value]`, with the options of `options.KafkaOptions`.
+
+        `PREFIX` (default "tidewal") begins the names of the log's topics: one cluster holds many logs. `settings` are
+        the keys `kafka.*`, also for the login; stalls are counted in `metrics`. `own` means nothing here: any number of
+        processes may open one log. With `read_only` no topic is created, neither on opening nor by reading.
+        Raises `Unavailable` when no broker answers in time or `read_only` finds no log, and `ConfigError` for options.
+        """
+        from .options import parse
+        from .wal import KafkaWal
+
+        return await KafkaWal.connect(parse(url, settings, **options), metrics, read_only=read_only)
+
+    def capabilities(self) -> Capabilities:
+        from .wal import CAPABILITIES
+
+        return CAPABILITIES
+
+
+BACKEND = KafkaBackend()

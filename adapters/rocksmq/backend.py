@@ -1,0 +1,74 @@
+"""RocksMQ as a backend: what is known of it before RocksDB is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...runtime.errors import ConfigError
+from ...runtime.log.backend import WalBackend
+from ...runtime.log.redaction import shown_url
+from ...runtime.log.wal import Capabilities, Wal
+from ...runtime.remote import Address
+
+FAILOVER_S = 30.0  # how long calls wait for another owner
+
+
+class RocksMQBackend(WalBackend):
+    """A log in a directory, owned by one process and shared by all of its machine."""
+
+    name = "rocksmq"
+    schemes = ("rocksmq",)
+    url_form = "rocksmq:///absolute/path"
+
+    async def open(
+        self,
+        url: str,
+        *,
+        own: bool | None = None,
+        read_only: bool = False,
+        failover_s: float = FAILOVER_S,
+        **options: Any,
+    ) -> Wal:
+        """Open `rocksmq:///absolute/path`, `rocksmq://./relative/path`, or `rocksmq://127.0.0.1:PORT?token_file=/path`.
+
+        The first process to open a directory owns it, with `options` of `RocksMQ.open`. Other processes do all that the
+        owner does, through it, and one of them takes the directory over when the owner ends. `own` True: this process
+        requires ownership until it closes the log. An owner that does not require it yields the directory and goes on
+        as the other processes do; where that takes longer than `failover_s`, or another process requires ownership
+        already, `DirectoryInUse` is raised. `own` False, or a port: never own the directory. `failover_s` (seconds) is
+        also how long calls wait for an owner before they raise `Unavailable`; with 0 this opening tries once.
+        `read_only` is `own` False; with `own` True it raises `ConfigError`.
+
+        Returns a `RocksMQ` with `own` True, else a `SharedRocksMQ`.
+        """
+        from .client.shared import SharedRocksMQ
+        from .owner.handover import force_own
+
+        address = Address.parse(url)
+        if own and read_only:
+            raise ConfigError("own=True and read_only=True contradict each other: a reader owns nothing", key="wal")
+        if own:
+            if not address.directory:
+                raise ConfigError(
+                    f"{shown_url(url)!r}: a directory is owned by its path, not through a port", key="wal"
+                )
+            return await force_own(address, failover_s, options)
+        return await SharedRocksMQ.connect(
+            address, takeover=own is None and not read_only, failover_s=failover_s, **options
+        )
+
+    def capabilities(self) -> Capabilities:
+        from .owner.store import CAPABILITIES
+
+        return CAPABILITIES
+
+
+BACKEND = RocksMQBackend()
+
+
+def directory_of(url: str) -> str:
+    """The directory that a URL names. Raises `ConfigError`."""
+    directory = Address.parse(url).directory
+    if not directory:
+        raise ConfigError(f"{shown_url(url)!r}: write rocksmq:///absolute/path or rocksmq://./relative/path", key="wal")
+    return directory

@@ -1,0 +1,44 @@
+"""What an adapter says about its kind of log: the object behind an entry point of the group `tidewal.wal`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigError
+from .wal import Capabilities, Wal
+
+
+class WalBackend:
+    """A kind of log. An adapter derives a class from this one and registers one object of it: an entry point of the
+    group `tidewal.wal`, with the same name as the backend. Nothing else in Tidewal names a backend.
+
+    An adapter overrides what its log has, and leaves the rest. The module of the class must be light, for every process
+    loads the backends of all installed adapters: methods import what they need, above all the log's client library.
+    """
+
+    name: str
+    """The backend's name, as `Wal.name` and positions have it: lower-case letters and digits."""
+
+    schemes: tuple[str, ...]
+    """The schemes of the URLs it opens: `name`, perhaps others that begin with `name` and a `+`, such as `name+ssl`.
+    Empty for a backend that is announced only: its settings are understood, and no log can be opened."""
+
+    url_form: str
+    """How such a URL is written, for errors and help: "name://HOST:PORT"."""
+
+    async def open(self, url: str, *, own: bool | None = None, read_only: bool = False, **options: Any) -> Wal:
+        """Open the log at `url`, whose scheme is one of `schemes`.
+
+        `own` says whether this process owns the log, where one process does: True requires it, False forbids it, None
+        leaves it to the adapter. A log that any number of processes may open ignores it. `read_only` is described at
+        `open_wal`: opening and reading create nothing; writing calls do not reach the adapter. `options` are the
+        adapter's own. Raises `Unavailable`, `ConfigError`, and `ImportError` where a package is missing.
+        """
+        raise ConfigError(f"{self.name}:// is not there yet", key="wal")
+
+    def capabilities(self) -> Capabilities:
+        """What logs of this kind can do; unless overridden nothing beyond what each log can. Raises `ImportError` where
+        a package is missing."""
+        return Capabilities(
+            atomic_batches=False, seek_by_time=False, truncate=False, multi_process_write=False, one_node=False
+        )

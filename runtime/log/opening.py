@@ -1,0 +1,89 @@
+"""Find the backend of a URL among the installed adapters, and open logs with it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ..errors import ConfigError
+from .backend import WalBackend
+from .read_only import ReadOnlyWal
+from .redaction import shown_url, split_url
+from .wal import Wal
+
+ENTRY_POINTS = "tidewal.wal"
+
+
+async def open_wal(url: str, *, read_only: bool = False, **options: Any) -> Wal:
+    """Open the log at `url` ("NAME://…") with the backend of that name; `options` are the adapter's. Raises
+    `ConfigError` for a scheme that no installed adapter has and for an adapter whose packages are missing, and what the
+    adapter raises.
+
+    `read_only` opens a log that is there and changes nothing: no directory, topic or namespace is made, no ownership is
+    taken over, now or later, and every call that writes raises `ReadOnly`. Where there is no log, or no process that
+    owns its directory, this raises `Unavailable`."""
+    entry = _entry_point(url)
+    backend = _opening(_load(entry), url)
+    with _missing_package(entry):
+        if read_only:
+            return ReadOnlyWal(await backend.open(url, read_only=True, **options))
+        return await backend.open(url, **options)
+
+
+def find_backend(url: str) -> WalBackend:
+    """The backend that opens `url`. Raises `ConfigError` as `open_wal` does."""
+    return _opening(_load(_entry_point(url)), url)
+
+
+def installed_backends() -> list[WalBackend]:
+    """The backends of all installed adapters, by name. One that cannot be loaded is left out: `open_wal` says why."""
+    entries = {entry.name: entry for entry in reversed(entry_points(group=ENTRY_POINTS))}
+    found: list[WalBackend] = []
+    for _, entry in sorted(entries.items()):
+        with suppress(ConfigError):
+            found.append(_load(entry))
+    return found
+
+
+def _entry_point(url: str) -> EntryPoint:
+    scheme = split_url(url).scheme
+    for entry in entry_points(group=ENTRY_POINTS, name=scheme.partition("+")[0]):
+        return entry
+    raise _unknown(url)
+
+
+def _load(entry: EntryPoint) -> WalBackend:
+    with _missing_package(entry):
+        backend: object = entry.load()
+    if not isinstance(backend, WalBackend):
+        raise ConfigError(f"the entry point {entry.name} = {entry.value} is no WalBackend: install it again", key="wal")
+    return backend
+
+
+def _opening(backend: WalBackend, url: str) -> WalBackend:
+    """`backend`, if it opens `url`."""
+    if split_url(url).scheme not in backend.schemes:
+        raise _unknown(url, announced=not backend.schemes)
+    return backend
+
+
+def _unknown(url: str, *, announced: bool = False) -> ConfigError:
+    forms = ", ".join(backend.url_form for backend in installed_backends() if backend.schemes)
+    missing = f"{split_url(url).scheme}:// is not there yet" if announced else f"no adapter for {shown_url(url)!r}"
+    return ConfigError(f"{missing}; known are {forms}: set wal to one of these, or mq.type", key="wal")
+
+
+@contextmanager
+def _missing_package(entry: EntryPoint) -> Generator[None]:
+    """Say what to install where an import fails."""
+    try:
+        yield
+    except ImportError as error:
+        distribution = entry.dist.name if entry.dist is not None else "tidewal"
+        raise ConfigError(
+            f"{entry.name}:// needs the package {error.name or error}, which is not installed: "
+            f"pip install '{distribution}[{entry.name}]'",
+            key="wal",
+        ) from error
