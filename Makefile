@@ -36,7 +36,7 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 	@touch $@
 
 demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
-	@$(BIN)/tidewal demo $(ARGS)
+	@$(BIN)/python -m examples.flights $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
@@ -69,14 +69,14 @@ bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=proxy A
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
 docs: $(STAMP) ## Write the reference pages of docs/ from the tables of settings and metrics
-	@$(BIN)/python -m tidewal.cli.reference docs
+	@$(BIN)/python docs/reference.py
 
 dashboards: $(STAMP) ## Write the dashboard and alert rules of compose/ from the table of metrics
-	@$(BIN)/python -m tidewal.cli.dashboards compose
+	@$(BIN)/python compose/dashboards.py
 
 lock: ## Choose the versions anew and write requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
-	$(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra all --group dev \
+	$(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra all --group dev --group demo \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 		--upgrade --output-file requirements.lock

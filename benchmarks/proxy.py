@@ -24,10 +24,10 @@ import pyarrow as pa
 import uvloop
 
 from benchmarks.report import figure
+from examples.flights import flights
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import open_wal
-from tidewal.cli.demo import flights
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 

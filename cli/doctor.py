@@ -126,7 +126,7 @@ def _distribution(name: str, extra: str | None) -> Check:
 
 
 def _java(java: Java | None) -> Check:
-    advice = f"for Spark and the demo: install a JDK {MINIMAL_JAVA} or newer and set JAVA_HOME"
+    advice = f"for Spark: install a JDK {MINIMAL_JAVA} or newer and set JAVA_HOME"
     if java is None:
         return Check("Java", "optional", "", advice)
     found = f"{java.version} in {java.home}"

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import typer
 
 from ..runtime.errors import TidewalError
-from .demo.command import demo
 from .doctor import doctor
 from .groups import groups
 from .inspect import inspect
@@ -33,20 +32,21 @@ def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it:
     pass
 
 
-for _command in (demo, run, tail, inspect, doctor, repair):
+for _command in (run, tail, inspect, doctor, repair):
     app.command()(_command)
 app.add_typer(verify, name="verify")
 app.add_typer(groups, name="groups")
 app.add_typer(spark, name="spark")
 
 
-def main(arguments: Sequence[str] | None = None, application: typer.Typer = app) -> None:
-    """Run a command and exit: 0 when it worked, 2 with one line for an error that Tidewal raised on purpose.
+def main(arguments: Sequence[str] | None = None, application: typer.Typer = app, name: str = "tidewal") -> None:
+    """Run a command of `application`, which its help calls `name`, and exit: 0 when it worked, 2 with one line for an
+    error that Tidewal raised on purpose.
 
     Any other exception is a defect and keeps its traceback.
     """
     try:
-        application(args=arguments, prog_name="tidewal")
+        application(args=arguments, prog_name=name)
     except TidewalError as error:
         line = " ".join(error.message.split())
         print(f"tidewal: {type(error).__name__}: {line}", file=sys.stderr)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 HEADING = re.compile(rb"^\d+\. (\w+)")
 SPARK = "Spark"
 STEPS = ("A", "Replay", "Delta", SPARK)  # the first words of their headings
@@ -44,10 +45,10 @@ class Run:
         self._started = time.monotonic()
         self.output = b""
         self.began_s: dict[str, float] = {}
-        command = [sys.executable, "-c", "from tidewal.cli.main import main; main()", "demo"]
+        command = [sys.executable, "-m", "examples.flights"]
         command += ["--keep", str(directory), "--events", str(events), *options]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=directory.parent
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT
         )
 
     def follow(self, until: str = "") -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -104,6 +106,24 @@ def test_every_module_lies_in_a_packed_package():
     assert [str(path) for path in of_the_floors if path.parent not in packed] == []
 
 
+@pytest.mark.slow
+def test_the_wheel_holds_the_floors_and_nothing_else_of_the_tree(tmp_path: Path):
+    tree = tmp_path / "tree"
+    for path in files_of_the_repository():
+        copy = tree / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=True)
+    (wheel,) = (tree / "dist").glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    modules = {name for name in names if name.split("/")[:-1] and name.split("/")[1] in FLOORS}
+    assert modules == {f"tidewal/{path.relative_to(tree)}" for floor in FLOORS for path in (tree / floor).rglob("*.py")}
+    # The root's modules are those of the package, too, to setuptools: it packs `pyspark_tidewal.py` a second time.
+    root = {"pyspark_tidewal.py", "tidewal/__init__.py", "tidewal/py.typed", "tidewal/pyspark_tidewal.py"}
+    assert names - modules == root
+
+
 @pytest.mark.parametrize("scheme", ["memory", "rocksmq"])
 def test_a_backend_is_found_by_its_scheme(scheme: str):
     (found,) = entry_points(group="tidewal.wal", name=scheme)
@@ -112,9 +132,9 @@ def test_a_backend_is_found_by_its_scheme(scheme: str):
 
 def test_the_lock_holds_every_requirement_with_hashes():
     declared = project()
-    wanted = [*declared["project"]["dependencies"], *declared["dependency-groups"]["dev"]]
-    for extra in declared["project"]["optional-dependencies"].values():
-        wanted += [each for each in extra if not each.startswith("tidewal[")]
+    wanted = declared["project"]["dependencies"]
+    for each in (*declared["project"]["optional-dependencies"].values(), *declared["dependency-groups"].values()):
+        wanted += [requirement for requirement in each if not requirement.startswith("tidewal[")]
     lock = (ROOT / "requirements.lock").read_text()
     entries = re.findall(r"^([a-z0-9-]+)==(?:.*\\\n)(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", lock, re.MULTILINE)
     assert len(entries) == len(re.findall(r"^[a-z0-9-]+==", lock, re.MULTILINE)), "an entry has no hash"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
 
-from tidewal.cli.reference import PAGES
-
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = runpy.run_path(str(DOCS / "reference.py"))["PAGES"]
 
 
 @pytest.mark.parametrize("name", PAGES)

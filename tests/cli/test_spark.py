@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tests.brokers.processes import free_ports
-from tests.cli.conftest import tracebacks
+from tests.commands import tracebacks
 from tidewal.actors.standalone import standalone
 from tidewal.cli import spark_running
 from tidewal.cli.jdk import Java

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import tracebacks
+from tests.commands import tracebacks
 from tidewal.actors.client import Client
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field

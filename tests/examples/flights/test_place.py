@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.cli.demo.place import place_of
+from examples.flights.place import place_of
 from tidewal.runtime.errors import ConfigError
 
 

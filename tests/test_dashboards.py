@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tidewal.cli.dashboards import FILES
 from tidewal.runtime.metrics.metrics import METRICS, NODE_LABEL, Metric
 
-COMPOSE = Path(__file__).parents[2] / "compose"
+COMPOSE = Path(__file__).parents[1] / "compose"
+FILES = runpy.run_path(str(COMPOSE / "dashboards.py"))["FILES"]
 SERIES = {
     metric.full_name + suffix: metric
     for metric in METRICS

@@ -1,4 +1,4 @@
-"""`tidewal demo`: its options, its directory, and its exit status."""
+"""The demo's command: its options, its directory, and its exit status."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 
-from ...runtime.errors import TidewalError
-from ...runtime.log.redaction import shown_url
-from ..signals import INTERRUPTED, Interrupted, until_stopped
+from tidewal.cli.signals import INTERRUPTED, Interrupted, until_stopped
+from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.log.redaction import shown_url
+
+from .place import clear, place_of
+from .requirements import require
+from .screen import Screen
+from .story import Demo, DemoOptions
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DISAGREED = 1
 SERVED_PORT = 9091  # Milvus' own
 
 
+@app.command()
 def demo(
     events: Annotated[int | None, typer.Option(min=1, help="Only the first so many events of 1,001,615.")] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="With Spark, which needs a JDK.")] = True,
@@ -35,14 +44,6 @@ def demo(
     The exit status is 0 when everything agreed, 1 when not, 130 when it was interrupted; then the directory is kept,
     and --keep with it goes on from there.
     """
-    # Heavy modules come with these, and the other commands do without them.
-    import uvloop
-
-    from .place import clear, place_of
-    from .requirements import require
-    from .screen import Screen
-    from .story import Demo, DemoOptions
-
     require(spark=spark)
     place_of(Path(), wal)  # a wrong URL is refused before anything is created
     directory = keep or Path(tempfile.mkdtemp(prefix="tidewal-demo-"))
@@ -57,7 +58,7 @@ def demo(
         if story.agreed is None:
             screen.say()
             how = f"--keep {directory}" + (f" --wal '{shown_url(wal)}'" if wal else "")
-            screen.say(f"Interrupted; nothing is lost. It goes on with: tidewal demo {how}")
+            screen.say(f'Interrupted; nothing is lost. It goes on with: make demo ARGS="{how}"')
             raise typer.Exit(INTERRUPTED) from None
     finally:
         if keep is None and story.agreed:

@@ -1,6 +1,6 @@
 """Draw how departures fall behind over the day, by airport, as a small PNG.
 
-Needs matplotlib (extra `demo`), which is imported only when something is drawn.
+Needs matplotlib, which is imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from ...runtime.errors import InvalidRequest
+from tidewal.runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +52,7 @@ def draw(windows: pa.Table, path: str | Path) -> Path:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as missing:
-        text = "matplotlib is not installed; install it with: pip install 'tidewal[demo]'"
-        raise InvalidRequest(text, extra="demo") from missing
+        raise InvalidRequest("matplotlib is not installed; install it with: pip install matplotlib") from missing
 
     style: dict[Any, Any] = {
         "font.family": "DejaVu Sans",

@@ -16,14 +16,15 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...actors.client import Client
-from ...actors.standalone import Standalone, standalone
-from ...runtime.clock import physical_ms
-from ...runtime.config.loading import load_settings
-from ...runtime.errors import InvalidRequest
-from ...runtime.log.redaction import shown_url
-from ...runtime.rows.schema import CollectionSchema, Field
-from ..signals import while_healthy
+from tidewal.actors.client import Client
+from tidewal.actors.standalone import Standalone, standalone
+from tidewal.cli.signals import while_healthy
+from tidewal.runtime.clock import physical_ms
+from tidewal.runtime.config.loading import load_settings
+from tidewal.runtime.errors import InvalidRequest
+from tidewal.runtime.log.redaction import shown_url
+from tidewal.runtime.rows.schema import CollectionSchema, Field
+
 from . import agreement, chart, expectation, flights
 from .figures import percentiles, shown
 from .questions import Questions

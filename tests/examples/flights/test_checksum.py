@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.cli.demo.checksum import checksum, row_hashes
+from examples.flights.checksum import checksum, row_hashes
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,9 @@ from typing import cast
 
 import pyarrow as pa
 
-from ...actors.client import Client
-from ...runtime.errors import Overloaded, TidewalError, Unavailable
+from tidewal.actors.client import Client
+from tidewal.runtime.errors import Overloaded, TidewalError, Unavailable
+
 from .flights import COLLECTION
 
 IN_FLIGHT = 8

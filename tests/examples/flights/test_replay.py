@@ -9,9 +9,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from examples.flights import flights
+from examples.flights.replay import IN_FLIGHT, Replay
 from tidewal.actors.client import Client, WriteResult
-from tidewal.cli.demo import flights
-from tidewal.cli.demo.replay import IN_FLIGHT, Replay
 from tidewal.runtime.errors import MessageTooLarge, Overloaded, TidewalError
 
 
@@ -55,7 +55,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(_: float) -> None:
         await sleep(0)
 
-    monkeypatch.setattr("tidewal.cli.demo.replay.asyncio.sleep", at_once)
+    monkeypatch.setattr("examples.flights.replay.asyncio.sleep", at_once)
 
 
 async def test_all_batches_in_order_so_many_at_once():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidewal.cli.demo import chart
-from tidewal.cli.demo.expectation import expect
+from examples.flights import chart
+from examples.flights.expectation import expect
 from tidewal.runtime.errors import InvalidRequest
 
 pytestmark = pytest.mark.slow
@@ -56,6 +56,6 @@ def test_hours_are_those_of_new_york_and_the_night_ends_the_day_before() -> None
 def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     windows = expect(0).windows
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InvalidRequest, match=r"tidewal\[demo\]"):
+    with pytest.raises(InvalidRequest, match="pip install matplotlib"):
         chart.draw(windows, tmp_path / "delays.png")
     assert not list(tmp_path.iterdir())

@@ -11,8 +11,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyarrow import compute
 
-from ...actors.client import Client
-from ...runtime.errors import TidewalError
+from tidewal.actors.client import Client
+from tidewal.runtime.errors import TidewalError
+
 from .checksum import checksum
 from .expectation import Expectation
 from .flights import COLLECTION

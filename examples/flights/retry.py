@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from ...runtime.errors import Overloaded, Unavailable
+from tidewal.runtime.errors import Overloaded, Unavailable
 
 RETRY_S = 60.0
 PAUSE_S = 0.2

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidewal.cli.demo import checksum as checksum_module
-from tidewal.cli.demo import expectation as expectation_module
-from tidewal.cli.demo import flights
-from tidewal.cli.demo.checksum import checksum
-from tidewal.cli.demo.expectation import Expectation, expect
+from examples.flights import checksum as checksum_module
+from examples.flights import expectation as expectation_module
+from examples.flights import flights
+from examples.flights.checksum import checksum
+from examples.flights.expectation import Expectation, expect
 
 pytestmark = pytest.mark.slow
 

@@ -1,19 +1,19 @@
-"""Write the reference pages: `python -m tidewal.cli.reference DIRECTORY`. They are generated from the tables that the
-code itself uses, and a test checks that the pages in `docs/` are up to date.
+"""Write the reference pages: `make docs`. They are generated from the tables that the code itself uses, and a test
+holds that they are up to date.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 from pydantic import BaseModel
 
-from ..runtime.config.settings import Settings
-from ..runtime.metrics.metrics import METRICS
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.metrics.metrics import METRICS
 
+HERE = Path(__file__).parent
 _NOTE = "<!-- written by `make docs`: change the table in {source} instead -->"
 
 
@@ -70,11 +70,11 @@ def metrics_page() -> str:
 PAGES = {"configuration.md": configuration_page, "metrics.md": metrics_page}
 
 
-def main(directory: Path) -> None:
-    """Write all pages into `directory`."""
+def main() -> None:
+    """Write all pages beside this file."""
     for name, page in PAGES.items():
-        (directory / name).write_text(page(), encoding="utf-8")
+        (HERE / name).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from ...actors.client import Client, QueryResult
+from tidewal.actors.client import Client, QueryResult
+
 from .figures import percentiles
 from .flights import COLLECTION
 from .retry import retry_until

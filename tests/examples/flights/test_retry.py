@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidewal.cli.demo.retry import RETRY_S, retry_until
+from examples.flights.retry import RETRY_S, retry_until
 from tidewal.runtime.errors import InvalidRequest, Overloaded, TidewalError, Unavailable
 from tidewal.runtime.testing.clock import run_virtual
 

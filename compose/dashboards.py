@@ -1,20 +1,20 @@
-"""Write the dashboard and the alert rules: `python -m tidewal.cli.dashboards DIRECTORY`. They come from the table of
-metrics, every one of which has a panel, and a test holds that the files in `compose/` are what this writes.
+"""Write the dashboard and the alert rules: `make dashboards`. They come from the table of metrics, every one of which
+has a panel, and a test holds that the files are what this writes.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from ..runtime.metrics.metrics import CHANNEL, METRICS, NODE_LABEL, QUERY, Metric
+from tidewal.runtime.metrics.metrics import CHANNEL, METRICS, NODE_LABEL, QUERY, Metric
 
-_NOTE = "written by `make dashboards`: change cli/dashboards.py or the table in runtime/metrics/metrics.py instead"
+HERE = Path(__file__).parent
+_NOTE = "written by `make dashboards`: change compose/dashboards.py or the table in runtime/metrics/metrics.py instead"
 _DATA_SOURCE = {"type": "prometheus", "uid": "prometheus"}
 _ON_NODES = f'{{{NODE_LABEL}=~"$node"}}'
 _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 8
@@ -308,11 +308,11 @@ def _legend(labels: Sequence[str]) -> str:
 FILES = {"grafana/dashboards/tidewal.json": dashboard, "prometheus/alerts.yml": alert_rules}
 
 
-def main(directory: Path) -> None:
-    """Write all files below `directory`."""
+def main() -> None:
+    """Write all files beside this one."""
     for name, write in FILES.items():
-        (directory / name).write_text(write(), encoding="utf-8")
+        (HERE / name).write_text(write(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...runtime.errors import Unavailable
-from ...spark_bridge import latest, session
+from tidewal.runtime.errors import Unavailable
+from tidewal.spark_bridge import latest, session
+
 from .flights import COLLECTION
 
 if TYPE_CHECKING:

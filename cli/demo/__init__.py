@@ -1,1 +1,0 @@
-"""The demo: a year of flights through the whole runtime."""

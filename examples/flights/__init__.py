@@ -1,0 +1,1 @@
+"""The demo: a year of flights through the whole runtime. `make demo` runs it."""

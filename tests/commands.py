@@ -1,0 +1,72 @@
+"""Commands as a person runs them: in this process, or as one of their own where signals matter."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+
+from tidewal.cli.main import main
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+# PySpark's own, of a worker whose Java has ended: nothing of ours is in it, and nothing of ours can catch it.
+_BROKEN_PIPE = re.compile(r'Traceback .*\n(?:  File "[^"]*/pyspark/daemon\.py".*\n(?:    .*\n)*)+BrokenPipeError: .*\n')
+
+
+def in_this_process(application: typer.Typer, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command of `application` with the arguments it is called with."""
+
+    def run(*arguments: object) -> Ended:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments], application)
+        out, err = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@contextmanager
+def as_processes(*program: str, cwd: Path) -> Iterator[Start]:
+    """Starts Python on `program` with the arguments it is called with; all processes are gone after the context."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *program, *(str(argument) for argument in arguments)],
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def tracebacks(output: str) -> bool:
+    """Whether a command's output has a traceback."""
+    return "Traceback" in _BROKEN_PIPE.sub("", output)
