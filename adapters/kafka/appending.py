@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ...runtime.errors import Closed, MessageTooLarge, TidewalError
+from ...runtime.errors import Closed, TidewalError
+from ...runtime.log.checks import check_size
 from ...runtime.log.payloads import as_bytes
 from ...runtime.log.wal import Append, Durability, OnAppended
 from .catalog import ChannelCatalog, KafkaChannel
@@ -177,8 +178,4 @@ def _check_sizes(
     if max(sizes) <= min(limits.values()):
         return
     for name, size in zip(names, sizes, strict=True):
-        limit = limits[name]
-        if size > limit:
-            raise MessageTooLarge(
-                f"a message of {size} bytes for {name} is over its limit of {limit}", size=size, limit=limit
-            )
+        check_size(name, size, limits[name])

@@ -9,8 +9,9 @@ from uuid import uuid4
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import ChannelExists, ChannelNotFound, InvalidRequest, Unavailable, of_unknown_outcome
+from ...runtime.errors import ChannelNotFound, InvalidRequest, Unavailable, of_unknown_outcome
 from ...runtime.groups.positions import just_before
+from ...runtime.log.checks import not_found, other_policy
 from ...runtime.log.wal import ChannelInfo, ChannelPolicy
 from . import faults
 from .catalog import ChannelCatalog, KafkaChannel, was_dropped
@@ -54,7 +55,7 @@ class Management:
             before = self._catalog.find(name)
             found = before or await self._catalog.write_channel(name, policy)
             if found.policy != policy:
-                raise ChannelExists(f"channel {name} exists with another policy", channel=name)
+                raise other_policy(name)
             try:
                 await self._cluster.retrying(f"make channel {name}", lambda: self.ensure(found), ADMINISTRATION)
             except InvalidRequest:
@@ -152,7 +153,7 @@ class Management:
         await self._catalog.sync()
         found = self._catalog.find(name)
         if found is None:
-            raise ChannelNotFound(f"no channel {name}; create it first", channel=name)
+            raise not_found(name)
         return found
 
     async def ensure(self, channel: KafkaChannel) -> None:

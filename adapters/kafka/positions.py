@@ -10,12 +10,10 @@ would remove it at once. So the native one is never below the physical part, and
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
 from ...runtime.clock import LOGICAL_BITS
-from ...runtime.errors import InvalidRequest
 from ...runtime.groups.positions import just_before
 
 ID_BYTES = 16
@@ -27,14 +25,6 @@ FRESH_MS = 3600 * 1000  # older stamps do not become native timestamps
 Headers: TypeAlias = list[tuple[str, bytes | None]]
 Row: TypeAlias = tuple[int | None, bytes | None, bytes | None, Headers]
 """A record: native timestamp in ms (None: now), key, value and headers."""
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
-
-
-def check_name(channel: str) -> None:
-    """Raise `InvalidRequest` unless `channel` is a valid channel name."""
-    if not _NAME.fullmatch(channel):
-        raise InvalidRequest(f"channel name {channel!r}: 1-250 characters of A-Z a-z 0-9 . _ - are allowed")
 
 
 def prefix(incarnation: int) -> bytes:

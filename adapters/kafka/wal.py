@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ...runtime.errors import Closed
-from ...runtime.groups.group_consumer import start_member
-from ...runtime.groups.positions import resolve
+from ...runtime.groups.coordinator_client import CoordinatorClient
+from ...runtime.groups.group_wal import GroupWal
+from ...runtime.log.checks import check_name
 from ...runtime.log.stalls import StallWatch
 from ...runtime.log.wal import (
     Append,
@@ -20,13 +21,10 @@ from ...runtime.log.wal import (
     ChannelPolicy,
     Entry,
     From,
-    GroupInfo,
-    GroupMember,
     OnAppended,
-    Payload,
     Start,
 )
-from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
+from ...runtime.loop_bridge import LoopNotifier
 from ...runtime.metrics.metrics import Metrics
 from .appending import Appender
 from .catalog import ChannelCatalog, KafkaChannel, was_dropped
@@ -36,7 +34,6 @@ from .groups.service import Groups
 from .io_thread import IoThread
 from .management import Management
 from .options import KafkaOptions
-from .positions import check_name
 from .reader import Reader
 from .send_queue import Backlog, ChannelSendQueue
 
@@ -57,7 +54,7 @@ CATALOG_CONNECTIONS = (1, 2)  # for following and for writing the catalog
 SEND_CONNECTIONS = range(3, 7)  # shared by all send queues; a broker answers the requests of a connection in turn
 
 
-class KafkaWal:
+class KafkaWal(GroupWal):
     """The WAL on Kafka; open it with `connect`. Coroutines may be called from any loop, `submit` from any thread."""
 
     name = "kafka"
@@ -80,23 +77,21 @@ class KafkaWal:
 
     def __init__(self, options: KafkaOptions, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
         """Use `connect`."""
+        super().__init__(f"kafka://{options.bootstrap}/{options.prefix}", metrics)
         self._options, self._read_only = options, read_only
         self._stalls = StallWatch(metrics)
         self._io = IoThread("tidewal-kafka")
-        self._notifiers = LoopNotifiers()
         self._backlog = Backlog(options.pending_bytes)
         self._fetchers: set[ChannelFetcher] = set()
         self._reading_connections: list[int] = []  # those that no fetcher uses
         self._new_connections = itertools.count(CONTROL + 1)
         self._io_thread = 0
-        self._ending: asyncio.Task[None] | None = None
         self._writes: Cluster
         self._reads: Cluster
         self._catalog: ChannelCatalog
         self._management: Management
         self._appender: Appender
         self._groups: Groups | None = None
-        self._resets = None if metrics is None else metrics.counter("wal_group_reset_total")
         self._clusters: list[Cluster] = []
         self._stalls.start()
         self._io.start()
@@ -132,7 +127,7 @@ class KafkaWal:
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        check_name(channel)
+        check_name("channel name", channel)
         await self._call(lambda: self._management.create(channel, policy))
 
     async def channels(self) -> list[str]:
@@ -166,16 +161,6 @@ class KafkaWal:
             done([])
             return
         self._appender.submit(entries, done)
-
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        future, done = self._notifiers.promise()
-        self.submit((Append(channel, payload, timestamp),), done)
-        return (await future)[0]
-
-    async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        future, done = self._notifiers.promise()
-        self.submit(entries, done)
-        return await future
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -240,59 +225,22 @@ class KafkaWal:
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupMember:
-        """`Wal.join`. Where the brokers do not allow a session as short as `session_timeout_s`, it is one of 6 s."""
-        groups = await self._call(self._open_groups)
-        await self._call(lambda: groups.check(group, channels))
-        return await start_member(
-            self,
-            groups.client,
-            group,
-            channels,
-            start=start,
-            reset_to=reset_to,
-            session_timeout_s=session_timeout_s,
-            resets=self._resets,
-        )
+    async def _coordinator_client(self) -> CoordinatorClient:
+        """Where the brokers do not allow sessions as short as a member asks for, they are of 6 s. `seek_group` moves
+        only groups without members."""
+        return await self._call(self._open_groups)
 
-    async def groups(self) -> list[GroupInfo]:
-        groups = await self._call(self._open_groups)
-        return await self._call(groups.groups)
-
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        """`Wal.seek_group`, only for a group without members. Raises `InvalidRequest` where it has some."""
-        groups = await self._call(self._open_groups)
-        position = await resolve(self, channel, start)
-        await self._call(lambda: groups.move(group, channel, position))
-
-    async def drop_group(self, group: str) -> None:
-        groups = await self._call(self._open_groups)
-        await self._call(lambda: groups.drop(group))
-
-    async def _open_groups(self) -> Groups:
+    async def _open_groups(self) -> CoordinatorClient:
         assert self._groups is not None
         return await self._groups.opened()
 
     # ---- closing -----------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """`Wal.close`. Submitted entries are answered first, after `delivery_timeout_s` with `Unavailable`."""
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._ending)
-
     async def _close(self) -> None:
+        """Submitted entries are answered first, after `delivery_timeout_s` with `Unavailable`."""
         future, drained = self._notifiers.promise()
         with self._backlog.lock:
-            self._backlog.closed = True
+            self._closed = self._backlog.closed = True
             self._backlog.on_drained = lambda: drained([])
             waiting = bool(self._backlog.bytes)
             fetchers, self._fetchers = self._fetchers, set()
@@ -304,7 +252,6 @@ class KafkaWal:
         await self._io.call(self._close_io)
         await self._io.stop()
         await asyncio.to_thread(self._stalls.close)
-        self._notifiers.close()
 
     async def _close_groups(self) -> None:
         if self._groups is not None:
@@ -318,10 +265,6 @@ class KafkaWal:
     async def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         self._check_open()
         return await self._io.call(make)
-
-    def _check_open(self) -> None:
-        if self._backlog.closed:
-            raise Closed("the log is closed")
 
 
 def _forget(task: asyncio.Task[None]) -> None:

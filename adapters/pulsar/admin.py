@@ -19,7 +19,8 @@ from http.client import HTTPException
 from typing import cast
 from urllib.parse import quote
 
-from ...runtime.errors import ChannelNotFound, Closed, ConfigError, InvalidRequest, Unavailable, Unsupported
+from ...runtime.errors import Closed, ConfigError, InvalidRequest, Unavailable, Unsupported
+from ...runtime.log.checks import not_found
 from ...runtime.log.redaction import shown_url
 from .client import Security
 from .failures import Outcome, web_outcome
@@ -262,9 +263,7 @@ class Admin:
                 if error.code == 404 and absent is not ...:
                     return absent
                 if error.code == 404 and topic is not None:
-                    raise ChannelNotFound(
-                        f"no channel {topic.channel}; create it first", channel=topic.channel
-                    ) from error
+                    raise not_found(topic.channel) from error
                 if error.code == 409 and conflict is not ...:
                     return conflict
                 failure = f"{method} {path} was answered {error.code}: {error.reason}"

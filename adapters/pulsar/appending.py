@@ -13,7 +13,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
-from ...runtime.errors import Closed, MessageTooLarge, Overloaded, TidewalError
+from ...runtime.errors import Closed, Overloaded, TidewalError
+from ...runtime.log.checks import check_size
 from ...runtime.log.payloads import as_bytes
 from ...runtime.log.wal import Append, OnAppended
 from ...runtime.loop_bridge import EventSignal
@@ -246,8 +247,4 @@ class Appender:
 
 
 def _check_size(entry: Append, producer: ChannelProducer) -> None:
-    size, limit = len(entry.payload), producer.max_message_bytes
-    if size > limit:
-        raise MessageTooLarge(
-            f"a message of {size} bytes for {entry.channel} is over its limit of {limit}", size=size, limit=limit
-        )
+    check_size(entry.channel, len(entry.payload), producer.max_message_bytes)

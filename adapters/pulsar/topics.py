@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import cast
 
-from ...runtime.errors import CorruptLog, InvalidRequest
+from ...runtime.errors import CorruptLog
+from ...runtime.log.checks import is_name
 from ...runtime.log.wal import ChannelPolicy, Delivery, Durability
 from .ids import MessagePlace, decode, encode
 
@@ -26,7 +27,6 @@ MIB = 1024 * 1024
 EPHEMERAL_MINUTES = 1
 GROUP_LOG_MESSAGE_BYTES = 5 * MIB + 32 * 1024
 
-_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,250}")
 _MEANS_SOMETHING_TO_PULSAR = re.compile(r"__|-partition-\d+\Z")  # system topics, partitions of a topic
 
 
@@ -67,10 +67,6 @@ def channel_of(topic: str) -> str:
     return topic.removesuffix("~")
 
 
-def is_name(channel: str) -> bool:
-    return _CHANNEL.fullmatch(channel) is not None
-
-
 def is_topic_of_ours(channel: str) -> bool:
     """Whether this is the name of a channel, or of the log of a group."""
     return is_name(channel.removeprefix(GROUP_LOG))
@@ -89,12 +85,6 @@ def group_of(topic: str) -> str | None:
 def group_policy() -> ChannelPolicy:
     """The policy of a group's log: keeps what the hold of the latest snapshot keeps, and little more."""
     return ChannelPolicy(retention_s=60, max_message_bytes=GROUP_LOG_MESSAGE_BYTES)
-
-
-def check_name(channel: str) -> None:
-    """Raise `InvalidRequest` unless `channel` is a valid channel name."""
-    if not is_name(channel):
-        raise InvalidRequest(f"channel name {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
 
 
 def encode_policy(policy: ChannelPolicy) -> str:

@@ -30,6 +30,9 @@ from ...runtime.errors import (
     InvalidRequest,
     Unavailable,
 )
+from ...runtime.groups.coordinator_client import CoordinatorClient
+from ...runtime.groups.group_wal import GroupWal
+from ...runtime.log.checks import check_name, is_name, not_found, other_policy
 from ...runtime.log.read_only import refused
 from ...runtime.log.stalls import Operation, StallWatch
 from ...runtime.log.wal import (
@@ -40,17 +43,16 @@ from ...runtime.log.wal import (
     Entry,
     From,
     OnAppended,
-    Payload,
     Start,
 )
-from ...runtime.loop_bridge import LoopNotifier, LoopNotifiers
+from ...runtime.loop_bridge import LoopNotifier
 from ...runtime.metrics.metrics import Metrics
 from . import seek
 from .admin import DEFAULT_MESSAGE_BYTES, Admin
 from .appending import Appender
 from .client import NativeProducer, NativeReader, PulsarClient
 from .failures import call_failure
-from .groups.service import WithGroups
+from .groups.service import Groups
 from .ids import MessagePlace, decode, encode
 from .options import PulsarOptions
 from .producer import ChannelProducer
@@ -62,8 +64,6 @@ from .topics import (
     Topic,
     TopicContents,
     channel_of,
-    check_name,
-    is_name,
     is_topic_of_ours,
     truncated_property,
 )
@@ -76,7 +76,7 @@ BLOCKING_CALLS = 16  # at a time, on threads
 METADATA_BYTES = 1024  # of a message besides its payload, at most
 
 
-class Pulsar(WithGroups):
+class Pulsar(GroupWal):
     """A `Wal` in one namespace; open it with `open`."""
 
     name = "pulsar"
@@ -93,6 +93,7 @@ class Pulsar(WithGroups):
     )
 
     def __init__(self, options: PulsarOptions, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
+        super().__init__(f"{options.service_url}/{options.namespace}", metrics)
         self._options, self._read_only = options, read_only
         self.stalls = StallWatch(metrics)
         self._namespace = options.namespace
@@ -105,9 +106,6 @@ class Pulsar(WithGroups):
             log_file=options.client_log,
         )
         self._executor = ThreadPoolExecutor(BLOCKING_CALLS, "tidewal-pulsar")
-        self._notifiers = LoopNotifiers()
-        self._closed = False
-        self._close_done: asyncio.Task[None] | None = None
         self.process = uuid.uuid4().hex
         self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(self.process), itertools.count(1))
         self._policies: dict[str, ChannelPolicy] = {}
@@ -119,6 +117,7 @@ class Pulsar(WithGroups):
         self._fetchers_lock = threading.Lock()
         self._fetchers: dict[ChannelFetcher, str] = {}
         self._openings: dict[Future[ChannelFetcher], str] = {}  # for which readers still wait
+        self._groups: Groups | None = None  # created with the first call that needs them, on its loop
         self._appender = Appender(self._open_producer, self._executor, options.pending_bytes)
         self.stalls.start()
 
@@ -140,7 +139,7 @@ class Pulsar(WithGroups):
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         self._check_open()
-        check_name(channel)
+        check_name("channel name", channel)
         await self.blocking(partial(self._create, Topic(channel, policy)))
         self._channels_changed()
 
@@ -154,7 +153,7 @@ class Pulsar(WithGroups):
                     f"there is a topic {topic.name} in {self._namespace} that is not a channel", channel=topic.channel
                 )
             if existing != topic.policy:
-                raise ChannelExists(f"channel {topic.channel} exists with another policy", channel=topic.channel)
+                raise other_policy(topic.channel)
         self.admin.set_policies(topic)  # also where it exists: its creator may have died before this
         self._policies[topic.channel] = topic.policy
 
@@ -221,9 +220,6 @@ class Pulsar(WithGroups):
         else:
             self._check_open()
             done([])
-
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        return (await self.append_many([Append(channel, payload, timestamp)]))[0]
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         self._check_open()
@@ -354,27 +350,36 @@ class Pulsar(WithGroups):
         else:
             self.admin.keep_cursor(topic, cursor, _place(id))
 
+    # ---- groups -------------------------------------------------------------------------------------------------
+
+    async def _coordinator_client(self) -> CoordinatorClient:
+        self._check_open()
+        if self._groups is None:
+            self._groups = Groups(self)
+        return self._groups
+
+    def _channels_changed(self) -> None:
+        """To be called when a channel was created or dropped."""
+        if self._groups is not None:
+            self._groups.channels_changed()
+
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        if self._close_done is None:
-            self._close_done = asyncio.create_task(self._close())
-        await asyncio.shield(self._close_done)
-
     async def _close(self) -> None:
-        await self._close_groups()
+        if self._groups is not None:
+            await self._groups.close()
         with self._fetchers_lock:
             self._closed = True
             fetchers = list(self._fetchers)
             openings, self._openings = self._openings, {}
+        closed = self._closed_error()
         for opening in openings:
-            opening.set_exception(Closed("the Pulsar log is closed"))
+            opening.set_exception(closed)
         for fetcher in fetchers:
-            fetcher.end(Closed("the Pulsar log is closed"))
-        await asyncio.to_thread(self._end)
-        self._notifiers.close()
+            fetcher.end(closed)
+        await asyncio.to_thread(self._stop)
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         self._appender.close()
         self.admin.close()
         for fetcher in list(self._fetchers):
@@ -418,7 +423,7 @@ class Pulsar(WithGroups):
             self._policies.pop(channel, None)
             raise
         if contents.policy is None:
-            raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel)
+            raise not_found(channel)
         self._policies[channel] = contents.policy
         self._incarnations[channel] = contents.incarnation
         return contents
@@ -462,12 +467,8 @@ class Pulsar(WithGroups):
         try:
             future = asyncio.get_running_loop().run_in_executor(self._executor, call)
         except RuntimeError as error:  # the threads are gone
-            raise Closed("the Pulsar log is closed") from error
+            raise self._closed_error() from error
         return await future
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the Pulsar log is closed")
 
 
 def _place(id: bytes) -> MessagePlace:

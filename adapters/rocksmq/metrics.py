@@ -10,7 +10,6 @@ class RocksMQMetrics:
 
     def __init__(self, metrics: Metrics | None) -> None:
         self._metrics = metrics
-        self.resets = None if metrics is None else metrics.counter("wal_group_reset_total")  # for members of groups
         if metrics is not None:
             self._seconds = metrics.histogram("rocksmq_journal_commit_duration_seconds")
             self._bytes = metrics.histogram("rocksmq_journal_commit_bytes")

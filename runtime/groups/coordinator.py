@@ -13,12 +13,13 @@ from functools import partial
 
 from ..clock import Clock
 from ..errors import Closed, Fenced, InvalidRequest, Overloaded, TidewalError
+from ..log.checks import check_name
 from ..log.wal import Append, From, GroupInfo, OnAppended
 from .assignment_state import AssignmentState, Done
 from .coordinator_client import Ack, AssignedChannel, MemberAssignment
 from .membership import Assignment, Group, MemberState
 from .progress import Change, GroupBackend, GroupProgress, check_new
-from .subscriptions import Subscription, check_name
+from .subscriptions import Subscription
 
 MAX_SINGLE_ACKS = 10_000  # per channel and group, above what is acknowledged cumulatively
 REVOCATION_TIMEOUT_S = 30.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ..log.wal import Append, From
+from ..log.wal import Append, From, GroupInfo
 
 
 class Ack(NamedTuple):
@@ -41,15 +41,17 @@ class MemberAssignment:
 
 
 class CoordinatorClient(Protocol):
-    """The coordinator's calls as coroutines; its errors come through. Every method may raise `Unavailable` when the
-    owner of the log is gone (`outcome_unknown` where something may have happened), and `Closed` once the log is closed.
+    """What a backend does for consumer groups: the coordinator's calls as coroutines; its errors come through. Every
+    method may raise `Unavailable` when the owner of the log is gone (`outcome_unknown` where something may have
+    happened), and `Closed` once the log is closed.
     """
 
     async def join(
         self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
     ) -> None:
         """Become a member, and keep the session alive from then on, on a thread that a busy loop cannot starve. The
-        same member may join again: its channels are taken from it first."""
+        same member may join again: its channels are taken from it first. Raises what `Wal.join` raises for names,
+        channels and timeouts."""
         ...
 
     async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
@@ -75,4 +77,17 @@ class CoordinatorClient(Protocol):
 
     async def leave(self, group: str, member: str) -> None:
         """End the session; the other members get the channels at once. An unknown member is fine."""
+        ...
+
+    async def groups(self) -> list[GroupInfo]:
+        """`Wal.groups`."""
+        ...
+
+    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
+        """`Wal.seek_group`, to the position `upto`, the last id that counts as done; b"" for the one before the first
+        entry that is kept."""
+        ...
+
+    async def drop_group(self, group: str) -> None:
+        """`Wal.drop_group`."""
         ...

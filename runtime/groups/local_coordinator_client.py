@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from ..errors import TidewalError
-from ..log.wal import Append, From
+from ..log.wal import Append, From, GroupInfo
 from ..loop_bridge import conclude
 from .coordinator import GroupCoordinator
 from .coordinator_client import Ack, MemberAssignment
@@ -60,6 +60,15 @@ class LocalCoordinatorClient:
     async def leave(self, group: str, member: str) -> None:
         self._coordinator.leave(group, member)
         self._changed.pop((group, member), None)
+
+    async def groups(self) -> list[GroupInfo]:
+        return self._coordinator.groups()
+
+    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
+        await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
+
+    async def drop_group(self, group: str) -> None:
+        await settled(lambda done: self._coordinator.drop_group(group, done))
 
 
 async def settled(start: Callable[[Callable[[list[bytes] | TidewalError | None], None]], None]) -> list[bytes] | None:

@@ -11,14 +11,10 @@ from ..errors import InvalidRequest, Overloaded
 MAX_SUBSCRIPTIONS = 10_000  # names and patterns of one member
 MAX_PATTERNS = 100  # of them with `*`: each is matched against each channel
 
+_PATTERNS = 100  # of them with `*`: each is matched against each channel
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,250}")
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise `InvalidRequest` unless `name` can name a group or member; `what` says which, for the message."""
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{what} {name!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
 
 
 class Subscription:

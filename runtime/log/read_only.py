@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Self
 
 from ..errors import ReadOnly
 from .wal import (
     Append,
-    Capabilities,
     ChannelInfo,
     ChannelPolicy,
     Entry,
@@ -29,16 +29,10 @@ class ReadOnlyWal:
     def __init__(self, wal: Wal) -> None:
         """Read from `wal`; `close` closes it too."""
         self._wal = wal
+        self.name = wal.name
+        self.capabilities = replace(wal.capabilities, read_only=True)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        return self._wal.name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(self._wal.capabilities, read_only=True)
 
     async def channels(self) -> list[str]:
         return await self._wal.channels()
@@ -60,6 +54,12 @@ class ReadOnlyWal:
 
     async def close(self) -> None:
         await self._wal.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ Foreign exceptions never pass this interface: an adapter raises the errors of `r
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from ..errors import TidewalError
 
@@ -228,33 +229,40 @@ class GroupMember(Protocol):
 
 
 class Wal(Protocol):
-    """An open log. All coroutines may be cancelled at any time without harm to the log."""
+    """An open log. All coroutines may be cancelled at any time without harm to the log. `async with` closes it.
 
-    @property
-    def name(self) -> str:
-        """The scheme of the backend ("rocksmq"), written into every position."""
-        ...
+    Consumer groups are an optional part: where `capabilities.groups` is not set, `join`, `groups`, `seek_group` and
+    `drop_group` raise `Unsupported`. An adapter derives from `WalBase` (`wal_base.py`), which has what all have in
+    common, or from `GroupWal` (`runtime/groups/group_wal.py`), which has the groups too.
+    """
 
-    @property
-    def capabilities(self) -> Capabilities: ...
+    name: str
+    """The scheme of the backend ("rocksmq"), written into every position."""
 
+    capabilities: Capabilities
+
+    @abstractmethod
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         """Create the channel, durably, with `policy`. The same name and policy again is fine; another policy raises
         `ChannelExists`. A name is 1-250 characters of `[A-Za-z0-9._-]`, else `InvalidRequest`."""
         ...
 
+    @abstractmethod
     async def channels(self) -> list[str]:
         """The names of all channels, sorted."""
         ...
 
+    @abstractmethod
     async def describe(self, channel: str) -> ChannelInfo:
         """Describe the channel. Raises `ChannelNotFound`."""
         ...
 
+    @abstractmethod
     async def drop_channel(self, channel: str) -> None:
         """Remove the channel and its entries; its readers end with `ChannelNotFound`. A missing channel is fine."""
         ...
 
+    @abstractmethod
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         """Queue entries for one commit. Callable from any thread, never blocks; the order of the calls is the order
         of the log. `done` is called once, on any thread, with the ids in order when the
@@ -275,6 +283,7 @@ class Wal(Protocol):
         """Append entries in one commit; ids in order. One future for all, so prefer it to many `append`s."""
         ...
 
+    @abstractmethod
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         """Entries from `start` on, in order and without gaps, in non-empty batches, for ever: at the end it waits for
         more. The start is fixed when the iterator is first awaited (for `From.LATEST`: entries appended after that).
@@ -283,19 +292,23 @@ class Wal(Protocol):
         `aclose()`. Memory held for a slow reader is bounded: history is read from storage in small parts."""
         ...
 
+    @abstractmethod
     async def latest_id(self, channel: str) -> bytes | None:
         """The id of the last acknowledged entry, None when there was none ever."""
         ...
 
+    @abstractmethod
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
         """The id of the first entry whose timestamp is ≥ `timestamp`, None when there is none yet. While a transaction
         is open there, the id may be one in it that has no entry: the entry lies behind it then, never before."""
         ...
 
+    @abstractmethod
     async def truncate(self, channel: str, id: bytes) -> None:
         """Entries before `id` may be removed. A smaller id later is harmless."""
         ...
 
+    @abstractmethod
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         """Keep `id` and all after it from retention, for `holder`, durably, until it calls again; None removes the
         hold. Where space runs out because of it, writes are refused (`DiskPressure`), and no data is removed."""
@@ -339,3 +352,7 @@ class Wal(Protocol):
         """Finish what was submitted, end all readers, release everything. A second call does nothing. Every later
         call raises `Closed`."""
         ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...

@@ -6,23 +6,17 @@ Several `MemoryWal`s may share one `MemoryLog`: that is how a test restarts a no
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
-from ..errors import (
-    ChannelExists,
-    ChannelNotFound,
-    Closed,
-    InvalidRequest,
-    MessageTooLarge,
-    Unavailable,
-)
-from ..groups.group_consumer import GroupConsumer, start_member
-from ..groups.local_coordinator_client import LocalCoordinatorClient, settled
-from ..groups.positions import resolve
+from ..errors import ChannelNotFound, Unavailable
+from ..groups.group_consumer import GroupConsumer
+from ..groups.group_wal import GroupWal
+from ..groups.local_coordinator_client import LocalCoordinatorClient
 from ..groups.progress import Change
+from ..log.checks import check_name, check_size, not_found, other_policy
 from ..log.payloads import as_bytes
 from ..log.wal import (
     Append,
@@ -33,9 +27,7 @@ from ..log.wal import (
     From,
     FromId,
     FromTime,
-    GroupInfo,
     OnAppended,
-    Payload,
     Start,
 )
 from ..loop_bridge import conclude
@@ -43,7 +35,6 @@ from .faults import Fault, FaultPlan
 from .memory_channel import InflightSubmit, MemoryChannel, sequence_id, write
 from .memory_groups import MemoryGroups
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 READ_BATCH_ENTRIES = 256
 
 
@@ -65,7 +56,7 @@ class MemoryLog:
         ]
 
 
-class MemoryWal:
+class MemoryWal(GroupWal):
     """`Wal` over a `MemoryLog`. Must be used from one event loop, `submit` apart; `submit` acknowledges at once, on
     the caller's thread, unless the fault plan says otherwise."""
 
@@ -82,9 +73,9 @@ class MemoryWal:
     )
 
     def __init__(self, log: MemoryLog | None = None, faults: FaultPlan | None = None) -> None:
+        super().__init__("memory://")
         self.log = log or MemoryLog()
         self.faults = faults
-        self._closed = False
         self._close_waiters: set[asyncio.Future[None]] = set()
         self._delayed: list[InflightSubmit] = []  # in order: a delayed append delays those behind it
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop on which delays run
@@ -93,11 +84,10 @@ class MemoryWal:
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         self._check_open()
         self._loop = asyncio.get_running_loop()
-        if not _NAME.fullmatch(channel):
-            raise InvalidRequest(f"channel name {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ -")
+        check_name("channel name", channel)
         existing = self.log.channels.setdefault(channel, MemoryChannel(policy))
         if existing.policy != policy:
-            raise ChannelExists(f"channel {channel} exists with another policy", channel=channel)
+            raise other_policy(channel)
         self.log.groups.coordinator.channels_changed()
 
     async def channels(self) -> list[str]:
@@ -125,13 +115,7 @@ class MemoryWal:
         channels = [self._channel(entry.channel) for entry in entries]
         payloads = [as_bytes(entry.payload) for entry in entries]
         for entry, payload, channel in zip(entries, payloads, channels, strict=True):
-            limit = channel.policy.max_message_bytes
-            if len(payload) > limit:
-                raise MessageTooLarge(
-                    f"a message of {len(payload)} bytes for {entry.channel} is over its limit of {limit}",
-                    size=len(payload),
-                    limit=limit,
-                )
+            check_size(entry.channel, len(payload), channel.policy.max_message_bytes)
         submitted = InflightSubmit(
             [
                 (channel, payload, entry.timestamp)
@@ -189,9 +173,6 @@ class MemoryWal:
             delayed, self._delayed = self._delayed, []
             answers = write(delayed)
         answers()
-
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        return (await self.append_many([Append(channel, payload, timestamp)]))[0]
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
@@ -265,48 +246,20 @@ class MemoryWal:
         else:
             holds[holder] = id
 
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupConsumer:
-        self._check_open()
-        groups = self.log.groups
-        groups.use(self._submit)
-        member = await start_member(
-            self,
-            LocalCoordinatorClient(groups.coordinator),
-            group,
-            channels,
-            start=start,
-            reset_to=reset_to,
-            session_timeout_s=session_timeout_s,
-            member=groups.new_member(),
-        )
+    async def join(self, group: str, channels: Sequence[str], **options: Any) -> GroupConsumer:
+        member = await super().join(group, channels, **options)
         self._members.append(member)
         return member
 
-    async def groups(self) -> list[GroupInfo]:
+    async def _coordinator_client(self) -> LocalCoordinatorClient:
         self._check_open()
-        return self.log.groups.coordinator.groups()
+        self.log.groups.use(self._submit)
+        return LocalCoordinatorClient(self.log.groups.coordinator)
 
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        upto = await resolve(self, channel, start)
-        groups = self.log.groups
-        groups.use(self._submit)
-        await settled(lambda done: groups.coordinator.seek_group(group, channel, upto, done))
+    def _new_member(self) -> str:
+        return self.log.groups.new_member()
 
-    async def drop_group(self, group: str) -> None:
-        self._check_open()
-        await settled(lambda done: self.log.groups.coordinator.drop_group(group, done))
-
-    async def close(self) -> None:
-        if self._closed:
-            return
+    async def _close(self) -> None:
         for member in self._members:
             await member.aclose()
         self.log.groups.drop(self._submit)
@@ -321,8 +274,4 @@ class MemoryWal:
         try:
             return self.log.channels[channel]
         except KeyError:
-            raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel) from None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the memory WAL is closed")
+            raise not_found(channel) from None

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from ..errors import ChannelNotFound, Closed
+from ..errors import Closed
 from ..groups.coordinator import GroupCoordinator
 from ..groups.progress import Change, GroupProgress
+from ..log.checks import not_found
 from ..log.wal import Append, ChannelPolicy, OnAppended
 from .memory_channel import MemoryChannel, sequence_id
 
@@ -32,8 +33,8 @@ class _LoopClock:
 
 
 class MemoryGroups:
-    """`GroupBackend` over lists, with its coordinator. Commits go through the WAL that joined last, with its faults.
-    Members have numbered names and nothing here is random, so equal runs stay equal."""
+    """`GroupBackend` over lists, with its coordinator. Commits go through the WAL that was last used for
+    groups, with its faults. Members have numbered names and nothing here is random, so equal runs stay equal."""
 
     def __init__(self, channels: Mapping[str, MemoryChannel], lock: threading.Lock) -> None:
         self._channels = channels
@@ -89,7 +90,7 @@ class MemoryGroups:
         try:
             return self._channels[channel]
         except KeyError:
-            raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel) from None
+            raise not_found(channel) from None
 
     def _watch(self) -> None:
         """Call `expire` as long as something may expire: a timer without end would keep virtual time running."""

@@ -14,6 +14,11 @@ from .. import faults
 from ..cluster import CONTROL, Cluster
 
 
+def group_id(prefix: str, group: str) -> str:
+    """A group's name in Kafka, where the groups of all logs are in one namespace."""
+    return f"{prefix}.{group}"
+
+
 class CoordinatorType(IntEnum):
     """What a broker coordinates, by Kafka's numbers."""
 

@@ -6,16 +6,19 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from ....runtime.errors import Closed, Fenced, MessageTooLarge
+from ....runtime.errors import Closed, Fenced
 from ....runtime.groups.coordinator_client import Ack, MemberAssignment
 from ....runtime.groups.progress import GroupProgress
-from ....runtime.groups.subscriptions import Subscription, check_name
-from ....runtime.log.wal import Append, From
+from ....runtime.groups.subscriptions import Subscription
+from ....runtime.log.checks import check_name, check_size
+from ....runtime.log.wal import Append, From, GroupInfo
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import Cluster
 from ..io_thread import IoThread
 from ..management import Management
 from .assigned_topics import epoch_over
+from .coordinator_broker import group_id
+from .group_admin import GroupAdmin
 from .offset_committer import OffsetCommitter, forget
 from .offsets import to_position
 from .session import Membership, Session
@@ -24,13 +27,9 @@ from .transaction import TransactionalProducer
 CONNECTION = 1  # of all sessions, for short requests; each session joins over a connection of its own
 
 
-def group_id(prefix: str, group: str) -> str:
-    """A group's name in Kafka, where the groups of all logs are in one namespace."""
-    return f"{prefix}.{group}"
-
-
 class Sessions:
-    """The sessions of this process's members: `CoordinatorClient`, on the I/O loop."""
+    """The sessions of this process's members, and the administration of groups: `CoordinatorClient`, on the I/O
+    loop."""
 
     def __init__(
         self,
@@ -44,6 +43,7 @@ class Sessions:
         """`connection` returns the connection for appends to a channel; `connections` generates those for joining."""
         self._cluster, self._catalog, self._management, self._io = cluster, catalog, management, io
         self._connection = connection
+        self._admin = GroupAdmin(cluster, catalog)
         self._sessions: dict[tuple[str, str], tuple[Session, OffsetCommitter]] = {}
         self._known_as: dict[tuple[str, str], str] = {}
         self._producers: dict[str, TransactionalProducer] = {}
@@ -56,8 +56,10 @@ class Sessions:
     async def join(
         self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
     ) -> None:
-        """`CoordinatorClient.join`."""
+        """`CoordinatorClient.join`. A member that joins again goes on without channels that were dropped meanwhile."""
         self._check_open()
+        if (group, member) not in self._sessions:
+            await self._check(group, channels)
         self._forget(group, member)
         joining = self._free.pop() if self._free else next(self._connections)
         id = group_id(self._cluster.options.prefix, group)
@@ -93,13 +95,7 @@ class Sessions:
         _, committer = self._find(group, member)
         channels = {name: await self._management.find(name) for name in {output.channel for output in outputs}}
         for output in outputs:
-            limit = channels[output.channel].policy.max_message_bytes
-            if len(output.payload) > limit:
-                raise MessageTooLarge(
-                    f"a message of {len(output.payload)} bytes for {output.channel} is over its limit of {limit}",
-                    size=len(output.payload),
-                    limit=limit,
-                )
+            check_size(output.channel, len(output.payload), channels[output.channel].policy.max_message_bytes)
         return await committer.commit(acks, outputs, channels)
 
     async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
@@ -139,11 +135,21 @@ class Sessions:
             left = f"{member} has left group {group}"
             await session.leave(Closed("the log is closed") if self._closed else Fenced(left, group=group))
 
-    async def check(self, group: str, channels: Sequence[str]) -> None:
-        """Check that a member may subscribe to these channels. Raises what `Wal.join` does."""
-        check_name("group", group)
-        for name in sorted(Subscription(channels).names):
-            await self._management.open_to(group, await self._management.find(name))
+    async def groups(self) -> list[GroupInfo]:
+        """`CoordinatorClient.groups`."""
+        return await self._admin.groups()
+
+    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
+        """`CoordinatorClient.seek_group`, only for a group without members: `InvalidRequest` where it has some."""
+        found = await self._management.find(channel)
+        await self._management.open_to(group, found)
+        upto = upto or await self._management.before_first(found)
+        await self._admin.move(group, found, upto)
+        await forget(self._management, found, upto)
+
+    async def drop_group(self, group: str) -> None:
+        """`CoordinatorClient.drop_group`."""
+        await self._admin.drop(group)
 
     async def close(self) -> None:
         """End all sessions."""
@@ -168,6 +174,12 @@ class Sessions:
         if producer is None:
             producer = self._producers[name] = TransactionalProducer(self._cluster, name)
         return producer
+
+    async def _check(self, group: str, channels: Sequence[str]) -> None:
+        """Check that a member may subscribe to these channels. Raises what `Wal.join` does."""
+        check_name("group", group)
+        for name in sorted(Subscription(channels).names):
+            await self._management.open_to(group, await self._management.find(name))
 
     def _forget(self, group: str, member: str) -> None:
         """End the session that a member had, and keep Kafka's member id of it."""
@@ -217,3 +229,12 @@ class KafkaCoordinatorClient:
 
     async def leave(self, group: str, member: str) -> None:
         await self._io.call(lambda: self._sessions.leave(group, member))
+
+    async def groups(self) -> list[GroupInfo]:
+        return await self._io.call(self._sessions.groups)
+
+    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
+        await self._io.call(lambda: self._sessions.seek_group(group, channel, upto))
+
+    async def drop_group(self, group: str) -> None:
+        await self._io.call(lambda: self._sessions.drop_group(group))

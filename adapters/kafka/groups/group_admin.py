@@ -16,8 +16,7 @@ from .. import faults
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import PARTITION, Cluster
 from .assignor import MemberMetadata, TopicAssignment
-from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
-from .coordinator_client import group_id
+from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType, group_id
 from .offset_store import FOREVER
 from .offsets import to_position, to_progress
 from .requests import CommittedOffset, OffsetFetch

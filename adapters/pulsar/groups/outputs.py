@@ -19,8 +19,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ....runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable, of_unknown_outcome
+from ....runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable, of_unknown_outcome
 from ....runtime.groups.coordinator_client import Ack
+from ....runtime.log.checks import check_size
 from ....runtime.log.wal import Append, ChannelPolicy
 from ..client import (
     NUMBER_PROPERTY,
@@ -94,11 +95,8 @@ class OutputPublisher:
         for channel in {output.channel for output in outputs}:
             policy = await self._wal.blocking(partial(self._wal.policy, channel))
             for output in outputs:
-                size, limit = len(output.payload), policy.max_message_bytes
-                if output.channel == channel and size > limit:
-                    raise MessageTooLarge(
-                        f"a message of {size} bytes for {channel} is over its limit of {limit}", size=size, limit=limit
-                    )
+                if output.channel == channel:
+                    check_size(channel, len(output.payload), policy.max_message_bytes)
             if channel not in self._after:
                 behind = await self._wal.blocking(partial(self._wal.behind_all, channel))
                 self._after.setdefault(channel, encode_end(behind))

@@ -11,19 +11,16 @@ import asyncio
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 from ....runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, ReadOnly, TidewalError, Unavailable
 from ....runtime.groups.coordinator_client import Ack, MemberAssignment
-from ....runtime.groups.group_consumer import GroupConsumer, start_member
-from ....runtime.groups.positions import resolve
-from ....runtime.groups.subscriptions import Subscription, check_name
-from ....runtime.log.wal import Append, From, GroupInfo, GroupMember, Start, Wal
+from ....runtime.log.checks import check_name
+from ....runtime.log.wal import Append, From, GroupInfo, Wal
 from ..ids import next_id
 from ..topics import HOLD_CURSOR, Topic, group_of, group_policy, group_topic
 from . import session as group_session
@@ -57,23 +54,9 @@ class Groups:
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
-    # ---- for `Wal` --------------------------------------------------------------------------------------------------
-
-    async def start_member(
-        self, group: str, channels: Sequence[str], start: From, reset_to: From | None, session_timeout_s: float
-    ) -> GroupConsumer:
-        """`Wal.join`."""
-        check_name("group", group)
-        Subscription(channels)
-        if not session_timeout_s > 0:
-            raise InvalidRequest(f"a session timeout of {session_timeout_s} s leaves no time for a session")
-        timeout_s = session_timeout_s
-        return await start_member(
-            self._wal, self, group, channels, start=start, reset_to=reset_to, session_timeout_s=timeout_s
-        )
+    # ---- administration ---------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[GroupInfo]:
-        """`Wal.groups`."""
         topics = set(await self._wal.blocking(self._wal.admin.topics))
         names = sorted(name for name in map(group_of, topics) if name is not None)
         infos: list[GroupInfo] = []
@@ -95,16 +78,13 @@ class Groups:
             return await self._with_session(group, info, make=False)
         return None
 
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        """`Wal.seek_group`."""
+    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
         check_name("group", group)
-        upto = await resolve(self._wal, channel, start)
         found = await self._finder.named(group, channel)
         await self._with_session(group, lambda session: session.log.ask(SeekGroup(channel, found, upto or found.begin)))
         await self._forget(found, channel, upto)
 
     async def drop_group(self, group: str) -> None:
-        """`Wal.drop_group`."""
         check_name("group", group)
 
         async def drop(session: GroupSession) -> None:
@@ -143,11 +123,14 @@ class Groups:
         await asyncio.gather(*(each.leave(member) for each in sessions for member in list(each.log.local)))
         await asyncio.gather(*(each.close() for each in sessions))
 
-    # ---- `CoordinatorClient` -----------------------------------------------------------------------------------------
+    # ---- members -----------------------------------------------------------------------------------------------------
 
     async def join(
         self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
     ) -> None:
+        check_name("group", group)
+        if not session_timeout_s > 0:
+            raise InvalidRequest(f"a session timeout of {session_timeout_s} s leaves no time for a session")
         found = await self._finder.asked_for(group, channels)
         join = Join(member, self._wal.process, list(channels), start, session_timeout_s, found)
 
@@ -329,48 +312,3 @@ def _result(task: asyncio.Task[GroupSession] | None) -> GroupSession | None:
     """The session, once it is open; None before, and when opening it failed."""
     done = task is not None and task.done() and not task.cancelled() and task.exception() is None
     return task.result() if task is not None and done else None
-
-
-class WithGroups(ABC):
-    """The part of the `Wal` that concerns groups."""
-
-    __groups: Groups | None = None  # created with the first call that needs them, on its loop
-
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupMember:
-        return await self._groups().start_member(group, channels, start, reset_to, session_timeout_s)
-
-    async def groups(self) -> list[GroupInfo]:
-        return await self._groups().groups()
-
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        await self._groups().seek_group(group, channel, start)
-
-    async def drop_group(self, group: str) -> None:
-        await self._groups().drop_group(group)
-
-    def _groups(self) -> Groups:
-        self._check_open()
-        if self.__groups is None:
-            self.__groups = Groups(cast(GroupsHost, self))
-        return self.__groups
-
-    def _channels_changed(self) -> None:
-        """To be called when a channel was created or dropped."""
-        if self.__groups is not None:
-            self.__groups.channels_changed()
-
-    async def _close_groups(self) -> None:
-        if self.__groups is not None:
-            await self.__groups.close()
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """Raise `Closed` once the log is closed."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from ....runtime.errors import ChannelNotFound, TidewalError, Unavailable
+from ....runtime.errors import TidewalError, Unavailable
 from ....runtime.groups.coordinator import GroupCoordinator
 from ....runtime.groups.coordinator_client import MemberAssignment
 from ....runtime.groups.membership import Assignment, Group, MemberState
 from ....runtime.groups.progress import Change, GroupProgress
 from ....runtime.groups.subscriptions import Subscription
+from ....runtime.log.checks import not_found
 from ....runtime.log.wal import Append, ChannelPolicy, Delivery, From, GroupInfo, OnAppended
 from .records import (
     ChannelIdentity,
@@ -311,7 +312,7 @@ class _Positions:
     def _find(self, channel: str) -> ChannelIdentity:
         found = self._known.get(channel)
         if found is None:
-            raise ChannelNotFound(f"no channel {channel}; create it first", channel=channel)
+            raise not_found(channel)
         return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from ....runtime.errors import TidewalError
 from ....runtime.groups.coordinator_client import CoordinatorClient
-from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, GroupInfo, OnAppended
+from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended
 from ....runtime.remote import Address, encode_policy, info_of
 from .owner_connection import OwnerConnection
 from .socket_coordinator_client import SocketCoordinatorClient
@@ -47,12 +47,6 @@ class Owner(Protocol):
     ) -> None: ...
 
     def coordinator_client(self) -> CoordinatorClient: ...
-
-    async def groups(self) -> list[GroupInfo]: ...
-
-    async def move_group(self, group: str, channel: str, upto: bytes) -> None: ...
-
-    async def drop_group(self, group: str) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -140,15 +134,6 @@ class RemoteOwner:
 
     def coordinator_client(self) -> CoordinatorClient:
         return self._groups
-
-    async def groups(self) -> list[GroupInfo]:
-        return await self._groups.groups()
-
-    async def move_group(self, group: str, channel: str, upto: bytes) -> None:
-        await self._groups.seek_group(group, channel, upto)
-
-    async def drop_group(self, group: str) -> None:
-        await self._groups.drop_group(group)
 
     async def close(self) -> None:
         self._groups.close()

@@ -17,24 +17,20 @@ from typing import Any, TypeVar
 
 from ....runtime.clock import Clock, SystemClock
 from ....runtime.errors import Closed, DirectoryInUse, Fenced, Overloaded, TidewalError, Unavailable
-from ....runtime.groups.group_consumer import start_member
-from ....runtime.groups.positions import resolve
+from ....runtime.groups.coordinator_client import CoordinatorClient
+from ....runtime.groups.group_consumer import GroupConsumer
+from ....runtime.groups.group_wal import GroupWal
 from ....runtime.log.wal import (
     Append,
     ChannelInfo,
     ChannelPolicy,
     Entry,
-    From,
-    GroupInfo,
-    GroupMember,
     OnAppended,
     Payload,
     Start,
 )
-from ....runtime.loop_bridge import LoopNotifiers
 from ....runtime.remote import Address
 from ..backend import FAILOVER_S
-from ..metrics import RocksMQMetrics
 from ..owner.directory import ownership_requested
 from ..owner.handover import open_store
 from ..owner.store import CAPABILITIES, RocksMQ
@@ -53,7 +49,7 @@ HELLO_S = 2.0  # for an owner's first answer, at least
 _log = logging.getLogger(__name__)
 
 
-class SharedRocksMQ:
+class SharedRocksMQ(GroupWal):
     """Open with `SharedRocksMQ.connect`. Coroutines belong to the loop that opened it, `submit` to any thread."""
 
     name = "rocksmq"
@@ -86,22 +82,19 @@ class SharedRocksMQ:
 
     def __init__(self, address: Address, takeover: bool, failover_s: float, options: dict[str, Any]) -> None:
         """Use `connect`."""
+        super().__init__(str(address), options.get("metrics"))
         inspect.signature(RocksMQ.open).bind(address.directory, **options)  # an unknown option is a TypeError now
         self._address, self._failover_s, self._options = address, failover_s, options
         self._takeover = takeover and bool(address.directory)
         self._clock: Clock = options.get("clock") or SystemClock()
         self._loop = asyncio.get_running_loop()
         self._inflight = InflightAppends(options.get("pending_bytes", PENDING_BYTES), self._clock, self._lose)
-        self._notifiers = LoopNotifiers()
-        self._coordinator_client = SharedCoordinatorClient(self)
-        self._resets = RocksMQMetrics(options.get("metrics")).resets
+        self._shared_client = SharedCoordinatorClient(self)
         self._store: RocksMQ | None = None  # once this process owns the directory
         self._owner: Owner | None = None
         self._search: asyncio.Task[Owner] | None = None
         self._closings: set[asyncio.Task[None]] = set()
         self._readers: set[SharedReader] = set()
-        self._closing = False
-        self._ending: asyncio.Task[None] | None = None
 
     @property
     def store(self) -> RocksMQ | None:
@@ -167,11 +160,6 @@ class SharedRocksMQ:
         self.submit((Append(channel, payload, timestamp),), done)
         return (await future)[0]
 
-    async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        future, done = self._notifiers.promise()
-        self.submit(entries, done)
-        return await future
-
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
@@ -180,41 +168,21 @@ class SharedRocksMQ:
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupMember:
-        async def joined(_: Owner) -> GroupMember:
+    async def join(self, group: str, channels: Sequence[str], **options: Any) -> GroupConsumer:
+        """`Wal.join`, again where the log gets another owner meanwhile."""
+        join = super().join
+
+        async def joined(_: Owner) -> GroupConsumer:
             try:
-                return await start_member(
-                    self,
-                    self._coordinator_client,
-                    group,
-                    channels,
-                    start=start,
-                    reset_to=reset_to,
-                    session_timeout_s=session_timeout_s,
-                    resets=self._resets,
-                )
+                return await join(group, channels, **options)
             except Fenced as error:
                 raise Unavailable("the log has got another owner since the member joined") from error
 
         return await self.ask(joined)
 
-    async def groups(self) -> list[GroupInfo]:
-        return await self.ask(lambda owner: owner.groups())
-
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        upto = await resolve(self, channel, start)
-        await self.ask(lambda owner: owner.move_group(group, channel, upto))
-
-    async def drop_group(self, group: str) -> None:
-        await self.ask(lambda owner: owner.drop_group(group))
+    async def _coordinator_client(self) -> CoordinatorClient:
+        self._check_open()
+        return self._shared_client
 
     # ---- the owner ---------------------------------------------------------------------------------------------------
 
@@ -237,7 +205,7 @@ class SharedRocksMQ:
 
     def superseded(self, owner: Owner) -> bool:
         """Whether another process owns the log by now, or will: the errors of `owner` say nothing of the log then."""
-        return owner is not self._owner and not self._closing
+        return owner is not self._owner and not self._closed
 
     async def owner(self) -> Owner:
         """The present owner, waited for while it changes. Raises `Closed`, `Unavailable`, what opening raises."""
@@ -249,7 +217,7 @@ class SharedRocksMQ:
             return await asyncio.shield(search)
         except asyncio.CancelledError:
             if search.cancelled() and not cancelling():
-                raise Closed(f"the log {self._address} is closed") from None
+                raise self._closed_error() from None
             raise
 
     def _start_search(self) -> asyncio.Task[Owner]:
@@ -271,7 +239,7 @@ class SharedRocksMQ:
     def _yield_ownership(self) -> None:
         """Yield the directory, if that process still requests it. It asks again where this comes too early."""
         store = self._store
-        if store is not None and not self._closing and ownership_requested(store.directory):
+        if store is not None and not self._closed and ownership_requested(store.directory):
             _log.info("%s is yielded: another process requires ownership", self._address)
             self._store = None  # first: calls that find it closed from now on go on with the next owner
             self._detach(store)
@@ -282,7 +250,7 @@ class SharedRocksMQ:
         self._owner = None
         self._inflight.interrupt()
         self._close_later(owner.close())
-        if not self._closing or len(self._inflight):
+        if not self._closed or len(self._inflight):
             self._start_search()
 
     async def _find(self) -> Owner:
@@ -366,15 +334,10 @@ class SharedRocksMQ:
 
     # ---- closing -----------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """`Wal.close`. Appends in flight are answered first, or end with `Unavailable` after `failover_s`. Where this
-        process owned the log, another process takes it over."""
-        self._closing = True
-        if self._ending is None:
-            self._ending = self._loop.create_task(self._close())
-        await asyncio.shield(self._ending)
-
     async def _close(self) -> None:
+        """Appends in flight are answered first, or end with `Unavailable` after `failover_s`. Where this process owned
+        the log, another process takes it over."""
+        self._closed = True
         answered, answer = self._notifiers.promise()
         self._inflight.when_all_answered(lambda: answer([]))
         await answered
@@ -387,16 +350,11 @@ class SharedRocksMQ:
             await self._owner.close()
         if self._closings:
             await asyncio.wait(self._closings)
-        self._notifiers.close()
 
     def _close_later(self, closing: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(closing)
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise Closed(f"the log {self._address} is closed")
 
 
 def _retrieve(search: asyncio.Task[Owner]) -> None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ....runtime.errors import Closed, Unavailable
 from ....runtime.groups.coordinator_client import Ack, CoordinatorClient, MemberAssignment
-from ....runtime.log.wal import Append, From
+from ....runtime.log.wal import Append, From, GroupInfo
 from .owner import Owner, Owners
 
 T = TypeVar("T")
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 class SharedCoordinatorClient:
     """`CoordinatorClient` over changes of the owner. A new owner knows no members: they get `Fenced` and join again.
-    Only joining is repeated here; any other call that a change of the owner cuts off raises `Unavailable`."""
+    Joining and what needs no member is repeated here; any other call that a change of the owner cuts off raises
+    `Unavailable`."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
@@ -41,6 +42,15 @@ class SharedCoordinatorClient:
 
     async def leave(self, group: str, member: str) -> None:
         await self._call(lambda client: client.leave(group, member))
+
+    async def groups(self) -> list[GroupInfo]:
+        return await self._owners.ask(lambda owner: self._of(owner).groups())
+
+    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
+        await self._owners.ask(lambda owner: self._of(owner).seek_group(group, channel, upto))
+
+    async def drop_group(self, group: str) -> None:
+        await self._owners.ask(lambda owner: self._of(owner).drop_group(group))
 
     async def _call(self, call: Callable[[CoordinatorClient], Awaitable[T]]) -> T:
         owner = await self._owners.owner()

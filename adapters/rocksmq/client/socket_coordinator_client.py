@@ -27,8 +27,7 @@ class Notify(Protocol):
 
 
 class SocketCoordinatorClient:
-    """`CoordinatorClient` over one connection to the owner, and the management of groups. `close` it with the
-    connection."""
+    """`CoordinatorClient` over one connection to the owner. `close` it with the connection."""
 
     def __init__(self, ask: Ask, notify: Notify) -> None:
         self._ask = ask
@@ -73,18 +72,15 @@ class SocketCoordinatorClient:
         await self._ask("group.leave", group, member)
 
     async def groups(self) -> list[GroupInfo]:
-        """`Wal.groups`."""
         return [
             GroupInfo(name, positions, {member: frozenset(held) for member, held in members.items()})
             for name, positions, members in await self._ask("group.list")
         ]
 
     async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
-        """`Wal.seek_group`, to the position `upto`."""
         await self._ask("group.move", group, channel, upto)
 
     async def drop_group(self, group: str) -> None:
-        """`Wal.drop_group`."""
         await self._ask("group.drop", group)
 
 

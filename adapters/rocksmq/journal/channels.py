@@ -7,7 +7,6 @@ the whole table. Each segment begins with a snapshot, so no older segment is nee
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
@@ -30,14 +29,6 @@ POSITION_BYTES = 16  # ... a group's position in a channel, beside the group's n
 SINGLE_ACK_BYTES = 10  # ... and each single acknowledgement
 HOLD_BYTES = 11  # ... a hold, beside its name
 LOSS_BYTES = 40
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
-
-
-def check_name(channel: str) -> None:
-    """Raise `InvalidRequest` unless `channel` can name a channel."""
-    if not _NAME.fullmatch(channel):
-        raise InvalidRequest(f"channel name {channel!r}: 1-250 characters of A-Z a-z 0-9 . _ - are allowed")
-
 
 encode_id = Struct(">Q").pack  # the id of a number
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from ....runtime.errors import ChannelNotFound, Overloaded
+from ....runtime.errors import Overloaded
+from ....runtime.log.checks import not_found
 from ....runtime.log.wal import ChannelPolicy, Durability
 from ..owner.channel_cache import LiveChannel, TailBudget, channel_of
 from .channels import CHANNEL_BYTES, INCARNATION_SHIFT, JournalledChannel
@@ -45,7 +46,7 @@ class Registry:
         try:
             return self.names[name]
         except KeyError:
-            raise ChannelNotFound(f"no channel {name}; create it first", channel=name) from None
+            raise not_found(name) from None
 
     def find_all(self, names: Sequence[str]) -> list[LiveChannel]:
         """The channels of these names, in order. Raises `ChannelNotFound`."""

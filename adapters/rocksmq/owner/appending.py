@@ -9,7 +9,8 @@ from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TypeAlias
 
-from ....runtime.errors import MessageTooLarge, TidewalError
+from ....runtime.errors import TidewalError
+from ....runtime.log.checks import check_size
 from ....runtime.log.payloads import owned
 from ....runtime.log.wal import Append, ControlAppend, Durability, OnAppended, Payload
 from ....runtime.loop_bridge import LoopNotifier, LoopNotifiers
@@ -220,8 +221,7 @@ def _checked(
     largest = max(map(len, payloads), default=0)
     if largest > min([channel.policy.max_message_bytes for channel in kinds], default=0):
         for channel, payload in zip(channels, payloads, strict=True):
-            if len(payload) > channel.policy.max_message_bytes:
-                raise _too_large(channel, len(payload))
+            check_size(channel.name, len(payload), channel.policy.max_message_bytes)
     return payloads
 
 
@@ -255,10 +255,3 @@ def _publish(channels: Sequence[LiveChannel], rows: Sequence[Row]) -> None:
     """Deliver entries of ephemeral channels."""
     for channel, run in groupby(zip(channels, rows, strict=True), itemgetter(0)):
         channel.publish([row for _, row in run])
-
-
-def _too_large(channel: LiveChannel, size: int) -> MessageTooLarge:
-    limit = channel.policy.max_message_bytes
-    return MessageTooLarge(
-        f"a message of {size} bytes for {channel.name} is over its limit of {limit}", size=size, limit=limit
-    )

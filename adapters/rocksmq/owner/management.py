@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 
 from ....runtime.clock import Clock
-from ....runtime.errors import ChannelExists, ChannelNotFound, TidewalError
+from ....runtime.errors import ChannelNotFound, TidewalError
+from ....runtime.log.checks import check_name, other_policy
 from ....runtime.log.wal import ChannelPolicy, OnAppended
 from ....runtime.loop_bridge import LoopNotifiers
 from ..journal import channels as records
-from ..journal.channels import check_name, decode_id
+from ..journal.channels import decode_id
 from ..journal.journal import Journal
 from ..journal.pending import PendingWrite, control
 from ..journal.registry import Registry
@@ -41,13 +42,13 @@ class Management:
 
     async def create(self, name: str, policy: ChannelPolicy) -> None:
         """`Wal.create_channel`."""
-        check_name(name)
+        check_name("channel name", name)
         future, done = self._notifiers.promise()
         with self._registry.lock:
             self._admission.check_writable()
             existing = self._registry.names.get(name)
             if existing is not None and existing.policy != policy:
-                raise ChannelExists(f"channel {name} exists with another policy", channel=name)
+                raise other_policy(name)
             if existing is not None and existing.created:
                 return
             if existing is not None:  # another call is creating it; wait for that

@@ -22,23 +22,19 @@ from ....runtime.disk import Disk
 from ....runtime.errors import DirectoryInUse, DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ....runtime.groups.coordinator import GroupCoordinator
 from ....runtime.groups.coordinator_client import CoordinatorClient
-from ....runtime.groups.group_consumer import start_member
-from ....runtime.groups.local_coordinator_client import LocalCoordinatorClient, settled
-from ....runtime.groups.positions import resolve
+from ....runtime.groups.group_wal import GroupWal
+from ....runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from ....runtime.log.wal import (
     Append,
     Capabilities,
     ChannelInfo,
     ChannelPolicy,
     Entry,
-    From,
-    GroupInfo,
-    GroupMember,
     OnAppended,
     Payload,
     Start,
 )
-from ....runtime.loop_bridge import LoopNotifier, LoopNotifiers
+from ....runtime.loop_bridge import LoopNotifier
 from ....runtime.metrics.metrics import Metrics
 from ..index.history import History
 from ..index.index import Index
@@ -88,7 +84,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-class RocksMQ:
+class RocksMQ(GroupWal):
     """An owned journal. Open with `RocksMQ.open`; everything public is thread-safe unless it is a coroutine."""
 
     name = "rocksmq"
@@ -123,7 +119,7 @@ class RocksMQ:
 
         Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `CorruptLog`, `DiskFull`, `JournalFailed`.
         """
-        store = cls(disk or KernelDisk(), clock or SystemClock(), metrics, yield_ownership)
+        store = cls(directory, disk or KernelDisk(), clock or SystemClock(), metrics, yield_ownership)
         return await asyncio.to_thread(
             store._open,
             directory,
@@ -137,17 +133,17 @@ class RocksMQ:
         )
 
     def __init__(
-        self, disk: Disk, clock: Clock, metrics: Metrics | None, yield_ownership: Callable[[], None] | None
+        self,
+        directory: str,
+        disk: Disk,
+        clock: Clock,
+        metrics: Metrics | None,
+        yield_ownership: Callable[[], None] | None,
     ) -> None:
         """Use `open`."""
-        self._disk, self._clock, self._metrics, self._yield_ownership = (
-            disk,
-            clock,
-            RocksMQMetrics(metrics),
-            yield_ownership,
-        )
-        self._notifiers = LoopNotifiers()
-        self._closed = threading.Event()
+        super().__init__(directory, metrics)
+        self._disk, self._clock, self._yield_ownership = disk, clock, yield_ownership
+        self._metrics = RocksMQMetrics(metrics)
         self._ticked = clock.monotonic()
         self._server: Server | None = None
 
@@ -192,7 +188,7 @@ class RocksMQ:
                 undo.append(self._server.stop)
                 self._server.start()
         except BaseException as error:
-            self._close()
+            self._undo_opening()
             if isinstance(error, OSError):
                 raise _opening_failed(self._directory.path, error) from error
             raise
@@ -265,16 +261,15 @@ class RocksMQ:
             raise outcome[0]
         self.check_space()
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         with self._registry.lock:
-            first = not self._admission.closing
+            self._closed = True
             self._admission.close()
         self._registry.wake_all()
         self._coordinator.close()
-        await asyncio.to_thread(self._close if first else self._closed.wait)
-        self._notifiers.close()
+        await asyncio.to_thread(self._undo_opening)
 
-    def _close(self) -> None:
+    def _undo_opening(self) -> None:
         """Undo what opening did, each step even where those before it failed, so that the directory is free in the end.
         A step that fails loses nothing that was acknowledged: that is in the journal, and the next opening finds it. So
         the error is logged, and not raised."""
@@ -283,7 +278,6 @@ class RocksMQ:
                 step()
             except Exception:
                 _log.exception("%s is closed, but for a step that failed", self._directory.path)
-        self._closed.set()
 
     def _stop_reading(self) -> None:
         self._registry.wake_all()
@@ -291,7 +285,7 @@ class RocksMQ:
 
     @property
     def closed(self) -> bool:
-        return self._admission.closing
+        return self._closed
 
     @property
     def directory(self) -> str:
@@ -404,41 +398,11 @@ class RocksMQ:
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
-    async def join(
-        self,
-        group: str,
-        channels: Sequence[str],
-        *,
-        start: From = From.EARLIEST,
-        reset_to: From | None = None,
-        session_timeout_s: float = 30.0,
-    ) -> GroupMember:
-        return await start_member(
-            self,
-            self.coordinator_client(),
-            group,
-            channels,
-            start=start,
-            reset_to=reset_to,
-            session_timeout_s=session_timeout_s,
-            resets=self._metrics.resets,
-        )
-
-    async def groups(self) -> list[GroupInfo]:
-        return self._coordinator.groups()
-
-    async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        await self.move_group(group, channel, await resolve(self, channel, start))
-
-    async def move_group(self, group: str, channel: str, upto: bytes) -> None:
-        """`seek_group` to the position `upto`, the last id that counts as acknowledged."""
-        await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
-
-    async def drop_group(self, group: str) -> None:
-        await settled(lambda done: self._coordinator.drop_group(group, done))
+    async def _coordinator_client(self) -> CoordinatorClient:
+        return self.coordinator_client()
 
     def coordinator_client(self) -> CoordinatorClient:
-        """The client with which members in this process call the groups' coordinator."""
+        """The client with which this process calls the groups' coordinator."""
         return LocalCoordinatorClient(self._coordinator)
 
     # ---- yielding the directory --------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
-from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorType
-from tidewal.adapters.kafka.groups.coordinator_client import group_id
+from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorType, group_id
 from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 

@@ -429,14 +429,14 @@ async def test_joining_goes_on_at_the_next_owner(opening, monkeypatch):
     wal = await opening()
     await wal.create_channel("in", PLAIN)
     await wal.append("in", b"1")
-    join, nodes = wal._coordinator_client.join, []
+    join, nodes = wal._shared_client.join, []
 
     async def join_and_lose(*arguments):
         await join(*arguments)
         if not nodes:
             nodes.append(await opening(own=True))
 
-    monkeypatch.setattr(wal._coordinator_client, "join", join_and_lose)
+    monkeypatch.setattr(wal._shared_client, "join", join_and_lose)
     async with asyncio.timeout(BOUND_S):
         member = await wal.join("g", ["in"])
         assert [entry.payload for entry in (await anext(member)).entries] == [b"1"]
