@@ -6,45 +6,29 @@ Each opens the same log again and again: of the test's own directory, or under a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
+from tests.stored import outside
 from tidewal.adapters.kafka import KafkaWal
 from tidewal.adapters.pulsar import Pulsar
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.runtime.log.opening import open_wal as open_any
-from tidewal.runtime.log.wal import Append, Capabilities, ChannelPolicy, Entry, FromId, Payload, Start, Wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, FromId, Payload, Start, Wal
+from tidewal.runtime.testing.conformance import BackendUnderTest
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 SEGMENT_BYTES = 256 * 1024
 SETTLED_WITHIN_S = 20.0
 
 
-@dataclass
-class Backend:
-    """How to open one log, what it can do, and how to make its retention act."""
-
-    name: str
-    capabilities: Capabilities
-    open: Callable[[], Awaitable[Wal]]
-    remove_before: Callable[[Wal, str, bytes], Awaitable[None]]
-    url: str = ""  # where another process opens the same log; empty where none can
-    opened: list[Wal] = field(default_factory=list)
-
-    def needs(self, capability: str) -> None:
-        """Skip the test where the backend declares that it lacks this."""
-        if not getattr(self.capabilities, capability):
-            pytest.skip(f"{self.name} lacks the capability {capability}")
-
-    async def wal(self) -> Wal:
-        wal = await self.open()
-        self.opened.append(wal)
-        return wal
+class Backend(BackendUnderTest):
+    """What the conformance suite gets, and what other tests do with it."""
 
     async def remove_all(self, wal: Wal, channel: str) -> None:
         """Make retention remove every entry that `channel` has."""
@@ -58,10 +42,6 @@ async def fill_segment(wal: Wal) -> None:
     await wal.create_channel("filler", ChannelPolicy(retention_s=0))
     for _ in range(SEGMENT_BYTES // (32 * 1024) + 1):
         await wal.append("filler", bytes(32 * 1024))
-
-
-async def _truncate_only(wal: Wal, channel: str, id: bytes) -> None:
-    await wal.truncate(channel, id)
 
 
 def log_url(name: str, brokers: Any) -> str:
@@ -108,25 +88,35 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     name: str = request.param
     owners = Owners(str(tmp_path / "log"), shared=name == "rocksmq-socket")
     if name == "memory":
-        log = MemoryLog()
-
-        async def open_memory() -> Wal:
-            return MemoryWal(log)
-
-        found = Backend(name, MemoryWal.capabilities, open_memory, _truncate_only)
-    elif name == "kafka":
-        url = log_url(name, request.getfixturevalue(name))
-        found = Backend(name, KafkaWal.capabilities, lambda: open_any(url), _truncate_only, url)
-    elif name == "pulsar":
-        url = log_url(name, request.getfixturevalue(name))
-        found = Backend(name, Pulsar.capabilities, lambda: open_any(url), _truncate_only, url)
+        found = memory_backend()
+    elif name in ("kafka", "pulsar"):
+        found = broker_backend(name, log_url(name, request.getfixturevalue(name)))
     else:
-        url = f"rocksmq://{tmp_path / 'log'}" if name == "rocksmq-socket" else ""
-        found = Backend(name, RocksMQ.capabilities, owners.open, owners.remove_before, url)
+        found = Backend(name, RocksMQ.capabilities, owners.open, owners.remove_before, fill_segment)
+    if name == "rocksmq-socket":
+        found.url = f"rocksmq://{tmp_path / 'log'}"
+        found.options = {"failover_s": 0}
+    if found.url:
+        found.missing_url = urlsplit(found.url)._replace(path=urlsplit(found.url).path + "0").geturl()
+        found.outside = outside
     yield found
-    for wal in found.opened:
-        await wal.close()
+    await found.close()
     await owners.close()
+
+
+def memory_backend() -> Backend:
+    log = MemoryLog()
+
+    async def open_memory() -> Wal:
+        return MemoryWal(log)
+
+    one_loop = {"test_submit_from_other_threads_calls_back_once_each": "the memory WAL belongs to one loop"}
+    return Backend("memory", MemoryWal.capabilities, open_memory, skipped=one_loop)
+
+
+def broker_backend(name: str, url: str) -> Backend:
+    adapter = KafkaWal if name == "kafka" else Pulsar
+    return Backend(name, adapter.capabilities, lambda: open_any(url), url=url)
 
 
 class Observed:

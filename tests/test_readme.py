@@ -46,8 +46,9 @@ def test_every_public_name_can_be_imported() -> None:
 @pytest.mark.parametrize("name", ["guarantees.md", "backends.md"])
 def test_every_test_that_the_page_names_exists(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    files = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    for path in re.findall(r"`(tests/[^`]+\.py)`", page):
+    modules = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "runtime" / "testing" / "conformance").glob("*.py")]
+    files = "\n".join(path.read_text(encoding="utf-8") for path in modules)
+    for path in re.findall(r"`((?:tests|runtime)/[^`]+\.py)`", page):
         assert (ROOT / path).exists(), f"{name} names {path}, which is not there"
     for test in re.findall(r"`(test_\w+)`", page):
         assert f"def {test}(" in files, f"{name} names {test}, which is not there"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import pytest
 
 from tests.backends import SEGMENT_BYTES, Backend, fill_segment
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.log.wal import Append, Entry, Start, Wal
+from tidewal.runtime.log.wal import Entry, Wal
 from tidewal.runtime.testing.clock import VirtualClock
+from tidewal.runtime.testing.conformance.helpers import payloads, submitted, take
 
 
 @pytest.fixture
@@ -39,34 +39,6 @@ async def open_rocksmq(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
     yield open_store
     for store in opened:
         await store.close()
-
-
-async def take(wal: Wal, channel: str, start: Start, count: int) -> list[Entry]:
-    """The first `count` entries from `start`."""
-    entries: list[Entry] = []
-    reader = wal.read(channel, start)
-    try:
-        async with asyncio.timeout(20):
-            while len(entries) < count:
-                entries += await anext(reader)
-    finally:
-        await reader.aclose()
-    return entries[:count]
-
-
-async def submitted(wal: Wal, entries: Sequence[Append]) -> list[bytes]:
-    """What `submit` answers; its error is raised, whether it came at once or later."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[bytes] | TidewalError] = loop.create_future()
-    wal.submit(entries, lambda result: loop.call_soon_threadsafe(answer.set_result, result))
-    result = await answer
-    if isinstance(result, TidewalError):
-        raise result
-    return result
-
-
-def payloads(entries: list[Entry]) -> list[bytes]:
-    return [bytes(entry.payload) for entry in entries]
 
 
 async def drain(reader: AsyncIterator[Any], into: list[Entry]) -> None:

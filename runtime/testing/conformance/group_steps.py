@@ -1,0 +1,172 @@
+"""Consumer groups: what becomes of a batch whose step failed, was cancelled, or whose end was not seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from ...errors import Closed, Fenced, InvalidRequest, Overloaded
+from ...groups.processing import Semantics, process
+from ...log.wal import Append, Delivered, From, Wal
+from .backend_under_test import ConformanceTests
+from .group_helpers import GROUPS, batches, one, outputs_of
+from .helpers import WITHIN_S, create, fill, payloads, take
+
+
+async def acknowledged(wal: Wal, id: bytes) -> None:
+    """Wait until the group has acknowledged channel `a` up to there."""
+    async with asyncio.timeout(WITHIN_S):
+        while not any((info.positions.get("a") or b"") >= id for info in await wal.groups()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+class TestGroupSteps(ConformanceTests):
+    """What becomes of a batch whose step failed, was cancelled, or whose end was not seen."""
+
+    needed = GROUPS
+
+    @pytest.mark.parametrize("semantics", list(Semantics))
+    async def test_processing_again_with_the_same_member_loses_nothing_that_failed(
+        self, wal: Wal, semantics: Semantics
+    ) -> None:
+        await create(wal, "a", "out")
+        member = await wal.join("g", ["a"])
+        attempts = 0
+
+        async def handle(delivered: Delivered) -> Sequence[Append]:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
+                raise Overloaded("a trouble that passes")
+            return [Append("out", bytes(entry.payload)) for entry in delivered.entries]
+
+        await fill(wal, "a", 1)
+        with pytest.raises(Overloaded):
+            await process(wal, member, handle, semantics)
+        last = (await fill(wal, "a", 1, 1))[-1]
+        processing = asyncio.create_task(process(wal, member, handle, semantics))
+        await acknowledged(wal, last)
+        await member.aclose()
+        await processing
+        expected = [b"1"] if semantics is Semantics.AT_MOST_ONCE else [b"0", b"1"]
+        if semantics is Semantics.EXACTLY_ONCE:
+            assert await outputs_of(wal) == expected
+        else:  # what was worked on while it left may be worked on again
+            assert set(await outputs_of(wal)) <= set(expected)
+
+    async def test_what_is_given_back_is_delivered_again_and_nothing_passes_it(self, wal: Wal) -> None:
+        await create(wal, "a", "out")
+        ids = await fill(wal, "a", 3)
+        member = await wal.join("g", ["a"])
+        first = await batches(member, 3)
+        await member.acknowledge(first[0], ids[:1])
+        ids += await fill(wal, "a", 2, 3)
+        pending = [each for each in first if each.entries[-1].id != ids[0]] + await batches(member, 2)
+        member.redeliver(pending[0])
+        member.redeliver(pending[0])
+        for each in pending:
+            with pytest.raises(Fenced):
+                await member.acknowledge(each)
+            with pytest.raises(Fenced):
+                await member.commit([each], [Append("out", b"never")])
+        again = await batches(member, 4)
+        assert [entry.id for each in again for entry in each.entries] == ids[1:]
+        member.redeliver(pending[0])  # of a lease that is over: nothing happens
+        for each in again:
+            await member.acknowledge(each)
+        (info,) = await wal.groups()
+        assert info.positions == {"a": ids[-1]}
+
+    async def test_a_commit_that_was_cancelled_and_is_made_again_doubles_nothing(self, wal: Wal) -> None:
+        await create(wal, "a", "out")
+        member = await wal.join("g", ["a"])
+        await fill(wal, "a", 1)
+        written, committed = 1, b""
+        while not committed.startswith(b"30"):
+            delivered = await one(member)
+            outputs = [Append("out", bytes(entry.payload)) for entry in delivered.entries]
+            committing = asyncio.create_task(member.commit([delivered], outputs))
+            for _ in range(written):
+                await asyncio.sleep(0)
+            if written <= 30:
+                committing.cancel()
+                await fill(wal, "a", 1, written)
+                written += 1
+            (result,) = await asyncio.gather(committing, return_exceptions=True)
+            if isinstance(result, asyncio.CancelledError):
+                with pytest.raises(Fenced):
+                    await member.commit([delivered], outputs)
+            else:
+                assert isinstance(result, list)
+                committed = bytes(outputs[-1].payload)
+        assert await outputs_of(wal) == [str(n).encode() for n in range(31)]
+
+    async def test_the_same_batch_committed_twice_at_once_is_refused(self, wal: Wal) -> None:
+        await create(wal, "a", "out")
+        await fill(wal, "a", 1)
+        member = await wal.join("g", ["a"])
+        delivered = await one(member)
+        commits = [asyncio.create_task(member.commit([delivered], [Append("out", b"once")])) for _ in range(2)]
+        first, second = await asyncio.gather(*commits, return_exceptions=True)
+        assert isinstance(first, list)
+        assert isinstance(second, InvalidRequest)
+        assert await outputs_of(wal) == [b"once"]
+
+    @pytest.mark.parametrize("semantics", list(Semantics))
+    async def test_processing_ends_when_the_member_leaves_while_a_handler_works(
+        self, wal: Wal, semantics: Semantics
+    ) -> None:
+        await create(wal, "a", "out")
+        await fill(wal, "a", 1)
+        member = await wal.join("g", ["a"])
+        working, left = asyncio.Event(), asyncio.Event()
+
+        async def handle(delivered: Delivered) -> Sequence[Append]:
+            working.set()
+            await left.wait()
+            return [Append("out", bytes(entry.payload)) for entry in delivered.entries]
+
+        processing = asyncio.create_task(process(wal, member, handle, semantics))
+        async with asyncio.timeout(WITHIN_S):
+            await working.wait()
+            await member.aclose()
+            left.set()
+            await processing
+
+    @pytest.mark.parametrize(
+        ("semantics", "worked", "copied"),
+        [
+            (Semantics.AT_MOST_ONCE, [b"0", b"2"], [b"2"]),
+            (Semantics.AT_LEAST_ONCE, [b"0", b"0", b"2"], [b"0", b"2"]),
+            (Semantics.EXACTLY_ONCE, [b"0", b"0", b"2"], [b"0", b"2"]),
+        ],
+    )
+    async def test_one_argument_says_what_becomes_of_work_that_failed_in_the_middle(
+        self, wal: Wal, semantics: Semantics, worked: list[bytes], copied: list[bytes]
+    ) -> None:
+        await create(wal, "a", "out")
+        seen: list[bytes] = []
+
+        async def handle(delivered: Delivered) -> Sequence[Append]:
+            seen.extend(payloads(delivered.entries))
+            if len(seen) == 1:
+                raise ArithmeticError
+            return [Append("out", bytes(entry.payload)) for entry in delivered.entries]
+
+        await fill(wal, "a", 1)
+        member = await wal.join("g", ["a"])
+        with pytest.raises(ArithmeticError):
+            await process(wal, member, handle, semantics)
+        await member.aclose()
+        member = await wal.join("g", ["a"])
+        await fill(wal, "a", 1, 2)
+        processing = asyncio.create_task(process(wal, member, handle, semantics))
+        found = await take(wal, "out", From.EARLIEST, len(copied))
+        await member.aclose()
+        with suppress(Closed):  # where it left before the last acknowledgement
+            await processing
+        assert seen == worked
+        assert payloads(found) == copied
