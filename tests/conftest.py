@@ -13,18 +13,32 @@ pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spar
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
 HEAVY = ("spark", "broker", "slow")
-SHARED = ("kafka", "kafka3", "pulsar", "spark")  # fixtures and parameters of what takes long to start
+SHARED = ("own_kafka", "kafka3", "own_pulsar", "spark")  # fixtures and parameters of what each process would start
+
+SEED = "TIDEWAL_TEST_SEED"
+CI = os.environ.get("CI") == "true"
+SEED_OF_CI = 1
 
 # A deadline per example would measure how busy the machine is; pytest's own timeout ends what hangs.
-settings.register_profile("tidewal", deadline=None, print_blob=True)
+settings.register_profile("tidewal", deadline=None, print_blob=True, derandomize=CI)
 settings.load_profile("tidewal")
+
+
+def pytest_configure() -> None:
+    """Choose the seed of the run, for all of its processes: CI's is always the same, so that a change fails by itself
+    and not by another draw."""
+    os.environ.setdefault(SEED, str(SEED_OF_CI if CI else random.SystemRandom().randrange(2**32)))
+
+
+def pytest_report_header() -> str:
+    return f"seed: {os.environ[SEED]} ({SEED} repeats a run)"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests run in one process, where several run side by side: those that share a broker or a Spark, so that
-    each of these is started once; the others by file. What may take longest comes first, so that no process is left
-    alone with it in the end."""
+    """Say which tests run in one process, where several run side by side: those with one Spark, or a broker to kill, so
+    that each of these is started once; the others by file. What may take longest comes first, so that no process is
+    left alone with it in the end."""
     groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         uses = {*getattr(item, "fixturenames", ()), *_parameters(item)}
@@ -35,8 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(map(item.get_closest_marker, HEAVY)) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(HEAVY_S))
         groups[group].append(item)
-    for name in SHARED:  # a broker with hundreds of topics takes half a minute to come back: what ends it comes first
-        groups[name].sort(key=lambda item: not item.location[0].startswith("tests/adapters/" + name.rstrip("3")))
     items[:] = [item for group in sorted(groups.values(), key=_weight, reverse=True) for item in group]
 
 
@@ -51,12 +63,10 @@ def _parameters(item: pytest.Item) -> list[str]:
     return callspec.id.split("-") if callspec else []
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def seed() -> int:
-    """A seed that is new in each run and shown when the test fails; `TIDEWAL_TEST_SEED` repeats a run."""
-    value = int(os.environ.get("TIDEWAL_TEST_SEED") or random.SystemRandom().randrange(2**32))
-    print(f"repeat with TIDEWAL_TEST_SEED={value}")
-    return value
+    """The seed of the run; its header names it."""
+    return int(os.environ[SEED])
 
 
 @pytest.fixture

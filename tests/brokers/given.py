@@ -1,13 +1,10 @@
-"""Brokers that somebody else runs, named in the environment: tests use them, but cannot kill or pause them."""
+"""Where a broker is that another process runs: one of the same test run, or one that the environment names."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import NoReturn
 from urllib.parse import urlsplit
-
-import pytest
 
 from . import facts
 
@@ -16,21 +13,9 @@ PULSAR = "TIDEWAL_TEST_PULSAR"
 PULSAR_WEB = "TIDEWAL_TEST_PULSAR_WEB"
 
 
-class _NotOurs:
-    """Skips the test that asks for what only a broker of our own can do."""
-
-    managed = False
-
-    def _skip(self, *_: object) -> NoReturn:
-        pytest.skip(f"kills or pauses a broker, which those of {KAFKA} and {PULSAR} are not for")
-
-    kill = pause = resume = terminate = restart = running = pid = _skip
-    metadata = partition = controller = _skip
-
-
 @dataclass(frozen=True)
-class GivenKafka(_NotOurs):
-    """Like `KafkaCluster` for clients."""
+class GivenKafka:
+    """Where clients find a Kafka that this process may not kill."""
 
     bootstrap: str
 
@@ -40,8 +25,8 @@ class GivenKafka(_NotOurs):
 
 
 @dataclass(frozen=True)
-class GivenPulsar(_NotOurs):
-    """Like `PulsarStandalone` for clients."""
+class GivenPulsar:
+    """Where clients find a Pulsar that this process may not kill."""
 
     url: str
     web_url: str

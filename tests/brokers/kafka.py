@@ -27,8 +27,6 @@ class KafkaCluster:
     What waits blocks (see `Process`).
     """
 
-    managed = True
-
     def __init__(
         self, directory: Path, nodes: int = 1, settings: Mapping[str, str] | None = None, archive: Path | None = None
     ) -> None:

@@ -28,8 +28,6 @@ class PulsarStandalone:
     Its log is `pulsar.log` in `directory`; the data folder is removed by `stop`. What waits blocks (see `Process`).
     """
 
-    managed = True
-
     def __init__(
         self,
         directory: Path,

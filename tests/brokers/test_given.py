@@ -1,4 +1,4 @@
-"""Brokers that the environment names are used as they are, and never killed."""
+"""Brokers that the environment names are used as they are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_none_is_given_by_default():
 def test_kafka_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, value: str):
     monkeypatch.setenv(KAFKA, value)
     given = given_kafka()
-    assert (given.bootstrap, given.url, given.managed) == ("one:9092,two:9092", "kafka://one:9092,two:9092", False)
+    assert (given.bootstrap, given.url) == ("one:9092,two:9092", "kafka://one:9092,two:9092")
 
 
 def test_pulsar_is_where_the_variables_say(monkeypatch: pytest.MonkeyPatch):
@@ -30,12 +30,3 @@ def test_pulsar_is_where_the_variables_say(monkeypatch: pytest.MonkeyPatch):
     assert (given_pulsar().url, given_pulsar().web_url) == ("pulsar://one:6650", "http://one:8080")
     monkeypatch.setenv(PULSAR_WEB, "http://two:8081/")
     assert given_pulsar().web_url == "http://two:8081"
-
-
-@pytest.mark.parametrize("deed", ["kill", "pause", "resume", "terminate", "restart"])
-def test_who_would_kill_one_is_skipped(monkeypatch: pytest.MonkeyPatch, deed: str):
-    monkeypatch.setenv(KAFKA, "one:9092")
-    monkeypatch.setenv(PULSAR, "pulsar://one:6650")
-    for given in (given_kafka(), given_pulsar()):
-        with pytest.raises(pytest.skip.Exception, match=f"{KAFKA} and {PULSAR}"):
-            getattr(given, deed)()

@@ -65,13 +65,13 @@ def kill_owner(node: Node, driver: Driver) -> None:
         child.kill()
 
 
-def kill_broker(kafka: Any, driver: Driver) -> None:
+def kill_broker(own_kafka: Any, driver: Driver) -> None:
     """The queries go on when it is back, or fail and go on when they are started again; then the driver."""
     child = driver.start()
     try:
         assert driver.reach("random", child)
-        kafka.kill()
-        kafka.restart()
+        own_kafka.kill()
+        own_kafka.restart()
         driver.reach("planned", child)
     finally:
         child.kill()
@@ -118,13 +118,13 @@ def test_drivers_and_owners_that_are_killed_lose_and_double_nothing(tmp_path: Pa
 
 @pytest.mark.broker
 def test_drivers_executors_and_brokers_that_are_killed_lose_and_double_nothing(
-    kafka: Any, tmp_path: Path, rng: random.Random
+    own_kafka: Any, tmp_path: Path, rng: random.Random
 ) -> None:
     moments = some_moments(rng, ["broker", "executor", "planned", "written", "random"], kills=3)
-    with running(log_url("kafka", kafka), tmp_path, rng, QUERIES) as (node, driver):
+    with running(log_url("kafka", own_kafka), tmp_path, rng, QUERIES) as (node, driver):
         for moment in moments:
             if moment == "broker":
-                kill_broker(kafka, driver)
+                kill_broker(own_kafka, driver)
             elif moment == "executor":
                 kill_executor(driver, rng)
             else:

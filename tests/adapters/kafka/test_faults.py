@@ -19,6 +19,12 @@ WITHIN_S = 60.0
 SOON = {"request_timeout_s": 2.0, "delivery_timeout_s": 4.0}  # for tests that wait for a time-out
 
 
+@pytest.fixture
+def kafka(own_kafka):
+    """Tests kill and pause it."""
+    return own_kafka
+
+
 async def test_a_broker_killed_during_appends_loses_and_doubles_nothing(kafka, opening):
     wal = await opening(kafka)
     await wal.create_channel("a", PLAIN)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sys
 import time
 from collections import Counter
@@ -212,38 +211,38 @@ async def test_a_member_keeps_its_channels_while_its_loop_is_blocked(kafka, open
 
 
 @pytest.mark.long
-async def test_a_rebalance_during_an_outage_silences_no_member(kafka, opening):
-    wal, other = await opening(kafka), await opening(kafka)
+async def test_a_rebalance_during_an_outage_silences_no_member(own_kafka, opening):
+    wal, other = await opening(own_kafka), await opening(own_kafka)
     channels = [f"c{n}" for n in range(4)]
     for channel in channels:
         await wal.create_channel(channel, PLAIN)
     first = await wal.join("g", ["c*"], session_timeout_s=8.0)
-    kafka.kill()
+    own_kafka.kill()
     joining = asyncio.create_task(other.join("g", ["c*"], session_timeout_s=8.0))
-    await asyncio.to_thread(kafka.restart)
+    await asyncio.to_thread(own_kafka.restart)
     second = await asyncio.wait_for(joining, WITHIN_S)
     await having(first, 2)
     await having(second, 2)
     written = {channel: await fill(wal, channel, 5) for channel in channels}
     mine, others = await asyncio.gather(collect(first, 10), collect(second, 10))
     assert {**mine, **others} == written
-    kafka.kill()
+    own_kafka.kill()
     leaving = asyncio.create_task(second.aclose())
-    await asyncio.to_thread(kafka.restart)
+    await asyncio.to_thread(own_kafka.restart)
     await asyncio.wait_for(leaving, WITHIN_S)
     await having(first, 4)
 
 
-async def test_a_session_that_ended_while_no_broker_was_there_begins_anew(kafka, opening):
-    wal = await opening(kafka, request_timeout_s=0.5)
+async def test_a_session_that_ended_while_no_broker_was_there_begins_anew(own_kafka, opening):
+    wal = await opening(own_kafka, request_timeout_s=0.5)
     await wal.create_channel("a", PLAIN)
     member = await wal.join("g", ["a"], session_timeout_s=SESSION_S)
     ids = await fill(wal, "a", 3)
     async with asyncio.timeout(WITHIN_S):
         delivered = await anext(member)
-    kafka.pause()
+    own_kafka.pause()
     await having(member, 0)
-    kafka.resume()
+    own_kafka.resume()
     assert await collect(member, 3) == {"a": ids}
     with pytest.raises(Fenced):
         await member.acknowledge(delivered)
@@ -452,14 +451,11 @@ async def test_any_tool_of_kafka_sees_the_group(kafka, opening):
 @pytest.mark.slow
 @pytest.mark.kills
 @pytest.mark.timeout(600 + 15 * KILLS)
-async def test_a_pipeline_killed_again_and_again_copies_exactly_once(kafka, opening, processes):
+async def test_a_pipeline_killed_again_and_again_copies_exactly_once(kafka, opening, processes, rng):
     """Two processes copy while producers go on; one after the other is killed. Killed brokers are in
     test_coordinator_faults.py: a Kafka of one node may come back without the ends of transactions (docs/backends.md).
     """
     start, moved = processes
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
     wal = await opening(kafka)
     for number in range(3):
         await wal.create_channel(f"in-{number}", PLAIN)

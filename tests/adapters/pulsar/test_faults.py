@@ -27,6 +27,12 @@ MIB = 1024 * 1024
 BOUND_S = 60
 
 
+@pytest.fixture
+def pulsar(own_pulsar):
+    """Tests kill and pause it."""
+    return own_pulsar
+
+
 async def append_numbers(wal, channel, worker, count, acknowledged):
     """Append one by one, several on the way at a time; note the ids as they are acknowledged."""
     slots = asyncio.Semaphore(50)

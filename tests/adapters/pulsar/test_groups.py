@@ -8,24 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.adapters.pulsar.group_steps import BOUND_S, PLAIN, append, create, one, payloads
 from tidewal.adapters.pulsar.groups import log as group_log
 from tidewal.adapters.pulsar.groups.records import Join
 from tidewal.adapters.pulsar.topics import HOLD_CURSOR, group_topic
 from tidewal.runtime.errors import Fenced, InvalidRequest, Unavailable
-from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, From
 
 pytestmark = pytest.mark.broker
 
-PLAIN = ChannelPolicy()
 KILLS = int(os.environ.get("TIDEWAL_CRASH_KILLS_PULSAR", "5"))
-BOUND_S = 60
 SOON_S = 15  # less than the session timeout of 30 s
 
 
@@ -65,24 +63,6 @@ async def start(pulsar, namespace):
     yield start_one
     for child in children:
         await child.end()
-
-
-async def create(wal, *channels):
-    for channel in channels:
-        await wal.create_channel(channel, PLAIN)
-
-
-async def append(wal, channel, *payloads):
-    return await wal.append_many([Append(channel, str(payload).encode()) for payload in payloads])
-
-
-async def one(member, bound_s=BOUND_S):
-    async with asyncio.timeout(bound_s):
-        return await anext(member)
-
-
-def payloads(delivered):
-    return [bytes(entry.payload).decode() for entry in delivered.entries]
 
 
 async def test_the_channels_of_a_killed_process_go_to_the_others_before_its_session_ends(open_wal, start):
@@ -147,76 +127,6 @@ async def test_a_channel_that_is_being_revoked_goes_after_the_session_timeout_at
     await first.acknowledge(*kept)
     (info,) = await wal.groups()
     assert info.positions == {channel: each[-1] for channel, each in ids.items()}
-
-
-@pytest.mark.long
-async def test_a_broker_killed_and_restarted_silences_no_member(open_wal, pulsar):
-    wal, other = await open_wal(), await open_wal()
-    await create(wal, "c0", "c1", "empty")
-    first = await wal.join("g", ["c*", "empty"])
-    second = await other.join("g", ["c*", "empty"])
-    got = {}
-
-    async def work(member):
-        async for delivered in member:
-            with contextlib.suppress(Fenced):
-                await member.acknowledge(delivered)
-                got.setdefault(delivered.channel, []).extend(payloads(delivered))
-
-    workers = [asyncio.create_task(work(member)) for member in (first, second)]
-    written = {"c0": [], "c1": [], "empty": []}
-
-    async def write(numbers, *channels):
-        for number in numbers:
-            for channel in channels:
-                await append(wal, channel, number)
-                written[channel].append(str(number))
-
-    await write(range(20), "c0", "c1")
-    writing = asyncio.create_task(write(range(20, 60), "c0", "c1"))
-    await asyncio.to_thread(pulsar.kill)
-    await asyncio.to_thread(pulsar.restart)
-    async with asyncio.timeout(BOUND_S):
-        await writing
-        await write(range(3), "empty")
-        while got != written:
-            assert not any(worker.done() for worker in workers)
-            await asyncio.sleep(0)
-        (info,) = await wal.groups()
-    assert info.positions == {channel: await wal.latest_id(channel) for channel in written}
-    assert first.channels | second.channels == set(written)
-    assert not first.channels & second.channels
-    for worker in workers:
-        worker.cancel()
-
-
-async def test_leaving_and_closing_wait_for_no_broker_for_ever(open_wal, pulsar):
-    wal = await open_wal(request_timeout_s=2)
-    await create(wal, "c0")
-    member, other = await wal.join("g", ["c*"]), await wal.join("h", ["c*"])
-    waiting = asyncio.ensure_future(anext(other, None))
-    pulsar.pause()
-    async with asyncio.timeout(BOUND_S):
-        await member.aclose()
-        await wal.close()
-        (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
-    assert outcome is None or isinstance(outcome, Unavailable)
-    pulsar.resume()
-
-
-@pytest.mark.long
-async def test_a_position_in_an_empty_channel_outlives_the_broker(open_wal, pulsar):
-    wal = await open_wal()
-    await create(wal, "c0")
-    member = await wal.join("g", ["c0"])
-    await member.aclose()
-    await wal.close()
-    await asyncio.to_thread(pulsar.kill)
-    await asyncio.to_thread(pulsar.restart)
-    wal = await open_wal()
-    await append(wal, "c0", 1)
-    member = await wal.join("g", ["c0"])
-    assert payloads(await one(member)) == ["1"]
 
 
 async def test_a_channel_that_another_process_makes_is_found(open_wal):
@@ -330,10 +240,7 @@ async def test_a_group_that_is_dropped_elsewhere_is_made_again_by_who_joins(open
 @pytest.mark.slow
 @pytest.mark.kills
 @pytest.mark.timeout(600 + 15 * KILLS)
-async def test_a_pipeline_that_is_killed_again_and_again_copies_everything_once(open_wal, start):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+async def test_a_pipeline_that_is_killed_again_and_again_copies_everything_once(open_wal, start, rng):
     wal = await open_wal()
     channels = [f"c{n}" for n in range(3)]
     await create(wal, *channels, *(f"out-{channel}" for channel in channels))

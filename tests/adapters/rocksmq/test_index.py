@@ -96,9 +96,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+def made(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Made:
     directory = tmp_path_factory.mktemp("made") / "log"
     return Made(directory, asyncio.run(write(directory, random.Random(seed))))
 
