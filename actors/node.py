@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import anyio.to_thread
@@ -16,6 +15,7 @@ from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.ownership.lease import Lease
 from ..runtime.rpc.protocol import REQUEST_CHANNEL
+from ..runtime.tables.table_store import TableStore
 
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ class RunBlocking(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One process' surroundings. `tables` is the directory of the Delta tables, one folder a collection.
+    """One process' surroundings. `tables` is the place of the Delta tables.
 
     `incarnation` is the name of a node of all roles in the catalog, new at each start: once another one leads, this one
     is superseded. Roles without a MixCoord beside them have none and serve any leader. `unreadable` says what is wrong
@@ -38,7 +38,7 @@ class Node:
 
     name: str
     wal: Wal
-    tables: Path
+    tables: TableStore
     settings: Settings = field(default_factory=Settings)
     clock: HybridClock = field(default_factory=HybridClock)
     metrics: Metrics = field(default_factory=Metrics)

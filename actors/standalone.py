@@ -19,12 +19,13 @@ from ..runtime.actor.metrics import ActorMetrics
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
-from ..runtime.errors import Closed, DirectoryUnwritable
+from ..runtime.errors import Closed
 from ..runtime.log.opening import open_wal
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import Health, MetricsServer
 from ..runtime.ownership.lease import Lease
+from ..runtime.tables.table_store import StoreUri, open_tables
 from .client import Client
 from .datanode import DataNode
 from .datanode.wal_identity import wal_of
@@ -45,7 +46,8 @@ STUCK_S = 30.0  # without a handled message, though some wait, until a role coun
 class Standalone:
     """A node with MixCoord, Proxy, DataNode and QueryNode as supervised actors. An async context manager.
 
-    `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables. `name` is the
+    `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables, or its URL
+    (`file:`). `name` is the
     node's, by default that of `metrics` or of the process. With `threads=False` and a `blocking` that runs in place a
     whole node is deterministic on a virtual loop (`runtime/testing`). Give `metrics` to share them with the log's.
 
@@ -55,7 +57,7 @@ class Standalone:
     def __init__(
         self,
         wal: Wal,
-        tables: str | Path,
+        tables: StoreUri,
         *,
         settings: Settings | None = None,
         clock: Clock | None = None,
@@ -70,7 +72,7 @@ class Standalone:
         hybrid = HybridClock(clock)
         incarnation = f"{name}-{hybrid.now():x}"
         lease = None if wal.capabilities.one_node else Lease(hybrid.clock)
-        self.node = Node(name, wal, Path(tables), settings, hybrid, metrics, blocking, incarnation, lease=lease)
+        self.node = Node(name, wal, open_tables(tables), settings, hybrid, metrics, blocking, incarnation, lease=lease)
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()
@@ -79,7 +81,7 @@ class Standalone:
 
     async def __aenter__(self) -> Standalone:
         actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
-        _make_directory(self.node.tables)
+        self.node.tables.prepare()
         async with AsyncExitStack() as stack:
             if interval_ms:
                 stack.callback(sys.setswitchinterval, sys.getswitchinterval())
@@ -199,7 +201,7 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     home = _absolute(directory)
     rocksmq = settings.rocksmq.model_copy(update={"path": str(home / embedded) if settings.rocksmq.path else ""})
     chosen = settings.model_copy(update={"wal": wal or settings.wal, "rocksmq": rocksmq})
-    stored = await anyio.to_thread.run_sync(partial(wal_of, home / "tables"))
+    stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(home / "tables")))
     return wal_url(chosen, checkpoint_wal_name=stored)
 
 
@@ -210,16 +212,3 @@ def node_name() -> str:
 
 def _absolute(directory: str | Path) -> Path:
     return Path(directory).absolute()
-
-
-def _make_directory(path: Path) -> None:
-    """Check at the start that flushes will be able to write. A new folder is readable by its user only, as the
-    log's."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-        writable = os.access(path, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise DirectoryUnwritable(f"{path} cannot be created: {error.strerror}", path=str(path)) from error
-    if not writable:
-        raise DirectoryUnwritable(f"{path} cannot be written; check its permissions", path=str(path))

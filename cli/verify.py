@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from ..adapters.rocksmq.check.findings import SegmentReport
 from ..adapters.rocksmq.check.verify import locked
 from ..adapters.rocksmq.check.verify import verify as scrub
 from ..runtime.errors import ConfigError
+from ..runtime.tables.table_store import open_tables
 from .open_log import local_directory
 
 DAMAGED = 1  # exit status
@@ -63,7 +63,7 @@ def journal(
 
 @verify.command()
 def tables(
-    directory: Annotated[Path, typer.Argument(help="The tables of a node: the folder `tables` of its directory.")],
+    directory: Annotated[str, typer.Argument(help="The tables of a node: the folder `tables` of its directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a line per file, then the verdict.")] = False,
 ) -> None:
     """Read every page of the tables and check it: that the files are there, page checksums, and numbers of rows; and
@@ -75,10 +75,11 @@ def tables(
     """
     from ..actors.datanode.table_check import check_tables
 
-    if not directory.is_dir():
+    store = open_tables(directory)
+    if not store.exists():
         raise ConfigError(f"there is no folder {directory}", key="directory")
     files = damaged = rows = size = 0
-    for report in check_tables(directory):
+    for report in check_tables(store):
         files, rows, size = files + bool(report.file), rows + report.rows, size + report.bytes
         damaged += bool(report.damage)
         if as_json:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from deltalake.exceptions import CommitFailedError
 
 from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
 from ...runtime.tables.delta_table import newest_own_commit, transaction_of
+from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
 from .delta_errors import storage_errors
 from .delta_files import CHECKED, RETENTION_H, open_table, sync_added_files, vacuum_table
 from .log_reader import NewestVersions, newest_versions
@@ -42,33 +42,36 @@ class CompactResult:
 class CurrentTable:
     """The current rows of one collection: the user's columns, and `_ts`, the log time of the row."""
 
-    def __init__(self, table: DeltaTable, path: Path, user_schema: pa.Schema, primary_key: str) -> None:
-        self.path = path
+    def __init__(self, table: DeltaTable, location: TableLocation, user_schema: pa.Schema, primary_key: str) -> None:
+        self.location = location
         self.user_schema = user_schema
         self.primary_key = primary_key
         self._table = table
         self._newest_own = -1
 
     @classmethod
-    def open(cls, path: str | Path, schema: pa.Schema | None = None, primary_key: str | None = None) -> CurrentTable:
-        """Open the table at `path`; with the user's `schema` and the `primary_key`, create it when absent.
+    def open(
+        cls, location: StoreUri | TableLocation, schema: pa.Schema | None = None, primary_key: str | None = None
+    ) -> CurrentTable:
+        """Open the table at `location`, or at that path; with the user's `schema` and the `primary_key`, create it when
+        absent.
 
         Raises as `LogTable.open` does.
         """
-        path = Path(path)
-        with storage_errors(path):
+        location = table_at(location)
+        with storage_errors(location):
             table, user_schema, key = open_table(
-                path, schema, primary_key, _columns, checkpoint_every_commits=CHECKPOINT_EVERY_COMMITS
+                location, schema, primary_key, _columns, checkpoint_every_commits=CHECKPOINT_EVERY_COMMITS
             )
-            return cls(table, path, user_schema, key)
+            return cls(table, location, user_schema, key)
 
     @property
     def t(self) -> int:
         """The T that the table reflects as of its newest commit; 0 while it is empty. Raises `CorruptLog` when another
         tool has changed its rows: merging would not restore them."""
-        with storage_errors(self.path):
+        with storage_errors(self.location):
             self._table.update_incremental()
-            commit = newest_own_commit(self.path, self._table.version(), self._newest_own)
+            commit = newest_own_commit(self.location, self._table.version(), self._newest_own)
             self._newest_own = self._newest_own if commit is None else commit.version
             return self._table.transaction_version(_APP) or 0
 
@@ -82,7 +85,7 @@ class CurrentTable:
 
         Each compaction leaves the files it replaced, so that readers of the older snapshot may finish.
         """
-        with storage_errors(self.path):
+        with storage_errors(self.location):
             return len(vacuum_table(self._table, retention_h, CommitProperties()))
 
     def merge(self, changes: NewestVersions, t: int) -> bool:
@@ -96,7 +99,7 @@ class CurrentTable:
             max_commit_retries=0,
             app_transactions=[Transaction(_APP, t, time.time_ns() // 1_000_000)],
         )
-        with storage_errors(self.path):
+        with storage_errors(self.location):
             version = self._table.version()
             try:
                 if changes.rows:
@@ -105,7 +108,7 @@ class CurrentTable:
                     self._table.create_write_transaction([], "append", self._table.schema(), commit_properties=commit)
             except CommitFailedError:
                 return False
-            sync_added_files(self.path, self.path / "_delta_log" / f"{version + 1:020}.json")
+            sync_added_files(self.location, version + 1)
             return True
 
     def _merge(self, changes: pa.RecordBatchReader, commit: CommitProperties) -> None:
@@ -131,7 +134,7 @@ def compact(log: LogTable, current: CurrentTable, upto: int, *, rows_per_step: i
     when other compactions of this table won every one of `COMMIT_ATTEMPTS` commits. Also `DiskFull`, `CorruptLog`.
     """
     if not current.user_schema.equals(log.user_schema) or current.primary_key != log.primary_key:
-        raise InvalidSchema(f"{current.path} and {log.path} have different columns")
+        raise InvalidSchema(f"{current.location} and {log.location} have different columns")
     for vchannel in log.positions():
         if log.flushed(vchannel) < upto:
             raise InvalidRequest(f"{vchannel} is flushed up to {log.flushed(vchannel)} only, not {upto}")
@@ -144,14 +147,14 @@ def compact(log: LogTable, current: CurrentTable, upto: int, *, rows_per_step: i
             continue
         lost += 1
         if lost == COMMIT_ATTEMPTS:
-            raise Unavailable(f"{lost} commits to {current.path} lost against others", path=str(current.path))
+            raise Unavailable(f"{lost} commits to {current.location} lost against others", path=current.location.uri)
     return CompactResult(t, current.rows, merged)
 
 
 def _step(log: LogTable, above: int, upto: int, rows_per_step: int) -> int:
     """The T up to which the next `rows_per_step` versions reach; all of one timestamp belong to one step."""
     dataset, wanted = log.dataset(above=above, upto=upto)
-    with storage_errors(log.path):
+    with storage_errors(log.location):
         scanner = dataset.scanner(columns=["_ts"], filter=wanted, fragment_scan_options=CHECKED)
         stamps = scanner.to_table()["_ts"].to_numpy()
     if len(stamps) <= rows_per_step:

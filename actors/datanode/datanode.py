@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
-from pathlib import Path
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.rpc.server import Request
+from ...runtime.tables.table_store import TableStore
 from ..collection_reader import CollectionReaderRole, holder, pchannels_of
 from ..requests import Answer, Method, OfCollection
 from .delta_errors import storage_errors
@@ -34,7 +33,7 @@ class DataNode(CollectionReaderRole):
         cannot be removed: the collection stays then, since the next one of its name would find its rows."""
         for channel in pchannels_of(collection):
             await self.node.wal.hold(channel, holder(collection), None)
-        await self.node.blocking(partial(_remove, self.node.tables / collection.name))
+        await self.node.blocking(partial(_remove, self.node.tables, collection.name))
 
     async def _compact(self, request: Request) -> Answer:
         pipeline = await self.find_pipeline(request.params["collection"])
@@ -48,7 +47,6 @@ class DataNode(CollectionReaderRole):
         return None
 
 
-def _remove(folder: Path) -> None:
-    with storage_errors(folder):
-        if folder.exists():
-            shutil.rmtree(folder)
+def _remove(tables: TableStore, collection: str) -> None:
+    with storage_errors(f"{tables}/{collection}"):
+        tables.remove(collection)

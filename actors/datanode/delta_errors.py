@@ -6,7 +6,6 @@ import errno
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
@@ -29,8 +28,8 @@ _number = re.compile(r"(?:os error |Os \{ code: )(\d+)")
 
 
 @contextmanager
-def storage_errors(path: Path) -> Generator[None]:
-    """Raise what fails inside, in the table at `path`, as a Tidewal error.
+def storage_errors(path: object) -> Generator[None]:
+    """Raise what fails inside as a Tidewal error. The text of `path` says where: a table, a file, the store.
 
     `DiskFull`: no space, quota or file size left. `DirectoryUnwritable`: permissions, a read-only mount, a path that
     is no directory. `CorruptLog`: files of the table are missing or cannot be read. `FormatTooNew`: the table needs
@@ -45,7 +44,7 @@ def storage_errors(path: Path) -> Generator[None]:
         raise _translated(error, path) from error
 
 
-def _translated(error: Exception, path: Path) -> TidewalError:
+def _translated(error: Exception, path: object) -> TidewalError:
     number = _number_of(error)
     if number in _FULL:
         return DiskFull(f"no space for {path}: {error}", path=str(path))

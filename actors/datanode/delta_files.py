@@ -1,32 +1,37 @@
-"""How Tidewal's Delta tables lie on disk: their properties, their Parquet files, and what is synced when.
+"""How Tidewal's Delta tables are stored: their properties, their Parquet files, and what is made durable when.
 
-delta-rs syncs nothing. So Tidewal writes the Parquet files of the log itself and syncs them before the commit, then the
-commit file, which delta-rs makes visible under its name in one step.
+delta-rs syncs nothing. So Tidewal writes the Parquet files of the log itself, durable before the commit, and then syncs
+the commit file, which delta-rs makes visible under its name in one step.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Final, cast
+from typing import BinaryIO, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-import xxhash
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from ...runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
-from ...runtime.tables.delta_table import FORMAT, FORMAT_KEY, PRIMARY_KEY, RESTORE_HINT, SCHEMA_KEY, check_format
+from ...runtime.tables.delta_table import (
+    FORMAT,
+    FORMAT_KEY,
+    PRIMARY_KEY,
+    RESTORE_HINT,
+    SCHEMA_KEY,
+    check_format,
+    commit_name,
+)
+from ...runtime.tables.table_store import TableLocation
 from .row_versions import stored_schema
 
 ROWS_PER_GROUP: Final = 65_536
@@ -35,9 +40,6 @@ RETENTION_H: Final = 24
 MIN_RETENTION_H: Final = 1
 INTERVAL_KEY: Final = "delta.checkpointInterval"
 
-DIGEST_BYTES: Final = 1 << 20  # at a time
-_DIGEST = re.compile(r"-([0-9a-f]{16})\.parquet$")
-
 # For every scan of a table: a page whose checksum is wrong is an error, not an answer.
 CHECKED: Final = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
 
@@ -45,33 +47,44 @@ CHECKED: Final = ds.ParquetFragmentScanOptions(page_checksum_verification=True, 
 _STATISTICS_CHARACTERS = 64
 
 
+def open_delta(location: TableLocation) -> DeltaTable:
+    """The Delta table at `location`, at its newest version."""
+    return DeltaTable(location.uri, storage_options=location.storage_options)
+
+
 def open_table(
-    path: Path,
+    location: TableLocation,
     schema: pa.Schema | None,
     primary_key: str | None,
     columns: Callable[[pa.Schema], pa.Schema],
     *,
     checkpoint_every_commits: int,
 ) -> tuple[DeltaTable, pa.Schema, str]:
-    """Open the Delta table at `path`, created with `columns(schema)` when absent, and a checkpoint every
+    """Open the Delta table at `location`, created with `columns(schema)` when absent, and a checkpoint every
     `checkpoint_every_commits` commits; returns it with its user schema and its key. Raises `CorruptLog` (absent without
     a `schema`, or damaged), `InvalidSchema` (another schema or key), `FormatTooNew`."""
-    if not DeltaTable.is_deltatable(str(path)):
+    if not _is_table(location):
         if schema is None or primary_key is None:
-            raise CorruptLog(f"there is no table at {path}", path=str(path))
-        _create(path, schema, primary_key, columns(schema), checkpoint_every_commits)
-    table = DeltaTable(path)
+            raise CorruptLog(f"there is no table at {location}", path=location.uri)
+        _create(location, schema, primary_key, columns(schema), checkpoint_every_commits)
+    table = open_delta(location)
     properties = table.metadata().configuration
-    check_format(properties, path)
-    found, key = _user_schema(properties, path)
+    check_format(properties, location)
+    found, key = _user_schema(properties, location)
     if schema is not None and not found.equals(schema):
-        raise InvalidSchema(f"{path} holds columns {found.to_string()}, not {schema.to_string()}", path=str(path))
+        raise InvalidSchema(
+            f"{location} holds columns {found.to_string()}, not {schema.to_string()}", path=location.uri
+        )
     if primary_key is not None and key != primary_key:
-        raise InvalidSchema(f"{path} has the key {key!r}, not {primary_key!r}", path=str(path))
+        raise InvalidSchema(f"{location} has the key {key!r}, not {primary_key!r}", path=location.uri)
     return table, found, key
 
 
-def _user_schema(properties: Mapping[str, str], path: Path) -> tuple[pa.Schema, str]:
+def _is_table(location: TableLocation) -> bool:
+    return DeltaTable.is_deltatable(location.uri, location.storage_options)
+
+
+def _user_schema(properties: Mapping[str, str], location: TableLocation) -> tuple[pa.Schema, str]:
     """The user's schema and its key. Raises `CorruptLog` where the properties lack them or are damaged."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(properties[SCHEMA_KEY])))
@@ -82,21 +95,23 @@ def _user_schema(properties: Mapping[str, str], path: Path) -> tuple[pa.Schema, 
             raise ValueError(f"{INTERVAL_KEY} is {properties[INTERVAL_KEY]!r}")
     except (LookupError, TypeError, ValueError) as error:
         raise CorruptLog(
-            f"the properties of the table {path}, in a commit of its _delta_log, are damaged "
+            f"the properties of the table {location}, in a commit of its _delta_log, are damaged "
             f"({type(error).__name__}: {error}): {RESTORE_HINT}",
-            path=str(path),
+            path=location.uri,
         ) from error
     return schema, key
 
 
-def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema, checkpoint_every_commits: int) -> None:
+def _create(
+    location: TableLocation, schema: pa.Schema, primary_key: str, columns: pa.Schema, checkpoint_every_commits: int
+) -> None:
     if primary_key not in schema.names:
         raise InvalidSchema(f"the primary key {primary_key!r} is not among the columns {schema.names}")
     statistics = ("_ts", "_vchannel", primary_key)
-    path.mkdir(parents=True, exist_ok=True)
+    location.prepare()
     try:
         DeltaTable.create(
-            path,
+            location.uri,
             stored_schema(columns),
             mode="ignore",
             configuration={
@@ -108,27 +123,26 @@ def _create(path: Path, schema: pa.Schema, primary_key: str, columns: pa.Schema,
                 "delta.logRetentionDuration": LOG_RETENTION,
                 "delta.dataSkippingStatsColumns": ",".join(name for name in statistics if name in columns.names),
             },
+            storage_options=location.storage_options,
             raise_if_key_not_exists=False,
         )
     except (CommitFailedError, DeltaError):
         # Another process created it at the same moment.
-        if not DeltaTable.is_deltatable(str(path)):
+        if not _is_table(location):
             raise
-    sync_commit(path / "_delta_log" / f"{0:020}.json")
-    sync_directory(path)
-    sync_directory(path.parent)
+    location.sync([commit_name(0)])
+    location.created()
 
 
-def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str]) -> AddAction:
-    """Write `rows` as a new Parquet file in `directory` and sync it; returns the action that adds it to the table.
+def write_parquet(location: TableLocation, rows: pa.Table, *, statistics: Sequence[str]) -> AddAction:
+    """Write `rows` as a new, durable Parquet file of the table; returns the action that adds it.
 
     The file is no part of the table until a commit names it. `statistics` are the columns whose range the action holds.
-    The file's name ends in the digest of its bytes, see `digest_in`.
     """
-    path = directory / f"part-{uuid.uuid4()}.parquet"
     # Columns of numbers gain nothing from a dictionary, and vectors lose time trying.
     strings = [column for column in rows.column_names if rows.schema.field(column).type == pa.string()]
-    with path.open("wb") as file:
+
+    def write(file: BinaryIO) -> None:
         pq.write_table(
             rows,
             file,
@@ -137,34 +151,16 @@ def write_parquet(directory: Path, rows: pa.Table, *, statistics: Sequence[str])
             write_page_checksum=True,  # the only copy of a row, once retention has removed it from the log
             use_dictionary=strings,  # pyright: ignore[reportArgumentType] -- the stubs know only of bool
         )
-        file.flush()
-        os.fsync(file.fileno())
-    path = path.rename(path.with_name(f"{path.stem}-{digest_of(path)}.parquet"))
-    sync_directory(directory)
+
+    name, size = location.create(f"part-{uuid.uuid4()}", write)
     return AddAction(
-        path=path.name,
-        size=path.stat().st_size,
+        path=name,
+        size=size,
         partition_values={},
         modification_time=time.time_ns() // 1_000_000,
         data_change=True,
         stats=_statistics(rows, statistics),
     )
-
-
-def digest_of(path: Path) -> str:
-    """The digest of the bytes of the file at `path`: pages have checksums of their own, headers and the footer have
-    not."""
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while piece := file.read(DIGEST_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def digest_in(name: str) -> str:
-    """The digest in the name of a file, "" where it has none."""
-    found = _DIGEST.search(name)
-    return found[1] if found else ""
 
 
 def _statistics(rows: pa.Table, columns: Sequence[str]) -> str:
@@ -189,30 +185,8 @@ def vacuum_table(table: DeltaTable, retention_h: int, commit: CommitProperties) 
     )
 
 
-def sync_added_files(directory: Path, commit_file: Path) -> None:
-    """Sync the files in `directory` that a commit of delta-rs added, then the commit."""
-    for line in commit_file.read_bytes().splitlines():
-        added = json.loads(line).get("add")
-        if added:
-            _sync(directory / added["path"])
-    sync_directory(directory)
-    sync_commit(commit_file)
-
-
-def sync_commit(commit_file: Path) -> None:
-    """Make a commit durable: its file and its name."""
-    _sync(commit_file)
-    sync_directory(commit_file.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
-    _sync(directory)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync_added_files(location: TableLocation, version: int) -> None:
+    """Make the files durable that a commit of delta-rs added, then the commit."""
+    actions = map(json.loads, location.read(commit_name(version)).splitlines())
+    location.sync(action["add"]["path"] for action in actions if action.get("add"))
+    location.sync([commit_name(version)])

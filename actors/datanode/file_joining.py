@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, cast
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
+from ...runtime.tables.table_store import TableLocation
 from .delta_files import write_parquet
 
 SMALL_FILE_BYTES: Final = 16 * 1024 * 1024
@@ -55,15 +55,18 @@ def _groups(files: Sequence[StoredFile]) -> Iterator[list[StoredFile]]:
 
 
 def join(
-    directory: Path, group: Sequence[StoredFile], schema: pa.Schema, *, statistics: Sequence[str]
+    location: TableLocation, group: Sequence[StoredFile], schema: pa.Schema, *, statistics: Sequence[str]
 ) -> list[AddAction | RemoveAction]:
     """Write the rows of a group as one synced file, and return the actions that put it in the place of the group.
 
     Holds the rows of the group in memory: `JOINED_FILE_BYTES`, decompressed.
     """
-    parts = [pq.read_table(directory / file.name, page_checksum_verification=True) for file in group]
+    parts: list[pa.Table] = []
+    for file in group:
+        with location.open(file.name) as stored:
+            parts.append(pq.read_table(stored, page_checksum_verification=True))
     rows = pa.concat_tables([part.cast(schema) for part in parts])
-    added = write_parquet(directory, rows, statistics=statistics)
+    added = write_parquet(location, rows, statistics=statistics)
     added.data_change = False
     now_ms = time.time_ns() // 1_000_000
     return [added, *(RemoveAction(file.name, False, now_ms, file.size_bytes, {}) for file in group)]

@@ -64,7 +64,7 @@ def newest_versions(
     dataset, wanted = log.dataset(above=above, upto=upto)
     if vchannels is not None:
         wanted = wanted & pc.field("_vchannel").isin(list(vchannels))
-    with storage_errors(log.path):
+    with storage_errors(log.location):
         keys = _scanner(dataset, wanted, [log.primary_key, "_op", *ORDER]).to_table()
         marks = newest(keys, log.primary_key)
         if not deletes:
@@ -94,7 +94,7 @@ def _marked(
 ) -> Iterator[pa.RecordBatch]:
     """The marked rows; a scanner of one snapshot and filter gives the same rows in the same order each time."""
     offset = 0
-    with storage_errors(log.path):
+    with storage_errors(log.location):
         for batch in scanner.to_batches():
             kept = marks[offset : offset + batch.num_rows]
             offset += batch.num_rows

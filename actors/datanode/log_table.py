@@ -5,7 +5,7 @@ does not keep a flush from being stored twice: it accepts an append whose applic
 stored one. So a flush reads the position T of its vchannels from one snapshot, requires it to be the one it starts at,
 and commits as the direct successor of that snapshot; when another commit came first it looks again.
 
-Rows reach the disk (fsync) before the commit that names them, and the commit before `flush` returns: what the log's
+Rows are durable before the commit that names them, and the commit before `flush` returns: what the log's
 retention removes once the DataNode has moved its hold is safe here. A flush that fails leaves at most a Parquet file
 that no commit names; `vacuum` removes it.
 """
@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar, cast
 
 import pyarrow as pa
@@ -31,13 +30,14 @@ from ...runtime.streams.messages import Position
 from ...runtime.tables.delta_table import (
     POSITIONS_KEY,
     Positions,
-    commit_file,
+    commit_name,
     encode_positions,
     newest_own_commit,
     transaction_of,
 )
+from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
 from .delta_errors import storage_errors
-from .delta_files import INTERVAL_KEY, RETENTION_H, open_table, sync_commit, vacuum_table, write_parquet
+from .delta_files import INTERVAL_KEY, RETENTION_H, open_delta, open_table, vacuum_table, write_parquet
 from .file_joining import StoredFile, files_of, groups_to_join, join
 from .row_versions import stored_schema, to_versions, version_schema
 
@@ -66,8 +66,8 @@ class LogTable:
     Any number of processes may flush vchannels of their own into one table at the same time.
     """
 
-    def __init__(self, table: DeltaTable, path: Path, user_schema: pa.Schema, primary_key: str) -> None:
-        self.path = path
+    def __init__(self, table: DeltaTable, location: TableLocation, user_schema: pa.Schema, primary_key: str) -> None:
+        self.location = location
         self.user_schema = user_schema
         self.primary_key = primary_key
         self.schema = version_schema(user_schema)
@@ -82,25 +82,26 @@ class LogTable:
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        location: StoreUri | TableLocation,
         schema: pa.Schema | None = None,
         primary_key: str | None = None,
         *,
         checkpoint_every_commits: int = CHECKPOINT_EVERY_COMMITS,
     ) -> LogTable:
-        """Open the table at `path`; with `schema` (the user's columns) and `primary_key`, create it when absent.
+        """Open the table at `location`, or at that path; with `schema` (the user's columns) and `primary_key`, create
+        it when absent.
 
         Raises `InvalidSchema` when the table has another schema or key, `FormatTooNew` when a newer Tidewal made it,
         `CorruptLog` when it is absent and no schema was given, or damaged, `DirectoryUnwritable`, `DiskFull`.
 
         All other calls raise `CorruptLog`, too, and store nothing, when the rows were changed by another tool.
         """
-        path = Path(path)
-        with storage_errors(path):
+        location = table_at(location)
+        with storage_errors(location):
             table, user_schema, key = open_table(
-                path, schema, primary_key, version_schema, checkpoint_every_commits=checkpoint_every_commits
+                location, schema, primary_key, version_schema, checkpoint_every_commits=checkpoint_every_commits
             )
-            return cls(table, path, user_schema, key)
+            return cls(table, location, user_schema, key)
 
     @property
     def version(self) -> int:
@@ -109,7 +110,7 @@ class LogTable:
 
     def flushed(self, vchannel: str) -> int:
         """The T up to which the rows of `vchannel` are stored, 0 when none are. Looks for other writers' commits."""
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.location):
             self._refresh()
             return self._stored_t(vchannel)
 
@@ -119,13 +120,13 @@ class LogTable:
         A vchannel that has a T but no position here (only where a foreign tool removed the commits that hold them)
         continues by seeking its T.
         """
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.location):
             return self._refresh()
 
     def stored(self, vchannels: Sequence[str]) -> tuple[int, list[Position]]:
         """The least T of `vchannels`, and their positions as far as there are any, of one and the same snapshot: the
         newest."""
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.location):
             found = self._refresh()
             own = [found[vchannel] for vchannel in vchannels if vchannel in found]
             return min(map(self._stored_t, vchannels)), own
@@ -151,7 +152,7 @@ class LogTable:
         """
         versions = to_versions(rows, self.schema, self.primary_key)
         _check_interval(versions, start, end, positions)
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.location):
             return self._flush(versions.cast(self._stored), start, end, positions)
 
     def dataset(self, *, above: int = 0, upto: int | None = None) -> tuple[ds.Dataset, pc.Expression]:
@@ -160,7 +161,7 @@ class LogTable:
         Files whose statistics lie outside the interval are not opened when the filter is applied. The snapshot stays
         readable until a `vacuum` removes files that a later compaction replaced.
         """
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.location):
             self._refresh()
             dataset = cast(ds.Dataset, self._table.to_pyarrow_dataset(schema=self._stored))
         wanted = pc.field("_ts") > above
@@ -172,7 +173,7 @@ class LogTable:
         Rows, T and positions stay as they are; the replaced files stay until `vacuum`. Flushes go on meanwhile.
         Raises as `flush` does.
         """
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.location):
             self._refresh()
             groups = groups_to_join(files_of(self._table))
         return sum(self._join(group) for group in groups)
@@ -189,7 +190,7 @@ class LogTable:
             commit = CommitProperties(max_commit_retries=0, custom_metadata=positions)
             return len(vacuum_table(self._table, retention_h, commit))
 
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.location):
             self._refresh()
             return self._until_committed(attempt)
 
@@ -200,8 +201,8 @@ class LogTable:
             self._commit(actions, {}, {})
             return len(group) - 1
 
-        with storage_errors(self.path):
-            actions = join(self.path, group, self._stored, statistics=self._statistics)
+        with storage_errors(self.location):
+            actions = join(self.location, group, self._stored, statistics=self._statistics)
             with self._lock:
                 return self._until_committed(attempt)
 
@@ -214,7 +215,7 @@ class LogTable:
             if self._is_replay(start, end):
                 return FlushResult(self._table.version(), 0, 0, replayed=True)
             if rows.num_rows and not actions:
-                actions.append(write_parquet(self.path, rows, statistics=self._statistics))
+                actions.append(write_parquet(self.location, rows, statistics=self._statistics))
             self._commit(actions, end, positions)
             return FlushResult(self._table.version(), rows.num_rows, sum(action.size or 0 for action in actions))
 
@@ -223,7 +224,7 @@ class LogTable:
     def _until_committed(self, attempt: Callable[[], R]) -> R:
         """Run `attempt` on the present snapshot, and again on the next one whenever another commit came first."""
         version = self._table.version()
-        if self._newest_own != version or not commit_file(self.path, version).exists():
+        if self._newest_own != version or not self.location.has(commit_name(version)):
             self._refresh()  # another tool's commit may have been undone; one that was cleaned up is too old to be read
         for _ in range(COMMIT_ATTEMPTS):
             try:
@@ -233,7 +234,7 @@ class LogTable:
                 self._refresh()
                 if self._table.version() == before:
                     raise
-        raise Unavailable(f"{COMMIT_ATTEMPTS} commits to {self.path} lost against others", path=str(self.path))
+        raise Unavailable(f"{COMMIT_ATTEMPTS} commits to {self.location} lost against others", path=self.location.uri)
 
     def _is_replay(self, start: Mapping[str, int], end: Mapping[str, int]) -> bool:
         if any(self._stored_t(vchannel) != t for vchannel, t in start.items()):
@@ -272,12 +273,12 @@ class LogTable:
             # The library's own checkpointing lists the whole log after every commit: twice the time at 500 commits.
             post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
         )
-        sync_commit(commit_file(self.path, version + 1))
+        self.location.sync([commit_name(version + 1)])
         self._refresh()
         if (version + 1) % self._checkpoint_every == 0:
             self._table.create_checkpoint()
             self._table.cleanup_metadata()
-            self._table = DeltaTable(self.path)
+            self._table = open_delta(self.location)
 
     def _stored_t(self, vchannel: str) -> int:
         return self._table.transaction_version(transaction_of(vchannel)) or 0
@@ -296,12 +297,12 @@ class LogTable:
             # The commits in between may have been cleaned up, or the table is damaged: reading it anew tells which.
             passed_checkpoint = True
         if passed_checkpoint:
-            self._table = DeltaTable(self.path)
+            self._table = open_delta(self.location)
         return self._read_positions()
 
     def _read_positions(self) -> Positions:
         """The positions in the newest commit of Tidewal. Raises `CorruptLog` when another tool changed rows since."""
-        commit = newest_own_commit(self.path, self._table.version(), self._newest_own)
+        commit = newest_own_commit(self.location, self._table.version(), self._newest_own)
         if commit is not None:
             self._newest_own = commit.version
             self._positions = commit.positions or self._positions

@@ -21,7 +21,7 @@ from ...runtime.log.wal import ControlAppend
 from ...runtime.rows.row_codec import decode_rows
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
-from ...runtime.tables.delta_table import log_table
+from ...runtime.tables.table_store import CURRENT, LOG
 from ..collection_reader import CollectionReaderRole, holder, open_stream, pchannels_of, rows_of
 from ..flush_events import FlushEvent
 from .current_table import CompactResult, CurrentTable, compact
@@ -60,8 +60,6 @@ class FlushPipeline:
         self.log: LogTable
         self._role = role
         self._node = role.node
-        self._directory = role.node.tables / collection.name
-        self._log_path = log_table(role.node.tables, collection.name)
         self._loop = asyncio.get_running_loop()
         self._buffer = _Buffer(self._loop.time())
         self._stored = 0  # the T of the table
@@ -103,8 +101,9 @@ class FlushPipeline:
             await self._stream.close()
 
     async def _open(self) -> None:
+        location = self._node.tables.table(self.collection.name, LOG)
         schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
-        self.log = await self._node.blocking(partial(LogTable.open, self._log_path, schema, key))
+        self.log = await self._node.blocking(partial(LogTable.open, location, schema, key))
         await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
         self._stored, positions = await self._node.blocking(partial(self.log.stored, self.collection.vchannels))
         self._stream = open_stream(self._role, self.collection, self._stored, positions)
@@ -249,7 +248,8 @@ class FlushPipeline:
 
     def _compact_blocking(self) -> CompactResult:
         schema = self.collection.schema
-        current = CurrentTable.open(self._directory / "current", schema.arrow(), schema.primary_key)
+        location = self._node.tables.table(schema.name, CURRENT)
+        current = CurrentTable.open(location, schema.arrow(), schema.primary_key)
         return compact(self.log, current, self._stored)
 
 

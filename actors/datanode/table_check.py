@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from ...runtime.errors import TidewalError
 from ...runtime.tables.delta_table import newest_own_commit
+from ...runtime.tables.digests import digest_in, digest_of
+from ...runtime.tables.table_store import TableLocation, TableStore
 from .delta_errors import storage_errors
-from .delta_files import digest_in, digest_of
-
-TABLES: Final = ("log", "current")
+from .delta_files import open_delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,48 +29,46 @@ class FileReport:
     damage: str = ""
 
 
-def check_tables(root: Path) -> Iterator[FileReport]:
-    """Check the files of the newest snapshot of each table in the folder `root`: that they are there, that each page
-    can be read and has its checksum, that their bytes have the digest in their name, that they have the rows that their
-    commit says, and that no other tool has changed the rows of the table. May run beside a node.
+def check_tables(store: TableStore) -> Iterator[FileReport]:
+    """Check the files of the newest snapshot of each table in `store`: that they are there, that each page can be read
+    and has its checksum, that their bytes have the digest in their name, that they have the rows that their commit
+    says, and that no other tool has changed the rows of the table. May run beside a node.
 
     Files of `current`, which the Delta library writes, and those of before Tidewal wrote checksums have neither: of
     these only what cannot be decoded is found."""
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        for name in TABLES:
-            if (folder / name).is_dir():
-                yield from _check_table(folder.name, name, folder / name)
+    for location in store.tables():
+        yield from _check_table(location)
 
 
-def _check_table(collection: str, name: str, path: Path) -> Iterator[FileReport]:
+def _check_table(location: TableLocation) -> Iterator[FileReport]:
     try:
-        with storage_errors(path):
-            table = DeltaTable(path)
+        with storage_errors(location):
+            table = open_delta(location)
             named = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", "num_records"])
     except TidewalError as error:
-        yield FileReport(collection, name, "", 0, 0, error.message)
+        yield FileReport(location.collection, location.name, "", 0, 0, error.message)
         return
     try:
-        newest_own_commit(path, table.version())
+        newest_own_commit(location, table.version())
     except TidewalError as error:
-        yield FileReport(collection, name, "", 0, 0, error.message)
+        yield FileReport(location.collection, location.name, "", 0, 0, error.message)
     for file, size, rows in zip(*(cast("list[object]", column.to_pylist()) for column in named.columns), strict=True):
-        yield _check_file(collection, name, path, str(file), cast(int, size), cast("int | None", rows))
+        yield _check_file(location, str(file), cast(int, size), cast("int | None", rows))
 
 
-def _check_file(collection: str, table: str, path: Path, file: str, size: int, expected: int | None) -> FileReport:
+def _check_file(location: TableLocation, file: str, size: int, expected: int | None) -> FileReport:
     rows, damage = 0, ""
     try:
-        with storage_errors(path / file):
-            found, digest = (path / file).stat().st_size, digest_in(file)
-            if digest and digest_of(path / file) != digest:
+        with storage_errors(f"{location}/{file}"), location.open(file) as stored:
+            found, digest = stored.size(), digest_in(file)
+            if digest and digest_of(stored) != digest:
                 damage = "its bytes are not those that were written"
-            with pq.ParquetFile(path / file, page_checksum_verification=True) as opened:
+            with pq.ParquetFile(stored, page_checksum_verification=True) as opened:
                 for batch in opened.iter_batches():
                     batch.validate(full=True)
                     rows += batch.num_rows
         if found != size or (expected is not None and rows != expected):
             damage = f"{found} bytes and {rows} rows, where the commit says {size} and {expected}"
     except TidewalError as error:
-        return FileReport(collection, table, file, rows, size, error.message)
-    return FileReport(collection, table, file, rows, size, damage)
+        return FileReport(location.collection, location.name, file, rows, size, error.message)
+    return FileReport(location.collection, location.name, file, rows, size, damage)

@@ -18,7 +18,7 @@ from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.log.record import RecordType
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
-from ...runtime.tables.delta_table import log_table
+from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, CollectionReaderRole, open_stream, pchannels_of, rows_of
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
@@ -91,10 +91,10 @@ class RowPipeline:
 
     async def _load(self) -> tuple[int, list[Position]]:
         """Apply what the table holds, and return its T and the positions stored with it."""
-        path = log_table(self._node.tables, self.collection.name)
-        if not (path / "_delta_log").is_dir():
+        location = self._node.tables.table(self.collection.name, LOG)
+        if not await self._node.blocking(location.exists):
             return 0, []
-        log = await self._node.blocking(partial(LogTable.open, path))
+        log = await self._node.blocking(partial(LogTable.open, location))
         time, positions = await self._node.blocking(partial(log.stored, self.collection.vchannels))
         for vchannel in self.collection.vchannels if time else ():
             store = self._stores[vchannel]

@@ -1,5 +1,5 @@
-"""What readers of a DataNode's Delta table need beside its columns (docs/delta.md): its path, and up to which T and
-position each vchannel is stored in a version of it.
+"""What readers of a DataNode's Delta table need beside its columns (docs/delta.md): up to which T and position each
+vchannel is stored in a version of it.
 
 A flush is one commit: its rows, an application transaction for each vchannel with its T, and the positions of all
 vchannels in the commit's metadata.
@@ -11,11 +11,11 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 from ..errors import BadRecord, CorruptLog, FormatTooNew, InvalidSchema, Unavailable
 from ..streams.messages import Position
+from .table_store import TableLocation
 
 Positions: TypeAlias = dict[str, Position]  # by vchannel
 
@@ -31,21 +31,16 @@ RESTORE_HINT: Final = (
 )
 
 
-def log_table(root: str | Path, collection: str) -> Path:
-    """The path of the row versions of a collection, in the folder of the tables `root`."""
-    return Path(root) / collection / "log"
-
-
-def check_format(properties: Mapping[str, str | None], path: Path) -> None:
+def check_format(properties: Mapping[str, str | None], table: TableLocation) -> None:
     """Raise `InvalidSchema` unless a table with these properties is Tidewal's, `FormatTooNew` for a newer Tidewal's,
     `CorruptLog` where they do not say."""
     found = properties.get(FORMAT_KEY)
     if found is None:
-        raise InvalidSchema(f"{path} is a Delta table, but not one of Tidewal's", path=str(path))
+        raise InvalidSchema(f"{table} is a Delta table, but not one of Tidewal's", path=table.uri)
     if not found.isdecimal():
-        raise CorruptLog(f"{path} says that its {FORMAT_KEY} is {found!r}: {RESTORE_HINT}", path=str(path))
+        raise CorruptLog(f"{table} says that its {FORMAT_KEY} is {found!r}: {RESTORE_HINT}", path=table.uri)
     if int(found) > FORMAT:
-        raise FormatTooNew(f"{path} was made by a newer Tidewal: upgrade", found=int(found), supported=FORMAT)
+        raise FormatTooNew(f"{table} was made by a newer Tidewal: upgrade", found=int(found), supported=FORMAT)
 
 
 def transaction_of(vchannel: str) -> str:
@@ -53,9 +48,9 @@ def transaction_of(vchannel: str) -> str:
     return f"{TRANSACTION_PREFIX}{vchannel}"
 
 
-def commit_file(table: Path, version: int) -> Path:
-    """The file of one commit."""
-    return table / "_delta_log" / f"{version:020}.json"
+def commit_name(version: int) -> str:
+    """The name of the file of one commit."""
+    return f"_delta_log/{version:020}.json"
 
 
 def encode_positions(positions: Mapping[str, Position]) -> str:
@@ -79,7 +74,7 @@ class TableCommit:
     positions: Positions
 
 
-def newest_own_commit(table: Path, version: int, above: int = -1) -> TableCommit | None:
+def newest_own_commit(table: TableLocation, version: int, above: int = -1) -> TableCommit | None:
     """The newest commit from `version` down to (not with) `above` that Tidewal made; None when there is none.
 
     Raises `CorruptLog` (`path`, `version`, `operation`) when another tool has changed rows behind it: the rows
@@ -103,7 +98,7 @@ def newest_own_commit(table: Path, version: int, above: int = -1) -> TableCommit
     return found
 
 
-def _check_foreign(table: Path, foreign: Sequence[TableCommit]) -> None:
+def _check_foreign(table: TableLocation, foreign: Sequence[TableCommit]) -> None:
     """Raise `CorruptLog` unless the commits `foreign`, oldest first, leave the rows as they were before them."""
     change: TableCommit | None = None
     changes: dict[int | None, TableCommit | None] = {
@@ -119,27 +114,27 @@ def _check_foreign(table: Path, foreign: Sequence[TableCommit]) -> None:
         raise CorruptLog(
             f"version {change.version} of {table} ({change.operation}) is another tool's and changes rows, which only "
             "Tidewal may: go back to the version before with "
-            f"deltalake.DeltaTable({str(table)!r}).restore({change.version - 1})",
-            path=str(table),
+            f"deltalake.DeltaTable({table.uri!r}).restore({change.version - 1})",
+            path=table.uri,
             version=change.version,
             operation=change.operation,
         )
 
 
-def _read_commit(table: Path, version: int) -> TableCommit | None:
+def _read_commit(table: TableLocation, version: int) -> TableCommit | None:
     """The commit, None where its file was cleaned up."""
-    file = commit_file(table, version)
+    file = f"{table}/{commit_name(version)}"
     try:
-        lines = file.read_bytes().splitlines()
+        lines = table.read(commit_name(version)).splitlines()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unavailable(f"{file}: {error}", path=str(file)) from error
+        raise Unavailable(f"{file}: {error}", path=file) from error
     try:
         return _parse_commit(version, lines)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, BadRecord) as error:
         raise CorruptLog(
-            f"{file} is damaged ({type(error).__name__}: {error}): {RESTORE_HINT}", path=str(file), version=version
+            f"{file} is damaged ({type(error).__name__}: {error}): {RESTORE_HINT}", path=file, version=version
         ) from error
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from ...runtime.clock import LOGICAL_BITS
 from ...runtime.errors import CorruptLog, Unavailable
 from ...runtime.rows.schema import CollectionSchema
+from ...runtime.tables.table_store import table_at
 from .collection import BATCH_BYTES, BATCH_ROWS, Array
 from .columns import TIME, arrow_schema
 
@@ -34,10 +35,11 @@ _STORED_AS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StoredRange:
-    """What one task reads of a table: of the rows in `files` those with `begin_ts < _ts <= end_ts`, of all vchannels or
-    of those that are named. Complete in itself, and it names the files of one version of the table: reading it again
-    gives the same rows."""
+    """What one task reads of the table at `table`: of the rows in its `files` those with
+    `begin_ts < _ts <= end_ts`, of all vchannels or of those that are named. Complete in itself, and it names the files
+    of one version of the table: reading it again gives the same rows."""
 
+    table: str
     files: tuple[str, ...]
     begin_ts: int
     end_ts: int
@@ -73,8 +75,13 @@ def stored_rows(wanted: StoredRange, columns: Sequence[str]) -> Iterator[pa.Reco
     does not have yet is null. Row groups of other times are not read."""
     chosen_by = ["_ts", "_vchannel"] if wanted.vchannels else ["_ts"]
     needed = list(dict.fromkeys([*columns, *chosen_by]))
-    for path in wanted.files:
-        with _errors_of(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    location = table_at(wanted.table)
+    for name in wanted.files:
+        with (
+            _errors_of(f"{location}/{name}"),
+            location.open(name) as stored,
+            pq.ParquetFile(stored, page_checksum_verification=True) as file,
+        ):
             there = set(file.schema_arrow.names)
             for group in range(file.metadata.num_row_groups):
                 if not _overlaps(file.metadata.row_group(group), wanted):

@@ -8,13 +8,10 @@ below it stay, so an interval is the same rows whichever version of the table it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, TypeAlias, cast
-from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +24,8 @@ from ...runtime.clock import MAX_TIMESTAMP
 from ...runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionMismatch
 from ...runtime.log.names import pchannel_of
 from ...runtime.rows.schema import CollectionSchema
-from ...runtime.tables.delta_table import check_format, log_table, newest_own_commit, transaction_of
+from ...runtime.tables.delta_table import check_format, newest_own_commit, transaction_of
+from ...runtime.tables.table_store import LOG, TableLocation, TableStore, open_tables
 from ..options import MicroBatchLimits
 from ..plan.offsets import UNKNOWN, scheme_of
 from .collection import ChannelRange
@@ -41,7 +39,7 @@ Firsts: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    path: str
+    name: str
     size_bytes: int
     rows: int
     lowest_ts: int
@@ -61,30 +59,31 @@ class Snapshot:
         collection, `PositionMismatch` when it was filled from another kind of log, `FormatTooNew`, `CorruptLog`,
         `Unavailable`.
         """
-        self.folder = local_folder(folder)
-        self.path = log_table(self.folder, schema.name)
+        store = history_store(folder)
+        self.folder = store.uri
+        self.location = store.table(schema.name, LOG)
         self._schema = schema
-        table = _open(self.path, version)
-        with _damage_of(self.path):
-            check_format(cast("dict[str, str | None]", table.metadata().configuration), self.path)
+        table = _open(self.location, version)
+        with _damage_of(self.location):
+            check_format(cast("dict[str, str | None]", table.metadata().configuration), self.location)
             self.version = table.version()
             self.times = {name: table.transaction_version(transaction_of(name)) or 0 for name in vchannels}
-            self._files = _files(table, self.path)
+            self._files = _files(table)
         self.time = min(self.times.values())
-        commit = newest_own_commit(self.path, self.version)
+        commit = newest_own_commit(self.location, self.version)
         self._positions = {} if commit is None else commit.positions
         self._check_origin(scheme_of(wal))
 
     def _check_origin(self, wal: str) -> None:
         if self._positions and not self._positions.keys() & self.times.keys():
             raise InvalidRequest(
-                f"{self.path} is the table of another collection of that name, dropped or of another cluster: correct "
-                "option history"
+                f"{self.location} is the table of another collection of that name, dropped or of another cluster: "
+                "correct option history"
             )
         for position in self._positions.values():
             if position.wal != wal:
                 raise PositionMismatch(
-                    f"{self.path} was filled from {position.wal}, option wal names {wal}: correct option wal or "
+                    f"{self.location} was filled from {position.wal}, option wal names {wal}: correct option wal or "
                     "history",
                     expected=wal,
                     found=position.wal,
@@ -111,9 +110,14 @@ class Snapshot:
             if size_bytes + file.size_bytes > limit:
                 groups.append([])
                 size_bytes = 0
-            groups[-1].append(file.path)
+            groups[-1].append(file.name)
             size_bytes += file.size_bytes
-        return [StoredRange(tuple(files), begin_ts, end_ts, self._schema, vchannels) for files in groups]
+        return [self._range(tuple(files), begin_ts, end_ts, vchannels) for files in groups]
+
+    def _range(
+        self, files: tuple[str, ...], begin_ts: int, end_ts: int, vchannels: tuple[str, ...] = ()
+    ) -> StoredRange:
+        return StoredRange(self.location.uri, files, begin_ts, end_ts, self._schema, vchannels)
 
     def _between(self, begin_ts: int, end_ts: int) -> list[_File]:
         return [file for file in self._files if file.lowest_ts <= end_ts and file.highest_ts > begin_ts]
@@ -135,9 +139,9 @@ class Snapshot:
         end = self._end(wanted.vchannels[0]) if time else None
         if end is None and (time > wanted.begin_ts or wanted.begin == UNKNOWN):
             raise CorruptLog(
-                f"{self.path} does not say where {wanted.vchannels[0]} ends in the log: another tool has removed its "
-                "commits; the next flush says it again",
-                path=str(self.path),
+                f"{self.location} does not say where {wanted.vchannels[0]} ends in the log: another tool has removed "
+                "its commits; the next flush says it again",
+                path=self.location.uri,
             )
         if end is not None and (wanted.begin_included or end.id > wanted.begin.id):
             return replace(wanted, begin=end, begin_ts=max(time, wanted.begin_ts), begin_included=True)
@@ -146,7 +150,7 @@ class Snapshot:
     def not_in_history(self, time: int) -> InvalidRequest:
         """The error for an offset that this table should have passed, and has not."""
         return InvalidRequest(
-            f"the offset at {time} is one of history, but {self.path} goes up to {self.time} only: correct option "
+            f"the offset at {time} is one of history, but {self.location} goes up to {self.time} only: correct option "
             "history, or start with a new checkpoint"
         )
 
@@ -193,7 +197,7 @@ class Snapshot:
 
     def _stamps(self, file: _File, begin_ts: int, upto: int) -> tuple[Stamps, Firsts]:
         """The timestamps of a file's rows, and which rows are the first of their records."""
-        wanted = StoredRange((file.path,), begin_ts, upto, self._schema)
+        wanted = self._range((file.name,), begin_ts, upto)
         batches = list(stored_rows(wanted, ["_ts", "_row"]))
         ts = [batch.column("_ts").to_numpy() for batch in batches]
         firsts = [batch.column("_row").to_numpy() == 0 for batch in batches]
@@ -215,55 +219,55 @@ def _end_of(held: Sequence[tuple[Stamps, Firsts]], horizon: int, rows: int | Non
     return int(times[max(0, int(np.argmax(over)) - 1)])
 
 
-def local_folder(folder: str) -> str:
-    """The folder in option `history`, absolute. Raises `ConfigError`: tables lie on file systems."""
-    parts = urlsplit(folder)
-    if parts.scheme not in ("", "file") or parts.netloc:
+def history_store(folder: str) -> TableStore:
+    """The tables in the folder of option `history`, a path or a `file:` URL. Raises `ConfigError` for another URL."""
+    try:
+        return open_tables(folder)
+    except ConfigError as error:
         raise ConfigError(
             f"option history is {folder!r}; it must be a folder that driver and executors see under the same path",
             key="history",
-        )
-    return os.path.abspath(parts.path if parts.scheme else folder)
+        ) from error
 
 
 @contextmanager
-def _damage_of(path: Path) -> Generator[None]:
+def _damage_of(location: TableLocation) -> Generator[None]:
     """Raise a `DeltaError` of the block as `CorruptLog`; an absent table as it is."""
     try:
         yield
     except TableNotFoundError:
         raise
     except DeltaError as error:
-        raise CorruptLog(f"the table {path} cannot be read: {error}", path=str(path)) from error
+        raise CorruptLog(f"the table {location} cannot be read: {error}", path=location.uri) from error
 
 
-def _open(path: Path, version: int | None) -> DeltaTable:
+def _open(location: TableLocation, version: int | None) -> DeltaTable:
     try:
-        with _damage_of(path):
-            newest = DeltaTable(path)
+        with _damage_of(location):
+            newest = DeltaTable(location.uri, storage_options=location.storage_options)
     except TableNotFoundError as error:
         raise ConfigError(
-            f"there is no table at {path}: option history is the folder of the DataNodes' tables (tidewal run shows it "
-            "at its start), and has a table once the collection was created",
+            f"there is no table at {location}: option history is the folder of the DataNodes' tables (tidewal run "
+            "shows it at its start), and has a table once the collection was created",
             key="history",
         ) from error
     if version is None or version == newest.version():
         return newest
     try:
-        return DeltaTable(path, version=version)
+        return DeltaTable(location.uri, version=version, storage_options=location.storage_options)
     except DeltaError as error:
         raise InvalidRequest(
-            f"{path} does not have version {version}: the newest is {newest.version()}, and older ones are kept for an "
-            "hour. timestampAsOf reaches back to the first row",
+            f"{location} does not have version {version}: the newest is {newest.version()}, and older ones are kept "
+            "for an hour. timestampAsOf reaches back to the first row",
         ) from error
 
 
-def _files(table: DeltaTable, path: Path) -> list[_File]:
+def _files(table: DeltaTable) -> list[_File]:
     """The files of a version in the order of their lowest `_ts`. A file without statistics may have any."""
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     files = [
         _File(
-            str(path / action["path"]),
+            action["path"],
             action["size_bytes"],
             action.get("num_records") or 0,
             0 if (low := action.get("min._ts")) is None else low,

@@ -88,7 +88,7 @@ async def test_a_compaction_that_was_asked_for_ends_before_the_tables_are_remove
             return CompactResult(0, 0, 0)
 
         monkeypatch.setattr(pipeline, "compact", compact)
-        monkeypatch.setattr(datanode, "_remove", lambda folder: (order.append("removed"), remove(folder)))
+        monkeypatch.setattr(datanode, "_remove", lambda *of: (order.append("removed"), remove(*of)))
         asked = asyncio.create_task(client.compact("people"))
         await begun.wait()
         await client.drop_collection("people")

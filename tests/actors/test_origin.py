@@ -12,6 +12,7 @@ from tidewal.actors.standalone import Standalone, log_url, standalone
 from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import ConfigError, PositionMismatch
 from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.tables.table_store import open_tables
 from tidewal.runtime.testing.memory import MemoryWal
 
 SCHEMA = CollectionSchema("things", (Field("id", "int64"),), "id")
@@ -32,14 +33,14 @@ def settings_of(**given: object):
 
 
 async def test_nothing_stored_names_no_log(tmp_path: Path):
-    assert wal_of(tmp_path / "tables") is None
+    assert wal_of(open_tables(tmp_path / "tables")) is None
     (tmp_path / "tables" / "broken" / "log" / "_delta_log").mkdir(parents=True)
-    assert wal_of(tmp_path / "tables") is None
+    assert wal_of(open_tables(tmp_path / "tables")) is None
 
 
 @pytest.mark.slow
 async def test_tables_beat_the_type_but_not_a_url(filled: Path, caplog: pytest.LogCaptureFixture):
-    assert wal_of(filled / "tables") == "rocksmq"
+    assert wal_of(open_tables(filled / "tables")) == "rocksmq"
     kafka = settings_of(mq_type="kafka", kafka_brokerList="localhost:9092")
     with caplog.at_level(logging.WARNING):
         assert await log_url(filled, kafka) == f"rocksmq://{filled}/log"

@@ -20,6 +20,7 @@ from tidewal.actors.querynode.row_store import RowStore
 from tidewal.runtime.errors import MemoryLimitExceeded, PositionLost
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import decode
+from tidewal.runtime.tables.table_store import LOG
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -35,7 +36,7 @@ async def test_rows_that_cannot_be_read_are_dead_letters_and_the_rest_goes_on(ho
         await client.insert("people", home.people(2))
         assert await client.count("people", consistency="strong") == 2
         await client.flush("people")
-        stored = DeltaTable(node.node.tables / "people" / "log").to_pyarrow_table()
+        stored = DeltaTable(node.node.tables.table("people", LOG).uri).to_pyarrow_table()
         assert sorted(stored.column("id").to_pylist()) == [1, 2]
         letters = [decode(entry.payload) for entry in home.log.channels[Names().dead_letters].entries]
         assert {bytes(decode(letter.body).body) for letter in letters} == {b"no record batch"}
@@ -202,7 +203,7 @@ async def test_nothing_is_missing_where_shards_are_stored_up_to_different_times(
         await client.create_collection(home.PEOPLE, shards=2)
         await client.insert("people", home.people(*range(10)))
         await client.flush("people")
-        log = LogTable.open(node.node.tables / "people" / "log")
+        log = LogTable.open(node.node.tables.table("people", LOG).uri)
         await client.insert("people", home.people(*range(10, 30)))
         ahead = max(log.positions())
         before = log.flushed(ahead)

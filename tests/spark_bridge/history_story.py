@@ -16,7 +16,7 @@ from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import Entry
 from tidewal.runtime.streams.messages import Position
-from tidewal.runtime.tables.delta_table import log_table
+from tidewal.runtime.tables.table_store import LOG, open_tables
 
 
 class StoredStory:
@@ -29,7 +29,7 @@ class StoredStory:
         self.story = Story(self.log.append if append is None else partial(self._append, append))
         self.flights = self.story.create(shards=3, pchannels=2)
         schema = self.flights.schema
-        self.table = LogTable.open(log_table(folder, schema.name), schema.arrow(), schema.primary_key)
+        self.table = LogTable.open(open_tables(folder).table(schema.name, LOG), schema.arrow(), schema.primary_key)
         self.times = dict.fromkeys(self.flights.vchannels, 0)
 
     def _append(self, append: Append, channel: str, payload: bytes, timestamp: int) -> bytes:

@@ -21,7 +21,8 @@ from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.rows.schema import CollectionSchema, Field
-from tidewal.runtime.tables.delta_table import commit_file, log_table
+from tidewal.runtime.tables.delta_table import commit_name
+from tidewal.runtime.tables.table_store import LOG, open_tables
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan.collection import CollectionPlanner
 from tidewal.spark_bridge.plan.history import HistoryPlan, HistoryPlanner, end_at
@@ -395,7 +396,7 @@ def test_an_offset_of_history_needs_the_table_that_has_it(stored: StoredStory, t
 
 def test_a_file_that_is_gone_or_damaged_is_told(stored: StoredStory) -> None:
     [task] = planner(stored).tasks(beginning(stored.flights), history_cut(stored.flights, stored.time))
-    path = Path(task.files[0])
+    path = Path(task.table, task.files[0])
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CorruptLog, match="cannot be read"):
         list(task.batches(COLUMNS))
@@ -406,7 +407,7 @@ def test_a_file_that_is_gone_or_damaged_is_told(stored: StoredStory) -> None:
 
 def test_a_table_that_another_tool_restored_is_no_history(stored: StoredStory) -> None:
     within = history_cut(stored.flights, stored.time)
-    table = DeltaTable(log_table(stored.folder, "flights"))
+    table = DeltaTable(open_tables(stored.folder).table("flights", LOG).uri)
     sound = table.version()
     table.restore(1)
     for end in (within, stored.story.cuts[-1]):
@@ -419,10 +420,11 @@ def test_a_table_that_another_tool_restored_is_no_history(stored: StoredStory) -
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["", "with a checkpoint"])  # Delta reads no commit before it
 def test_a_table_whose_newest_commit_is_torn_is_no_history(stored: StoredStory, checkpoint: bool) -> None:
-    table = DeltaTable(log_table(stored.folder, "flights"))
+    location = open_tables(stored.folder).table("flights", LOG)
+    table = DeltaTable(location.uri)
     if checkpoint:
         table.create_checkpoint()
-    commit = commit_file(log_table(stored.folder, "flights"), table.version())
+    commit = Path(location.uri, commit_name(table.version()))
     sound = commit.read_bytes()
     for torn in (sound[: len(sound) // 3], b"", b'{"commitInfo": {"tidewal.positions": "[1]"}}', b'{"txn": {"a": 1}}'):
         commit.write_bytes(torn)

@@ -18,7 +18,7 @@ from tidewal.runtime.catalog import catalog_log
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.wal import Wal
-from tidewal.runtime.tables.delta_table import log_table
+from tidewal.runtime.tables.table_store import LOG, open_tables
 from tidewal.spark_bridge.connection_cache import close_idle
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import ReadOptions
@@ -90,7 +90,7 @@ async def forget(backend: Backend, wal: Wal) -> None:
 
 def heartbeat_ends_the_last_pack(tables: Path, now: int) -> None:
     """A T that lies behind the entry of its position, and behind all that is in the log."""
-    log = LogTable.open(log_table(tables, "flights"))
+    log = LogTable.open(open_tables(tables).table("flights", LOG))
     times = {vchannel: log.flushed(vchannel) for vchannel in log.positions()}
     log.flush([], start=times, end=dict.fromkeys(times, now), positions=log.positions())
 

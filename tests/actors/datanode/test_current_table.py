@@ -22,7 +22,7 @@ from tidewal.actors.datanode.row_versions import ORDER, newest, stored_schema
 from tidewal.runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
 
 sys.path.insert(0, str(Path(__file__).parent))
-from versions import KEY, SCHEMA, V0, V1, position, versions
+from versions import KEY, SCHEMA, V0, V1, folder_of, position, versions
 
 KEYS = [1, 2, 3, 1, 2, 4, 1, 3, 5, 2]
 OPS = ["insert", "insert", "insert", "upsert", "delete", "insert", "delete", "upsert", "insert", "insert"]
@@ -72,16 +72,16 @@ def test_compaction_leaves_the_newest_row_of_each_key(
     for upto in stops:
         result = compact(log, current, upto, rows_per_step=rows_per_step)
     reached = max(stops)
-    assert stored(current.path) == expected(reached)
+    assert stored(folder_of(current)) == expected(reached)
     assert (result.t, result.rows, current.t) == (reached, len(expected(reached)), reached)
-    assert CurrentTable.open(current.path).t == reached
+    assert CurrentTable.open(folder_of(current)).t == reached
 
 
 @pytest.mark.slow
 def test_rows_keep_their_values(log: LogTable, current: CurrentTable) -> None:
     compact(log, current, 10)
     wanted = versions(STAMPS, keys=KEYS, ops=OPS).to_pylist()
-    for row in DeltaTable(current.path).to_pyarrow_table().to_pylist():
+    for row in DeltaTable(folder_of(current)).to_pyarrow_table().to_pylist():
         assert row == {name: wanted[row["_ts"] - 1][name] for name in [*SCHEMA.names, "_ts"]}
 
 
@@ -106,29 +106,29 @@ def test_compaction_stops_at_what_every_vchannel_has_flushed(log: LogTable, curr
     with pytest.raises(InvalidRequest, match=V1):
         compact(log, current, 10)
     assert compact(log, current, 9).t == 9
-    assert stored(current.path) == expected(9)
+    assert stored(folder_of(current)) == expected(9)
 
 
 def test_time_without_rows_moves_the_table_too(log: LogTable, current: CurrentTable) -> None:
     compact(log, current, 10)
     log.flush([], start={V0: 10}, end={V0: 20}, positions={V0: position(20)})
     assert compact(log, current, 20).t == 20
-    assert (CurrentTable.open(current.path).t, stored(current.path)) == (20, expected(10))
+    assert (CurrentTable.open(folder_of(current)).t, stored(folder_of(current))) == (20, expected(10))
     log.flush(versions([21], keys=[99]), start={V0: 20}, end={V0: 21}, positions={V0: position(21)})
     assert compact(log, current, 21).merged == 1
-    assert stored(current.path) == expected(10) | {99: 21}
+    assert stored(folder_of(current)) == expected(10) | {99: 21}
 
 
 def test_a_compaction_overtaken_by_another_changes_nothing(log: LogTable, current: CurrentTable) -> None:
-    other = CurrentTable.open(current.path)
+    other = CurrentTable.open(folder_of(current))
     compact(log, current, 4)
     rows = read_current_at(log, 2)
     # `other` still has the empty table in hand, as if it had read the log before `current` committed.
     assert not other.merge(_as_changes(rows.to_table()), 2)
-    assert stored(current.path) == expected(4)
+    assert stored(folder_of(current)) == expected(4)
     assert compact(log, other, 10).t == 10
     assert compact(log, current, 7).t == 10
-    assert stored(current.path) == expected(10)
+    assert stored(folder_of(current)) == expected(10)
 
 
 def _as_changes(rows: pa.Table) -> NewestVersions:
@@ -152,10 +152,10 @@ current_table.compact(log, current, 10, rows_per_step=5)
 def test_a_compaction_killed_between_its_steps_goes_on_where_it_was(log: LogTable, current: CurrentTable) -> None:
     reached = []
     while current.t < 10:
-        died = subprocess.run([sys.executable, "-c", CRASH, str(log.path), str(current.path)], check=False)
+        died = subprocess.run([sys.executable, "-c", CRASH, str(folder_of(log)), str(folder_of(current))], check=False)
         assert died.returncode == -signal.SIGKILL
         reached.append(current.t)
-        assert stored(current.path) == expected(reached[-1])
+        assert stored(folder_of(current)) == expected(reached[-1])
     assert reached == [5, 10]
     assert compact(log, current, 10).merged == 0
 
@@ -164,7 +164,7 @@ def test_a_compaction_killed_between_its_steps_goes_on_where_it_was(log: LogTabl
 def test_joining_files_and_vacuum_keep_rows_and_positions(log: LogTable, current: CurrentTable) -> None:
     assert log.join_files() == 2
     assert log.join_files() == 0
-    orphan, young = log.path / "part-old.parquet", log.path / "part-young.parquet"
+    orphan, young = folder_of(log) / "part-old.parquet", folder_of(log) / "part-young.parquet"
     for file in (orphan, young):
         file.write_bytes(b"")
     long_ago = time.time() - 2 * 24 * 3600
@@ -173,23 +173,23 @@ def test_joining_files_and_vacuum_keep_rows_and_positions(log: LogTable, current
     assert (orphan.exists(), young.exists()) == (False, True)
     with pytest.raises(InvalidRequest):
         log.vacuum(0)
-    assert LogTable.open(log.path).positions() == log.positions() == {V0: position(10)}
+    assert LogTable.open(folder_of(log)).positions() == log.positions() == {V0: position(10)}
     compact(log, current, 10, rows_per_step=3)
     assert current.vacuum() == 0
-    assert stored(current.path) == expected(10)
+    assert stored(folder_of(current)) == expected(10)
     log.flush(versions([11]), start={V0: 10}, end={V0: 11}, positions={V0: position(11)})
     assert read_current_at(log, 11).rows == len(expected(10)) + 1
 
 
 def test_a_flush_from_before_joining_starts_over(log: LogTable) -> None:
-    other = LogTable.open(log.path)
+    other = LogTable.open(folder_of(log))
     log.join_files()
     assert not other.flush(versions([11]), start={V0: 10}, end={V0: 11}, positions={V0: position(11)}).replayed
     assert log.positions() == {V0: position(11)}
 
 
 def test_missing_files_are_told(log: LogTable, current: CurrentTable) -> None:
-    next(log.path.glob("*.parquet")).unlink()
+    next(folder_of(log).glob("*.parquet")).unlink()
     with pytest.raises(CorruptLog):
         compact(log, current, 10)
     with pytest.raises(CorruptLog):

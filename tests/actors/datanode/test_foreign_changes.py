@@ -18,7 +18,7 @@ from tidewal.cli.main import app
 from tidewal.runtime.errors import CorruptLog
 
 sys.path.insert(0, str(Path(__file__).parent))
-from versions import KEY, SCHEMA, V0, position, versions
+from versions import KEY, SCHEMA, V0, folder_of, position, versions
 
 LAST = 5  # the version of the table, and its T
 
@@ -37,7 +37,7 @@ def flush(log: LogTable, t: int):
 
 
 def stored(log: LogTable) -> list[int]:
-    return sorted(DeltaTable(log.path).to_pyarrow_table(columns=["_ts"])["_ts"].to_pylist())
+    return sorted(DeltaTable(folder_of(log)).to_pyarrow_table(columns=["_ts"])["_ts"].to_pylist())
 
 
 def append(table: DeltaTable) -> None:
@@ -71,15 +71,15 @@ CHANGES: dict[str, Callable[[DeltaTable], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_rows_that_another_tool_changed_are_no_answer_until_it_is_undone(log: LogTable, change) -> None:
-    other = LogTable.open(log.path)
+    other = LogTable.open(folder_of(log))
     other.positions()
-    change(DeltaTable(log.path))
+    change(DeltaTable(folder_of(log)))
     left = stored(log)
     calls: list[Callable[[], object]] = [
         lambda: flush(log, LAST + 1),
-        lambda: LogTable.open(log.path).flushed(V0),
-        lambda: flush(LogTable.open(log.path), LAST),  # a replay, were the rows still there
-        lambda: read_current_at(LogTable.open(log.path), LAST),
+        lambda: LogTable.open(folder_of(log)).flushed(V0),
+        lambda: flush(LogTable.open(folder_of(log)), LAST),  # a replay, were the rows still there
+        lambda: read_current_at(LogTable.open(folder_of(log)), LAST),
         lambda: read_current_at(log, LAST),
         log.join_files,
         log.vacuum,
@@ -92,39 +92,39 @@ def test_rows_that_another_tool_changed_are_no_answer_until_it_is_undone(log: Lo
     error = caught.value
     assert error.fields["version"] == LAST + 1
     assert str(error.fields["operation"]) in error.message
-    assert f"DeltaTable({str(log.path)!r}).restore({LAST})" in error.message
-    DeltaTable(log.path).restore(LAST)
+    assert f"DeltaTable({str(folder_of(log))!r}).restore({LAST})" in error.message
+    DeltaTable(folder_of(log)).restore(LAST)
     assert flush(other, LAST).replayed
     flush(log, LAST + 1)
     assert stored(log) == list(range(1, LAST + 2))
-    assert LogTable.open(log.path).positions() == {V0: position(LAST + 1)}
+    assert LogTable.open(folder_of(log)).positions() == {V0: position(LAST + 1)}
 
 
 @pytest.mark.slow
 def test_what_keeps_the_rows_is_allowed(log: LogTable) -> None:
-    optimize(DeltaTable(log.path))
+    optimize(DeltaTable(folder_of(log)))
     flush(log, LAST + 1)
-    optimize(DeltaTable(log.path))
-    DeltaTable(log.path).alter.set_table_properties({"a": "b"}, raise_if_not_exists=False)
-    DeltaTable(log.path).create_checkpoint()
-    flush(LogTable.open(log.path), LAST + 2)
+    optimize(DeltaTable(folder_of(log)))
+    DeltaTable(folder_of(log)).alter.set_table_properties({"a": "b"}, raise_if_not_exists=False)
+    DeltaTable(folder_of(log)).create_checkpoint()
+    flush(LogTable.open(folder_of(log)), LAST + 2)
     assert stored(log) == list(range(1, LAST + 3))
     assert log.flushed(V0) == LAST + 2
 
 
 @pytest.mark.slow
 def test_a_restore_from_before_an_optimize_undoes_it(log: LogTable) -> None:
-    DeltaTable(log.path).optimize.compact()
+    DeltaTable(folder_of(log)).optimize.compact()
     assert log.flushed(V0) == LAST  # has looked at it
-    DeltaTable(log.path).delete("id < 3")
-    DeltaTable(log.path).restore(LAST)
+    DeltaTable(folder_of(log)).delete("id < 3")
+    DeltaTable(folder_of(log)).restore(LAST)
     flush(log, LAST + 1)
     assert stored(log) == list(range(1, LAST + 2))
 
 
 @pytest.mark.slow
 def test_current_rows_that_another_tool_changed_are_not_built_upon(log: LogTable) -> None:
-    path = log.path.parent / "current"
+    path = folder_of(log).parent / "current"
     compact(log, CurrentTable.open(path, SCHEMA, KEY), LAST)
     version = DeltaTable(path).version()
     optimize(DeltaTable(path))
@@ -143,17 +143,17 @@ def test_current_rows_that_another_tool_changed_are_not_built_upon(log: LogTable
 
 @pytest.mark.slow
 def test_verify_names_the_table_that_another_tool_changed(log: LogTable) -> None:
-    root = log.path.parent.parent
-    compact(log, CurrentTable.open(log.path.parent / "current", SCHEMA, KEY), LAST)
+    root = folder_of(log).parent.parent
+    compact(log, CurrentTable.open(folder_of(log).parent / "current", SCHEMA, KEY), LAST)
     for name, version in (("log", 1), ("current", 0)):
-        sound = DeltaTable(log.path.parent / name).version()
+        sound = DeltaTable(folder_of(log).parent / name).version()
         assert verify(root)[0] == 0
-        DeltaTable(log.path.parent / name).restore(version)
+        DeltaTable(folder_of(log).parent / name).restore(version)
         status, damaged = verify(root)
         assert status == 1
         assert [(each["table"], each["file"]) for each in damaged] == [(name, "")]
         assert "(RESTORE) is another tool's" in damaged[0]["damage"]
-        DeltaTable(log.path.parent / name).restore(sound)
+        DeltaTable(folder_of(log).parent / name).restore(sound)
     assert verify(root) == (0, [])
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 
+from tidewal.actors.datanode.current_table import CurrentTable
+from tidewal.actors.datanode.log_table import LogTable
 from tidewal.runtime.streams.messages import Position
 
 SCHEMA = pa.schema(
@@ -57,3 +60,8 @@ def versions(
 
 def position(t: int) -> Position:
     return Position("ch_0", b"\x00\xff" + t.to_bytes(8), term=1, cseq=t, timestamp=t, wal="rocksmq")
+
+
+def folder_of(table: LogTable | CurrentTable) -> Path:
+    """The folder in which a table lies."""
+    return Path(table.location.uri)

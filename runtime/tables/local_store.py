@@ -1,0 +1,109 @@
+"""Tables on a local or mounted POSIX file system: the only module that opens, syncs, lists and removes their files.
+
+A file is durable once it and the folder that has its name are synced.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from ..errors import DirectoryUnwritable
+from .digests import digest_of
+from .table_store import CURRENT, LOG, CreatedFile, StoreUri, TableLocation, TableStore
+
+FOLDER_MODE = 0o700  # readable by the node's user only, as the log's folder
+
+
+class LocalTableLocation(TableLocation):
+    """The folder of one table."""
+
+    def __init__(self, folder: StoreUri) -> None:
+        self._folder = Path(os.path.abspath(folder))
+        super().__init__(str(self._folder))
+
+    def exists(self) -> bool:
+        return (self._folder / "_delta_log").is_dir()
+
+    def prepare(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def created(self) -> None:
+        for folder in (self._folder, self._folder.parent, self._folder.parent.parent):
+            _sync(folder)
+
+    def sync(self, names: Iterable[str]) -> None:
+        files = [self._folder / name for name in names]
+        for path in [*files, *dict.fromkeys(file.parent for file in files)]:
+            _sync(path)
+
+    def has(self, name: str) -> bool:
+        return (self._folder / name).exists()
+
+    def read(self, name: str) -> bytes:
+        return (self._folder / name).read_bytes()
+
+    def open(self, name: str) -> pa.NativeFile:
+        return pa.OSFile(str(self._folder / name), "rb")
+
+    def create(self, stem: str, write: Callable[[BinaryIO], None]) -> CreatedFile:
+        path = self._folder / f"{stem}.parquet"
+        with path.open("w+b") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+            file.seek(0)
+            digest = digest_of(file)
+        path = path.rename(path.with_name(f"{stem}-{digest}.parquet"))
+        _sync(self._folder)
+        return CreatedFile(path.name, size)
+
+
+class LocalTableStore(TableStore):
+    """A folder with a folder for each collection."""
+
+    def __init__(self, folder: StoreUri) -> None:
+        self._folder = Path(os.path.abspath(folder))
+        super().__init__(str(self._folder))
+
+    def exists(self) -> bool:
+        return self._folder.is_dir()
+
+    def prepare(self) -> None:
+        try:
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            writable = os.access(self._folder, os.W_OK | os.X_OK)
+        except OSError as error:
+            raise DirectoryUnwritable(f"{self} cannot be created: {error.strerror}", path=str(self)) from error
+        if not writable:
+            raise DirectoryUnwritable(f"{self} cannot be written; check its permissions", path=str(self))
+
+    def tables(self) -> list[TableLocation]:
+        if not self.exists():
+            return []
+        collections = sorted(folder for folder in self._folder.iterdir() if folder.is_dir())
+        folders = [folder / name for folder in collections for name in (LOG, CURRENT)]
+        return [LocalTableLocation(folder) for folder in folders if folder.is_dir()]
+
+    def table(self, collection: str, name: str) -> TableLocation:
+        return LocalTableLocation(self._folder / collection / name)
+
+    def remove(self, collection: str) -> None:
+        folder = self._folder / collection
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+"""Where the Delta tables lie: one seam for all that Tidewal itself does with their files, beside what the Delta library
+does. A file system is one implementation (`local_store.py`), an object store would be another.
+
+    <store>/<collection>/log        row versions
+    <store>/<collection>/current    current rows
+
+What the Delta library does (commits, merges, scans, vacuum), it does by a location's `uri` and `storage_options`.
+Unless a method says otherwise it blocks, and raises `OSError` as Python's file functions do, `FileNotFoundError` for
+what is not there; `storage_errors` of the DataNode makes Tidewal's errors of these.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike, fspath
+from typing import BinaryIO, Final, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from ..errors import ConfigError
+
+LOG: Final = "log"
+CURRENT: Final = "current"
+
+_is_url = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+class CreatedFile(NamedTuple):
+    """A file that `TableLocation.create` stored: its name in the table, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+class TableLocation(ABC):
+    """The place of one table. Names of files are relative to it, with `/` between their parts, as Delta has them.
+
+    `uri` and `storage_options` are what the Delta library opens the table by. Its text is the `uri`.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self.uri = uri
+        self.storage_options = None if storage_options is None else dict(storage_options)
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @property
+    def name(self) -> str:
+        """Which table of its collection this is: `LOG` or `CURRENT`."""
+        return self.uri.rsplit("/", 1)[-1]
+
+    @property
+    def collection(self) -> str:
+        """The name of its collection."""
+        return self.uri.rsplit("/", 2)[-2]
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is a Delta log, damaged or not."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Ensure that a table can be created here. Does nothing where one is."""
+
+    @abstractmethod
+    def created(self) -> None:
+        """Make the names of a table that was just created durable: all above its files."""
+
+    @abstractmethod
+    def sync(self, names: Iterable[str]) -> None:
+        """Make files durable that the Delta library wrote, and their names. It writes each under its name in one step,
+        and syncs nothing. Nothing to do where a written file is durable."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """The whole file."""
+
+    @abstractmethod
+    def open(self, name: str) -> pa.NativeFile:
+        """The file, for reading at any place."""
+
+    @abstractmethod
+    def create(self, stem: str, write: Callable[[BinaryIO], None]) -> CreatedFile:
+        """Store what `write` writes as a new file, durable on return. Its name is the unique `stem`, `-`, the digest of
+        its bytes (`digests.py`) and `.parquet`. No commit names it yet; where this or the commit fails, a vacuum
+        removes it."""
+
+
+class TableStore(ABC):
+    """The place of all tables of a node; `uri` names it, and is its text. A collection's tables lie under its name."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether the store is there: a node has prepared it."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Create the store where there is none, and check that tables can be written in it. Raises
+        `DirectoryUnwritable` (`path`)."""
+
+    @abstractmethod
+    def tables(self) -> list[TableLocation]:
+        """The places at which tables are or were begun, sorted by collection, `LOG` before `CURRENT`. None where the
+        store is not there."""
+
+    @abstractmethod
+    def table(self, collection: str, name: str) -> TableLocation:
+        """The place of a table, `LOG` or `CURRENT`, whether it is there or not."""
+
+    @abstractmethod
+    def remove(self, collection: str) -> None:
+        """Remove the tables of a collection with all their files. Does nothing where there are none."""
+
+
+StoreUri: TypeAlias = "str | PathLike[str]"
+
+
+def open_tables(uri: StoreUri) -> TableStore:
+    """The store of tables at a path or a `file:` URL. Raises `ConfigError` for any other URL."""
+    from .local_store import LocalTableStore
+
+    return LocalTableStore(_local_path(uri))
+
+
+def table_at(uri: StoreUri | TableLocation) -> TableLocation:
+    """The place of the one table at a path or a `file:` URL. Raises `ConfigError` for any other URL."""
+    from .local_store import LocalTableLocation
+
+    return uri if isinstance(uri, TableLocation) else LocalTableLocation(_local_path(uri))
+
+
+def _local_path(uri: StoreUri) -> str:
+    path = fspath(uri)
+    if not _is_url.match(path):
+        return path
+    parts = urlsplit(path)
+    if parts.scheme != "file" or parts.netloc:
+        raise ConfigError(f"tables lie on a local or mounted file system: {path!r} is no path of one", key="tables")
+    return parts.path
