@@ -12,6 +12,7 @@ class MemoryBackend(WalBackend):
     name = "memory"
     schemes = ("memory",)
     url_form = "memory://"
+    shared = False
 
     async def open(self, url: str, **_: object) -> Wal:
         """Open a new, empty log. `url` and the options mean nothing here."""

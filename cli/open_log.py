@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ..adapters.rocksmq.address import Address
 from ..runtime.catalog.catalog import Catalog
 from ..runtime.clock import physical_ms
 from ..runtime.config.loading import load_settings, wal_options
@@ -15,7 +16,6 @@ from ..runtime.log.opening import open_wal
 from ..runtime.log.read_only import ReadOnlyWal
 from ..runtime.log.redaction import shown_url, split_url
 from ..runtime.log.wal import Entry, FromId, Start, Wal
-from ..runtime.remote import Address
 from ..runtime.streams.stream_base import reading
 
 

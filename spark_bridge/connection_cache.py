@@ -15,19 +15,20 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-from .log import BridgeLog, open_log
+from ..runtime.log.blocking_reader import BlockingReader
+from .log import open_log
 
 IDLE_MAX: Final = 4
 IDLE_S: Final = 10.0
 
-_idle: list[tuple[str, BridgeLog, float]] = []  # logs not in use, the longest unused first, and since when
+_idle: list[tuple[str, BlockingReader, float]] = []  # logs not in use, the longest unused first, and since when
 _lock = threading.Lock()
 _sweeping = False  # a timer is running
 _frozen = False
 
 
 @contextmanager
-def cached_log(url: str) -> Generator[BridgeLog]:
+def cached_log(url: str) -> Generator[BlockingReader]:
     """The log at `url` for one task: one that an earlier task has left, if it is still connected, or a new one.
 
     At most `IDLE_MAX` idle logs are kept, each for `IDLE_S` (the client of a broker that has ended would search it for
@@ -56,7 +57,7 @@ def _freeze_loaded_modules() -> None:
         gc.freeze()
 
 
-def _acquire(url: str) -> BridgeLog | None:
+def _acquire(url: str) -> BlockingReader | None:
     with _lock:
         index = next((index for index in reversed(range(len(_idle))) if _idle[index][0] == url), None)
         log = None if index is None else _idle.pop(index)[1]

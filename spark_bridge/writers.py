@@ -19,7 +19,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from ..runtime.catalog.catalog import Collection
 from ..runtime.clock import HybridClock
 from ..runtime.errors import ChannelNotFound, CollectionNotFound, InvalidRequest, Unavailable
-from .log import BridgeLog, open_log
+from ..runtime.log.blocking_reader import BlockingReader
+from .log import open_log
 from .plan.collection import CollectionPlanner
 from .sink.chunks import chunks
 from .sink.collection import ChunkSender, Task, division
@@ -171,7 +172,7 @@ def _retrying_log(options: SinkOptions) -> tuple[WorkerLog, float]:
     return worker_log(options.wal, options.deadline_s), options.deadline_s
 
 
-def _collection(log: BridgeLog, options: SinkOptions, schema: StructType) -> Collection:
+def _collection(log: BlockingReader, options: SinkOptions, schema: StructType) -> Collection:
     try:
         return CollectionPlanner(log, options.wal, options.collection, options.prefix).collection()
     except CollectionNotFound:
@@ -190,7 +191,7 @@ async def _create(log: WorkerLog, schema: CollectionSchema, options: SinkOptions
     return Collection.from_wire(reply.values["collection"])
 
 
-def _check_there(log: BridgeLog, topic: str) -> None:
+def _check_there(log: BlockingReader, topic: str) -> None:
     try:
         log.latest_id(topic)
     except ChannelNotFound as error:

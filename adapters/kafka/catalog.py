@@ -21,8 +21,8 @@ from uuid import uuid4
 from aiokafka import errors as kafka_errors
 
 from ...runtime.errors import ChannelNotFound, CorruptLog, Unavailable
+from ...runtime.log.policy_codec import decode_policy, encode_policy
 from ...runtime.log.wal import ChannelPolicy, Delivery
-from ...runtime.remote import decode_policy, encode_policy
 from . import faults
 from .cluster import LATEST, PAUSE_S, Cluster
 from .fetching import fetch, records

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...runtime.errors import ConfigError
 from ...runtime.log.backend import WalBackend
+from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ class PulsarBackend(WalBackend):
         from .wal import Pulsar
 
         return Pulsar.capabilities
+
+    def check_url(self, url: str) -> None:
+        if not split_url(url).netloc:
+            raise ConfigError(f"{shown_url(url)!r}: write {self.url_form}", key="wal")
 
 
 BACKEND = PulsarBackend()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from ...runtime.errors import ConfigError
 from ...runtime.log.backend import WalBackend
-from ...runtime.log.redaction import shown_url
+from ...runtime.log.blocking_reader import BlockingReader
+from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
-from ...runtime.remote import Address
+from .address import Address
 
 FAILOVER_S = 30.0  # how long calls wait for another owner
 
@@ -61,6 +63,28 @@ class RocksMQBackend(WalBackend):
         from .owner.store import CAPABILITIES
 
         return CAPABILITIES
+
+    def check_url(self, url: str) -> None:
+        Address.parse(url)
+
+    def absolute_url(self, url: str) -> str:
+        parts = split_url(url)
+        if parts.netloc not in (".", ".."):
+            return url
+        return f"{self.name}://{quote(Address.parse(url).directory)}"
+
+    def reader(self, url: str) -> BlockingReader:
+        """Reads over the owner's socket, without RocksDB and without a loop."""
+        from .client.blocking_client import BlockingClient
+
+        return BlockingClient(Address.parse(url), advice=self.advice(url))
+
+    def advice(self, url: str) -> str:
+        directory = Address.parse(url).directory
+        whom = f"{self.name}://{directory}" if directory else "its URL"
+        return (
+            f"A RocksMQ is read and written through the process that has it open: start one (tidewal run --wal {whom})"
+        )
 
 
 BACKEND = RocksMQBackend()

@@ -15,7 +15,7 @@ from itertools import islice
 
 from ...runtime.log.payloads import Received
 from ...runtime.log.wal import Payload
-from ...runtime.remote import HEADER, ROW, ProtocolFrame, split
+from .protocol import HEADER, ROW, ProtocolFrame, split
 
 BUFFER_BYTES = 128 * 1024  # of each connection; larger frames get memory of their own
 SECOND_LOOK_S = 0.02

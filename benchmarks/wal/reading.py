@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.adapters.rocksmq.client.blocking_client import BlockingClient
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
-from tidewal.runtime.remote import BlockingClient
 
 from ..report import interleaved, per_second
 from .limits import KIB, MIB, SEGMENT_BYTES, Bench, ratio

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .wal import Capabilities, Wal
+
+if TYPE_CHECKING:
+    from .blocking_reader import BlockingReader
 
 
 class WalBackend:
@@ -26,6 +29,9 @@ class WalBackend:
     url_form: str
     """How such a URL is written, for errors and help: "name://HOST:PORT"."""
 
+    shared: bool = True
+    """Whether other processes can open a log that is open in this one."""
+
     async def open(self, url: str, *, own: bool | None = None, read_only: bool = False, **options: Any) -> Wal:
         """Open the log at `url`, whose scheme is one of `schemes`.
 
@@ -42,3 +48,24 @@ class WalBackend:
         return Capabilities(
             atomic_batches=False, seek_by_time=False, truncate=False, multi_process_write=False, one_node=False
         )
+
+    def check_url(self, url: str) -> None:
+        """Raise `ConfigError` for a URL that names no log, as far as that is seen without opening it."""
+
+    def absolute_url(self, url: str) -> str:
+        """`url` for processes that run in another directory: with an absolute path where it has a relative one."""
+        return url
+
+    def reader(self, url: str) -> BlockingReader:
+        """The log at `url` for a process without an event loop, which only reads: it connects at its first call. Such
+        processes come and go, and load what they need anew: override this where the log can be read without its whole
+        client. Raises `ConfigError` as `check_url`."""
+        from .loop_thread import LoopReader
+
+        self.check_url(url)
+        return LoopReader(url)
+
+    def advice(self, url: str) -> str:
+        """What can be done where the log at `url` is `Unavailable` to a process that must not own it: a sentence
+        without its full stop. Empty where only waiting helps."""
+        return ""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...runtime.catalog.cuts import Cut
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.names import pchannel_of
 from ...runtime.rows.hashing import shard_of_key
-from ..log import BridgeLog
 from ..options import MicroBatchLimits, ReadOptions
 from ..scan.columns import spark_schema
 from .collection import CollectionPlanner
@@ -68,7 +68,7 @@ class ReadPlan(Protocol):
 class CollectionPlan:
     """A collection, from cut to cut."""
 
-    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
+    def __init__(self, log: BlockingReader, options: ReadOptions) -> None:
         self.planner = CollectionPlanner(
             log, options.wal, options.collection, options.prefix, fail_on_data_loss=options.fail_on_data_loss
         )

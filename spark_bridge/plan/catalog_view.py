@@ -6,7 +6,7 @@ from typing import Final
 
 from ...runtime.catalog.catalog import Catalog
 from ...runtime.errors import ChannelNotFound, PositionLost
-from ..log import BridgeLog
+from ...runtime.log.blocking_reader import BlockingReader
 
 ATTEMPTS: Final = 10  # to read up to the end before the next snapshot has removed that
 
@@ -15,7 +15,7 @@ class CatalogView:
     """Folds the records of `channel`, each once. An absent channel is an empty catalog. `known` is the catalog as it
     was last read."""
 
-    def __init__(self, log: BridgeLog, channel: str) -> None:
+    def __init__(self, log: BlockingReader, channel: str) -> None:
         self._log = log
         self._channel = channel
         self.known = Catalog()

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ...runtime.catalog.catalog import Collection
 from ...runtime.catalog.cuts import Cut, CutEnd
 from ...runtime.errors import CollectionNotFound, InvalidRequest
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.names import Names
-from ..log import BridgeLog
 from ..options import EARLIEST, LATEST, MicroBatchLimits
 from ..scan.collection import ChannelRange
 from .catalog_view import CatalogView
@@ -45,7 +45,7 @@ class CollectionPlanner:
     history = False  # whether plans include the rows in tables
 
     def __init__(
-        self, log: BridgeLog, wal: str, collection: str, prefix: str, *, fail_on_data_loss: bool = True
+        self, log: BlockingReader, wal: str, collection: str, prefix: str, *, fail_on_data_loss: bool = True
     ) -> None:
         self._log = log
         self._wal = wal

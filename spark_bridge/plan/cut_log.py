@@ -11,9 +11,9 @@ from typing import Final
 from ...runtime.catalog.cuts import Cut
 from ...runtime.clock import add_ms
 from ...runtime.errors import BadRecord, ChannelNotFound, PositionLost
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.record import decode
 from ...runtime.log.wal import Entry
-from ..log import BridgeLog
 
 CUTS_AHEAD_MAX: Final = 4096  # cuts held to choose from when a trigger is limited
 POINTS_MAX: Final = 4096  # cuts held to split a read at
@@ -25,7 +25,7 @@ _logger = logging.getLogger("tidewal.spark")
 class CutLog:
     """Finds the cuts of the collection with `id` and `name` in `channel`. An absent channel has no cuts."""
 
-    def __init__(self, log: BridgeLog, channel: str, id: int, name: str) -> None:
+    def __init__(self, log: BlockingReader, channel: str, id: int, name: str) -> None:
         self.id = id
         self._log = log
         self._channel = channel

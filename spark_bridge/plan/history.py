@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from ...runtime.catalog.cuts import Cut
 from ...runtime.clock import physical_ms
 from ...runtime.errors import InvalidRequest, PositionLost
-from ..log import BridgeLog, first_entries
+from ...runtime.log.blocking_reader import BlockingReader
+from ..log import first_entries
 from ..options import MicroBatchLimits, ReadOptions
 from ..scan.collection import ChannelRange
 from ..scan.delta import StoredRange
@@ -29,7 +30,7 @@ class HistoryPlanner(CollectionPlanner):
 
     history = True
 
-    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
+    def __init__(self, log: BlockingReader, options: ReadOptions) -> None:
         super().__init__(
             log, options.wal, options.collection, options.prefix, fail_on_data_loss=options.fail_on_data_loss
         )
@@ -116,7 +117,7 @@ class HistoryPlan(CollectionPlan):
 
     planner: HistoryPlanner
 
-    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
+    def __init__(self, log: BlockingReader, options: ReadOptions) -> None:
         super().__init__(log, options)
         self.planner = HistoryPlanner(log, options)
 
@@ -141,7 +142,7 @@ class HistoryPlan(CollectionPlan):
 class AsOfPlan(CollectionPlan):
     """A collection as it was at `timestampAsOf`, from the log alone."""
 
-    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
+    def __init__(self, log: BlockingReader, options: ReadOptions) -> None:
         super().__init__(log, options)
         self._log = log
 

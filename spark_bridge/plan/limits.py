@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 
 from ...runtime.catalog.cuts import Cut
 from ...runtime.errors import BadRecord
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.record import Record, RecordType
 from ...runtime.rows.row_codec import count_rows
 from ...runtime.streams.channel_reader import ChannelReader, Granted
-from ..log import BridgeLog
 from ..options import MicroBatchLimits
 from ..scan.collection import ChannelRange, entries_of
 
@@ -56,7 +56,7 @@ class CutSizes:
     """The sizes of what lies between cuts, in the order of the cuts, each channel read once. `ranges` are those from
     the first cut to the last."""
 
-    def __init__(self, log: BridgeLog, ranges: Iterable[ChannelRange]) -> None:
+    def __init__(self, log: BlockingReader, ranges: Iterable[ChannelRange]) -> None:
         self._channels: Mapping[str, _Ahead] = {each.channel: _Ahead(entry_sizes(log, each)) for each in ranges}
 
     def upto(self, cut: Cut) -> Iterator[Size]:
@@ -82,7 +82,7 @@ class _Ahead:
             yield size
 
 
-def entry_sizes(log: BridgeLog, wanted: ChannelRange) -> Iterator[tuple[bytes, Size]]:
+def entry_sizes(log: BlockingReader, wanted: ChannelRange) -> Iterator[tuple[bytes, Size]]:
     """The id and the size of each entry of `wanted`. The rows of a batch count with its last record."""
     stored = wanted.schema.row_arrow()
     reader = ChannelReader(

@@ -18,8 +18,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, PositionLost
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.redaction import shown_url
-from ..log import BridgeLog, first_entries
+from ..log import first_entries
 from ..options import EARLIEST, LATEST, MicroBatchLimits, ReadOptions
 from ..scan.topic import BEGINNING, TopicPlace, TopicRange, entries_between, message_of, topic_columns, topic_schema
 from .limits import Size
@@ -45,7 +46,7 @@ class _Counted(NamedTuple):
 class TopicPlan(ABC):
     """What both plans of topics, which are `ReadPlan`s, share."""
 
-    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
+    def __init__(self, log: BlockingReader, options: ReadOptions) -> None:
         self._log = log
         self._options = options
         self._wal = scheme_of(options.wal)
@@ -159,7 +160,7 @@ class TopicPlan(ABC):
         return sorted({first + (last - first) * number // count for number in range(1, count)} - {first, 0})
 
     def at_time(self, channel: str, timestamp: int) -> bytes | None:
-        """As `BridgeLog.id_at`; None for a channel that was dropped."""
+        """As `BlockingReader.id_at`; None for a channel that was dropped."""
         try:
             return self._log.id_at(channel, timestamp)
         except ChannelNotFound:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ...runtime.catalog.cuts import CutEnd
 from ...runtime.clock import add_ms
 from ...runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, PositionLost
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.heartbeats import Announcement, announcements
 from ...runtime.log.names import Names
 from ...runtime.log.record import decode
 from ...runtime.streams.channel_reader import ChannelReader
-from ..log import BridgeLog
 from ..options import EARLIEST, LATEST, MicroBatchLimits, ReadOptions
 from ..scan.topic import TopicPlace, TopicRange, channel_reader, entries_between, message_of_record
 from .catalog_view import CatalogView
@@ -70,7 +70,7 @@ class _Step(NamedTuple):
 class Heartbeats:
     """The last announcement of each owner in `channel`, which is ephemeral and may be absent."""
 
-    def __init__(self, log: BridgeLog, channel: str) -> None:
+    def __init__(self, log: BlockingReader, channel: str) -> None:
         self._log = log
         self._channel = channel
         self._read_id: bytes | None = None
@@ -113,7 +113,7 @@ def _with_heartbeat(last: _ChannelTime, announced: Announcement | None) -> _Chan
 class ByTick(TopicPlan):
     """A plan that reads all channels up to the same time."""
 
-    def __init__(self, log: BridgeLog, options: ReadOptions) -> None:
+    def __init__(self, log: BlockingReader, options: ReadOptions) -> None:
         super().__init__(log, options)
         self._catalog = CatalogView(log, Names(options.prefix).catalog)
         self._heartbeats = Heartbeats(log, Names(options.prefix, options.timeticker).heartbeats)

@@ -14,12 +14,12 @@ import pyarrow as pa
 from ...runtime.catalog.cuts import CutEnd
 from ...runtime.clock import physical_ms
 from ...runtime.errors import BadRecord, CorruptLog, InvalidRequest, PositionLost
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.record import Record, RecordType
 from ...runtime.log.wal import Entry
 from ...runtime.rows.row_codec import decode_rows
 from ...runtime.rows.schema import OP_COLUMN, OPS, CollectionSchema
 from ...runtime.streams.channel_reader import ChannelReader, Granted
-from ..log import BridgeLog
 from .columns import TIME, arrow_schema
 
 BATCH_ROWS = 64 * 1024
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
 
 
-def read_rows(log: BridgeLog, wanted: ChannelRange, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+def read_rows(log: BlockingReader, wanted: ChannelRange, columns: Sequence[str] | None = None) -> Iterator[Rows]:
     """The records of `wanted`, decoded (with `columns` only those and `_op`), in log order.
 
     A record that cannot be read is skipped with a warning; the DataNode keeps it in the dead-letter channel. Raises
@@ -95,7 +95,7 @@ def read_rows(log: BridgeLog, wanted: ChannelRange, columns: Sequence[str] | Non
                     yield rows
 
 
-def entries_of(log: BridgeLog, wanted: ChannelRange) -> Iterator[list[Entry]]:
+def entries_of(log: BlockingReader, wanted: ChannelRange) -> Iterator[list[Entry]]:
     """The entries of `wanted`, not decoded. Raises `PositionLost` unless data loss is allowed."""
     try:
         yield from log.read(wanted.channel, wanted.begin.id or None, wanted.end.id, inclusive=wanted.begin_included)
@@ -127,7 +127,7 @@ def _warn(channel: str, entry: Entry, error: BadRecord) -> None:
     _logger.warning("%s: record %s is skipped: %s", channel, entry.id.hex(), error.message)
 
 
-def arrow_batches(log: BridgeLog, wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def arrow_batches(log: BlockingReader, wanted: ChannelRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of `wanted` in batches of about 64 k rows or 16 MiB, since each batch costs Spark something. They begin
     with a record where one record is not more than that: a few rows left over would be a batch, too."""
     held: list[Rows] = []

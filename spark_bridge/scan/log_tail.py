@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from ...runtime.errors import PositionLost, Unavailable
+from ...runtime.log.blocking_reader import BlockingReader
 from ..connection_cache import cached_log
-from ..log import BridgeLog
 from .collection import ChannelRange, arrow_batches
 
 
@@ -30,7 +30,7 @@ class UnstoredRange:
             yield from unstored_batches(log, self, columns)
 
 
-def unstored_batches(log: BridgeLog, task: UnstoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def unstored_batches(log: BlockingReader, task: UnstoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in batches as `arrow_batches` makes them.
 
     Raises `PositionLost` when retention has removed rows that the table does not have either, unless data loss is

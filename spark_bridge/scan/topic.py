@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from ...runtime.clock import physical_ms
 from ...runtime.errors import BadRecord, ChannelNotFound, PositionLost
+from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.record import MAGIC, Record, RecordType, Tags, TagValue, decode
 from ...runtime.log.wal import Entry
 from ...runtime.streams.channel_reader import ChannelReader
-from ..log import BridgeLog
 from .collection import BATCH_BYTES, BATCH_ROWS
 from .columns import TIME, spark_type
 
@@ -136,7 +136,7 @@ def message_of_record(record: Record, timestamp: int = 0) -> TopicRow | None:
     return TopicRow(record.id, record.ts or timestamp, record.key, body, record.tags)
 
 
-def entries_between(log: BridgeLog, wanted: TopicRange) -> Iterator[list[Entry]]:
+def entries_between(log: BlockingReader, wanted: TopicRange) -> Iterator[list[Entry]]:
     """The entries of `wanted`. Raises `PositionLost` and `ChannelNotFound` unless data loss is allowed."""
     try:
         yield from _read(log, wanted, wanted.begin)
@@ -152,21 +152,21 @@ def entries_between(log: BridgeLog, wanted: TopicRange) -> Iterator[list[Entry]]
             yield from _what_is_left(log, wanted)
 
 
-def _what_is_left(log: BridgeLog, wanted: TopicRange) -> Iterator[list[Entry]]:
+def _what_is_left(log: BlockingReader, wanted: TopicRange) -> Iterator[list[Entry]]:
     try:
         yield from _read(log, wanted, BEGINNING)
     except (PositionLost, ChannelNotFound) as error:
         _logger.warning("%s: nothing is left of what was to be read: %s", wanted.channel, error.message)
 
 
-def _read(log: BridgeLog, wanted: TopicRange, begin: TopicPlace) -> Iterator[list[Entry]]:
+def _read(log: BlockingReader, wanted: TopicRange, begin: TopicPlace) -> Iterator[list[Entry]]:
     for entries in log.read(wanted.channel, begin.id or None, wanted.end.id, inclusive=not begin.behind):
         within = entries if wanted.end.behind else [entry for entry in entries if entry.id < wanted.end.id]
         if within:
             yield within
 
 
-def messages(log: BridgeLog, wanted: TopicRange) -> Iterator[TopicRow]:
+def messages(log: BlockingReader, wanted: TopicRange) -> Iterator[TopicRow]:
     """The rows of `wanted`. A damaged record is skipped with a warning."""
     reader = channel_reader(wanted)
     for entries in entries_between(log, wanted):
@@ -197,7 +197,7 @@ def _warn(channel: str, entry: Entry, error: BadRecord) -> None:
     _logger.warning("%s: entry %s is skipped: %s", channel, entry.id.hex(), error.message)
 
 
-def topic_batches(log: BridgeLog, wanted: TopicRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def topic_batches(log: BlockingReader, wanted: TopicRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of `wanted` in batches of about 64 k rows or 16 MiB."""
     held: list[TopicRow] = []
     size = 0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import quote, unquote
 
 from ...runtime.errors import ConfigError
 from ...runtime.log.names import DEFAULT_PREFIX
-from ...runtime.log.redaction import split_url
+from ...runtime.log.opening import find_backend
 from ...runtime.rows.schema import OPS
 
 DEADLINE_S: Final = 300.0
@@ -74,7 +72,7 @@ class SinkOptions:
             missing = "txnVersion" if app else "txnAppId"
             raise ConfigError(f"options txnAppId and txnVersion belong together; {missing} is missing", key=missing)
         return SinkOptions(
-            _absolute(options["wal"]),
+            find_backend(options["wal"]).absolute_url(options["wal"]),  # executors may run in another directory
             options.get("collection", ""),
             tuple(name.strip() for name in options.get("topic", "").split(",") if name.strip()),
             options.get("prefix", DEFAULT_PREFIX),
@@ -94,14 +92,6 @@ def _by_known_name(given: Mapping[str, str]) -> dict[str, str]:
         if name not in known:
             raise ConfigError(f"unknown option {name!r} of a write; known are {', '.join(_NAMES)}", key=name)
     return {known[name]: value for name, value in options.items()}
-
-
-def _absolute(url: str) -> str:
-    """Executors may run in another directory."""
-    parts = split_url(url)
-    if parts.scheme != "rocksmq" or parts.netloc not in (".", ".."):
-        return url
-    return f"rocksmq://{quote(os.path.abspath(parts.netloc + unquote(parts.path)))}"
 
 
 def _version(text: str | None) -> int | None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from ...runtime.config.loading import load_settings, wal_options
 from ...runtime.errors import TidewalError, Unavailable
+from ...runtime.log.loop_thread import LoopThread
 from ...runtime.log.names import Names
-from ...runtime.log.opening import open_wal
-from ...runtime.log.redaction import shown_url
+from ...runtime.log.opening import find_backend, open_wal
 from ...runtime.log.wal import ChannelPolicy, Wal
 from ...runtime.rpc.client import RpcClient
 from .retry import retry_until
@@ -30,38 +28,33 @@ _opening = threading.Lock()
 
 
 class WorkerLog:
-    """An open log whose coroutines run on a thread of its own. It never owns a RocksMQ: a process of Spark may be
+    """An open log whose coroutines run on a thread of its own. It never owns the log: a process of Spark may be
     killed at any time, and other processes must not wait for it."""
 
     def __init__(self, url: str, deadline_s: float = 0.0) -> None:
         """Open the log at `url`: once, or again after retryable errors (`retry_until`) for `deadline_s` seconds."""
         self.url = url
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tidewal-spark-sink", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("tidewal-spark-sink")
         self._rpc_clients: dict[str, RpcClient] = {}
         self._created: set[str] = set()
         try:
             self.wal: Wal = self.retry(self._open, "a batch", deadline_s) if deadline_s else self.run(self._open())
         except BaseException:
-            self._end()
+            self._loop.end()
             raise
 
     async def _open(self) -> Wal:
-        options = wal_options(load_settings(), self.url)
-        if urlsplit(self.url).scheme != "rocksmq":
-            return await open_wal(self.url, **options)
         try:
-            return await open_wal(self.url, own=False, **options)
+            return await open_wal(self.url, own=False, **wal_options(load_settings(), self.url))
         except Unavailable as error:
-            raise Unavailable(
-                f"{error.message}. Spark writes to a RocksMQ through the process that has it open: start one (tidewal "
-                f"run --wal {shown_url(self.url)}), or check option wal"
-            ) from error
+            advice = find_backend(self.url).advice(self.url)
+            if not advice:
+                raise
+            raise Unavailable(f"{error.message}. {advice}, or check option wal") from error
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which runs on the log's own thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._loop.run(work)
 
     def retry(self, work: Callable[[], Coroutine[Any, Any, T]], what: str, deadline_s: float) -> T:
         """As `run`, with `retry_until` for `deadline_s` seconds: a query goes on when the log's owner is away for a
@@ -87,21 +80,16 @@ class WorkerLog:
     def close(self) -> None:
         """Release what can be released in a few seconds."""
         try:
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(CLOSE_S)
+            self._loop.run(self._close(), CLOSE_S)
         except (TidewalError, TimeoutError):
             pass
         finally:
-            self._end()
+            self._loop.end()
 
     async def _close(self) -> None:
         for rpc_client in self._rpc_clients.values():
             await rpc_client.close()
         await self.wal.close()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def worker_log(url: str, deadline_s: float = 0.0) -> WorkerLog:

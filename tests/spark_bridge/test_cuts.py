@@ -41,7 +41,7 @@ class Cuts(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.log = LateLog(LATE)
-        self.patch.setattr("tidewal.spark_bridge.log.RocksMQLog", lambda _: self.log)
+        self.patch.setattr("tidewal.adapters.rocksmq.client.blocking_client.BlockingClient", lambda *_, **__: self.log)
         self.story = LateStory(self.log)
         self.flights = self.story.create(shards=SHARDS)
         for channel in LATE:

@@ -160,7 +160,9 @@ def test_each_micro_batch_holds_what_was_acknowledged_in_its_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     cluster = Cluster(tmp_path / "tables", rng)
-    monkeypatch.setattr("tidewal.spark_bridge.log.RocksMQLog", lambda _: Lists(cluster.log))
+    monkeypatch.setattr(
+        "tidewal.adapters.rocksmq.client.blocking_client.BlockingClient", lambda *_, **__: Lists(cluster.log)
+    )
     clock = VirtualClock()
     for _ in range(LIVES):
         run_virtual(cluster.live(), clock)

@@ -13,11 +13,12 @@ pytest.importorskip("pyspark")
 
 from tidewal.runtime.clock import HybridClock, add_ms, compose
 from tidewal.runtime.errors import PositionLost
+from tidewal.runtime.log.blocking_reader import BlockingReader
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
 from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
-from tidewal.spark_bridge.log import BridgeLog, open_log
+from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan.base import Offset, ReadPlan
 from tidewal.spark_bridge.readers import open_plan
@@ -95,7 +96,7 @@ def all_rows(url: str, options: ReadOptions) -> Rows:
         log.close()
 
 
-def rows_of(log: BridgeLog, tasks: Iterable[Any]) -> Rows:
+def rows_of(log: BlockingReader, tasks: Iterable[Any]) -> Rows:
     batches = [batch for task in tasks for batch in topic_batches(log, task, tuple(TOPIC_COLUMNS))]
     return [row for batch in batches for row in batch.to_pylist()]
 

@@ -8,8 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 from ....runtime.errors import TidewalError
 from ....runtime.groups.coordinator_client import CoordinatorClient
+from ....runtime.log.policy_codec import encode_policy
 from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended
-from ....runtime.remote import Address, encode_policy, info_of
+from ..address import Address
+from ..protocol import info_of
 from .owner_connection import OwnerConnection
 from .socket_coordinator_client import SocketCoordinatorClient
 

@@ -1,4 +1,4 @@
-"""One connection to the owner of a directory, over its socket: `runtime/remote.py` describes the protocol.
+"""One connection to the owner of a directory, over its socket: `adapters/rocksmq/protocol.py` describes the protocol.
 
 Requests are multiplexed. Answers are read on the loop that opened the connection; appends and notifications are sent
 from the thread that makes them, without waiting for the loop. What the loop's own thread appends in one turn of the
@@ -19,18 +19,9 @@ from typing import Any, TypeAlias, cast
 from ....runtime.errors import BadRecord, MessageTooLarge, TidewalError, Unavailable
 from ....runtime.log.wal import Append, OnAppended, Payload
 from ....runtime.loop_bridge import conclude
-from ....runtime.remote import (
-    APPENDS,
-    FRAME_BYTES,
-    HEAD_BYTES,
-    ROW,
-    TIMEOUT_S,
-    Address,
-    encode,
-    encode_request,
-    result_in,
-)
+from ..address import Address
 from ..journal.channels import ID_BYTES
+from ..protocol import APPENDS, FRAME_BYTES, HEAD_BYTES, ROW, TIMEOUT_S, encode, encode_request, result_in
 from ..wire import Inbox, Outbox, SecondLook
 
 TOGETHER_BYTES = 64 * 1024  # of payloads of appends in one request: with all else, less than the owner's buffer

@@ -29,7 +29,7 @@ from ....runtime.log.wal import (
     Payload,
     Start,
 )
-from ....runtime.remote import Address
+from ..address import Address
 from ..backend import FAILOVER_S
 from ..owner.directory import ownership_requested
 from ..owner.handover import open_store

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from ....runtime.errors import Closed
 from ....runtime.log.wal import Entry, Start
-from ....runtime.remote import decode_start, encode_start
 from ..journal.channels import encode_id
 from ..owner.reader import Reader
 from ..owner.store import RocksMQ
+from ..protocol import decode_start, encode_start
 from .owner import READS, Owner, Owners, RemoteOwner
 
 POLL_S = 20.0  # how long one request waits at the owner for more entries

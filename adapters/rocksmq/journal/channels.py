@@ -16,8 +16,8 @@ import msgpack
 
 from ....runtime.errors import FormatTooNew, InvalidRequest
 from ....runtime.groups.progress import Change, GroupProgress
+from ....runtime.log.policy_codec import decode_policy, encode_policy
 from ....runtime.log.wal import ChannelPolicy, Delivery, Payload
-from ....runtime.remote import decode_policy, encode_policy
 from .dedup_table import DedupTable
 from .losses import Loss, Losses, noted
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ....runtime.errors import BadRecord, Closed, Overloaded, TidewalError, Unavailable, to_wire
 from ....runtime.log.wal import OnAppended, Payload
-from ....runtime.remote import HEAD_BYTES, ROW, ProtocolFrame, encode
+from ..protocol import HEAD_BYTES, ROW, ProtocolFrame, encode
 from ..wire import Inbox, Outbox, SecondLook
 from .reader import Reader
 

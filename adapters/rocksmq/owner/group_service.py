@@ -1,6 +1,6 @@
 """Consumer groups over the socket: what the owner answers to members in other processes.
 
-These requests belong to the protocol that `runtime/remote.py` describes:
+These requests belong to the protocol that `adapters/rocksmq/protocol.py` describes:
 
     group.join      group member channels start session_timeout_s   → nil
     group.shares    group member seen wait_s                        → [version, {channel: assignment}, revoking]
@@ -32,8 +32,8 @@ from ....runtime.groups.coordinator import MAX_SINGLE_ACKS, GroupCoordinator
 from ....runtime.groups.coordinator_client import Ack
 from ....runtime.groups.local_coordinator_client import settled
 from ....runtime.log.wal import Append, From
-from ....runtime.remote import WAIT_LIMIT_S
 from ..journal.channels import ids_of_runs, runs_of_ids
+from ..protocol import WAIT_LIMIT_S
 
 RETURN_S = 1.0  # for which a client whose last connection ended may come back; then its members have left
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ....runtime.clock import Clock, SystemClock
 from ....runtime.errors import DirectoryInUse, Overloaded, TidewalError, Unavailable
-from ....runtime.remote import Address
+from ..address import Address
 from ..client.owner_connection import OwnerConnection
 from .dedup import CLIENT_ID_BYTES
 from .directory import OwnershipRequest

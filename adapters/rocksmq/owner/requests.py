@@ -1,4 +1,4 @@
-"""The owner's answer to each request of the socket protocol, which `runtime/remote.py` describes."""
+"""The owner's answer to each request of the socket protocol, which `adapters/rocksmq/protocol.py` describes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, cast
 
 from ....runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, Unsupported
+from ....runtime.log.policy_codec import decode_policy, encode_policy
 from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload
-from ....runtime.remote import (
+from ..journal.channels import encode_id
+from ..protocol import (
     ANSWER_BYTES,
     APPENDS,
     ROW,
@@ -19,14 +21,11 @@ from ....runtime.remote import (
     WAIT_LIMIT_S,
     ProtocolFrame,
     appends_in,
-    decode_policy,
     decode_start,
     encode,
     encode_entries,
-    encode_policy,
     unpack,
 )
-from ..journal.channels import encode_id
 from .connection import Connection
 from .reader import Reader, ReaderSource
 from .temporary import TemporaryChannels

@@ -1,4 +1,4 @@
-"""Serve a directory to other processes, on a thread and loop of its own: `runtime/remote.py` describes the protocol.
+"""Serve a directory to other processes by the protocol of `protocol.py`, on a thread and loop of its own.
 
 A client costs no more than `ConnectionLimits` says, stalls only itself, and harms neither the owner nor other clients
 by anything it sends. Appends are answered by the journal's thread itself. The socket is open to the user of the process
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import uvloop
 
 from ....runtime.errors import Overloaded, to_wire
-from ....runtime.remote import LOOPBACK, SOCKET_NAME, TOKEN_NAME, encode, socket_path
+from ..address import LOOPBACK, SOCKET_NAME, TOKEN_NAME, socket_path
+from ..protocol import encode
 from .connection import Connection, ConnectionLimits, ReceiveMemory
 from .requests import GroupRequests, Requests, Served
 

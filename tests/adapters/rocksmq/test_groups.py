@@ -21,8 +21,8 @@ from tidewal.adapters.rocksmq.journal.channels import (
 from tidewal.adapters.rocksmq.journal.dedup_table import AppendResult, wrote
 from tidewal.runtime.errors import ChannelNotFound, DiskPressure, FormatTooNew, InvalidRequest, PositionLost
 from tidewal.runtime.groups.progress import Change, GroupProgress
+from tidewal.runtime.log.policy_codec import encode_policy
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From, FromId
-from tidewal.runtime.remote import encode_policy
 from tidewal.runtime.testing.disk import FaultyDisk
 
 SMALL = 64 * 1024

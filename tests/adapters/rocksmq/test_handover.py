@@ -15,11 +15,12 @@ import msgpack
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ
+from tidewal.adapters.rocksmq.address import Address
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner.directory import OwnershipRequest, ownership_requested
+from tidewal.adapters.rocksmq.protocol import HEADER, encode
 from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, TidewalError, Unavailable, from_wire
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
-from tidewal.runtime.remote import HEADER, Address, encode
 
 pytestmark = pytest.mark.slow
 

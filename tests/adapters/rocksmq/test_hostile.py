@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.adapters.rocksmq.address import socket_path
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner.connection import APPEND_OVERHEAD_BYTES, ConnectionLimits
 from tidewal.adapters.rocksmq.owner.server import Server, Usage
+from tidewal.adapters.rocksmq.protocol import APPENDS, HEAD_BYTES, HEADER, ROW, encode, encode_request
 from tidewal.runtime.errors import (
     BadRecord,
     ChannelNotFound,
@@ -29,7 +31,6 @@ from tidewal.runtime.errors import (
     from_wire,
 )
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
-from tidewal.runtime.remote import APPENDS, HEAD_BYTES, HEADER, ROW, encode, encode_request, socket_path
 
 FRAME_BYTES = 1024 * 1024
 CLIENT = bytes(range(16))
@@ -573,7 +574,8 @@ async def test_two_hundred_connections_at_once(store, serve, peers):
 
 DYING = """
 import os, socket, sys
-from tidewal.runtime.remote import HEADER, encode, socket_path
+from tidewal.adapters.rocksmq.address import socket_path
+from tidewal.adapters.rocksmq.protocol import HEADER, encode
 peer = socket.socket(socket.AF_UNIX)
 with socket_path(sys.argv[1]) as path:
     peer.connect(path)

@@ -14,7 +14,9 @@ import pytest
 import uvloop
 
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.adapters.rocksmq.client.blocking_client import BlockingClient
 from tidewal.adapters.rocksmq.client.owner_connection import Address, OwnerConnection
+from tidewal.adapters.rocksmq.protocol import info_of
 from tidewal.runtime.errors import (
     ChannelExists,
     ChannelNotFound,
@@ -25,8 +27,8 @@ from tidewal.runtime.errors import (
     PositionLost,
     Unavailable,
 )
+from tidewal.runtime.log.policy_codec import encode_policy
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, From
-from tidewal.runtime.remote import BlockingClient, encode_policy, info_of
 
 PLAIN = ChannelPolicy()
 CLIENT = bytes(range(16))
@@ -34,8 +36,8 @@ ANSWER_S = 10.0  # how long a test waits for what comes at once
 
 CHILD = """
 import json, sys
-from tidewal.runtime.remote import BlockingClient
-heavy = [name for name in ("rocksdict", "pyarrow", "numpy", "tidewal.adapters") if name in sys.modules]
+from tidewal.adapters.rocksmq.client.blocking_client import BlockingClient
+heavy = [name for name in ("rocksdict", "pyarrow", "numpy", "pydantic", "asyncio") if name in sys.modules]
 with BlockingClient(sys.argv[1]) as client:
     info = client.describe("a")
     everything = [(e.id.hex(), e.timestamp, len(e.payload)) for batch in client.read("a") for e in batch]

@@ -1,4 +1,4 @@
-"""The protocol between the owner of a RocksMQ directory and other processes, version 2, and a blocking client of it.
+"""The protocol between the owner of a RocksMQ directory and other processes, version 2.
 
 A frame is a 12-byte header (three big-endian numbers: bytes of the head, rows, bytes of the payloads), the head
 (msgpack), the rows and the payloads. A row is 24 bytes: channel, payload length, id, timestamp. Entries travel as rows
@@ -40,34 +40,25 @@ Where a request carries entries, its last argument in the head is the list of ch
 numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the
 rows' channels are 0. Without any, both are the empty list.
 
-This module imports nothing heavy: Spark's workers start with it.
+This module imports nothing heavy: the blocking client does not, either.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple, TypeAlias, cast
-from urllib.parse import parse_qs, unquote
 
 import msgpack
 
-from .errors import BadRecord, Closed, ConfigError, InvalidRequest, PositionLost, Unavailable, from_wire
-from .log.redaction import shown_url, split_url
-from .log.wal import (
+from ...runtime.errors import BadRecord, InvalidRequest, from_wire
+from ...runtime.log.policy_codec import decode_policy
+from ...runtime.log.wal import (
     Append,
     ChannelInfo,
-    ChannelPolicy,
-    Delivery,
-    Durability,
     Entry,
     From,
     FromId,
@@ -77,17 +68,12 @@ from .log.wal import (
 )
 
 VERSION = 2
-SOCKET_NAME = "socket"
-TOKEN_NAME = "token"
-LOOPBACK = "127.0.0.1"
 HEAD_BYTES = 256 * 1024  # of a request: the worst that msgpack makes of it is 64 times that, for 20 ms
 APPENDS = 1024  # in one request
 ANSWER_BYTES = 4 * 1024 * 1024
 FRAME_BYTES = 1024 * 1024 * 1024  # more than any answer; above it the peer is no RocksMQ
 WAIT_LIMIT_S = 60.0
 TIMEOUT_S = 30.0
-CONNECT_S = 2.0
-PAUSE_S = 0.05
 HEADER = Struct(">III")
 ROW = Struct(">II8sQ")
 _NO_ID = bytes(8)
@@ -95,29 +81,11 @@ _make_append = cast("Callable[[tuple[str, Payload, int]], Append]", partial(tupl
 _make_entry = cast("Callable[[tuple[bytes, int, Payload]], Entry]", partial(tuple.__new__, Entry))
 _JOIN_BYTES = 16 * 1024  # payloads below this are cheaper to copy than to send from where they are
 _VIEW_BYTES = 4 * 1024  # the same for keeping them
-_SOCKET_PATH_BYTES = 100  # the system's limit is 108, and it counts bytes
-_URLS = "rocksmq:///absolute/path, rocksmq://./relative/path or rocksmq://127.0.0.1:PORT?token_file=/path"
 
 WireForm: TypeAlias = dict[str, object]
 
 
 # ---- content of heads -----------------------------------------------------------------------------------------------
-
-
-def encode_policy(policy: ChannelPolicy) -> dict[str, object]:
-    """The wire form of a policy."""
-    wire: dict[str, object] = {**asdict(policy), "acks": policy.acks.value, "delivery": policy.delivery.value}
-    if not policy.temporary:
-        del wire["temporary"]  # as in versions before there were temporary channels
-    return wire
-
-
-def decode_policy(wire: dict[str, Any]) -> ChannelPolicy:
-    """The policy of a wire form. Fields that are missing have their defaults. Raises `ValueError` and `TypeError` for a
-    malformed one."""
-    acks, delivery = Durability(wire.get("acks", "all")), Delivery(wire.get("delivery", "keep"))
-    fields: dict[str, Any] = {**wire, "acks": acks, "delivery": delivery}
-    return ChannelPolicy(**fields)
 
 
 def encode_start(start: Start) -> list[object]:
@@ -281,242 +249,3 @@ def result_in(frame: ProtocolFrame) -> tuple[int, Any]:
             return seq, from_wire(cast(WireForm, message[2]))
         case _:
             raise BadRecord("the owner answered with something that this protocol does not have", reason="frame")
-
-
-# ---- where the owner is ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an owner can be reached: at the socket in its directory, or at a port of this machine, with its secret."""
-
-    directory: str = ""
-    port: int = 0
-    token_file: str = ""
-
-    @classmethod
-    def of_directory(cls, directory: str) -> Address:
-        return cls(os.path.abspath(directory))
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """The address in the URL of a log. Raises `ConfigError` for a malformed one."""
-        wrong = ConfigError(f"{shown_url(url)!r}: write {_URLS}", key="wal")
-        parts = split_url(url)
-        if parts.scheme != "rocksmq":
-            raise wrong
-        if parts.netloc in ("", ".", ".."):
-            if parts.path in ("", "/"):
-                raise wrong
-            return cls(os.path.abspath(parts.netloc + unquote(parts.path)))
-        try:
-            host, port, files = parts.hostname, parts.port, parse_qs(parts.query)["token_file"]
-        except (KeyError, ValueError):
-            raise wrong from None
-        if host not in (LOOPBACK, "localhost") or not port or parts.path not in ("", "/"):
-            raise wrong
-        return cls(port=port, token_file=os.path.abspath(files[0]))
-
-    def __str__(self) -> str:
-        return self.directory or f"{LOOPBACK}:{self.port}"
-
-    def new_socket(self) -> socket.socket:
-        """A socket for `target`, not connected yet."""
-        if self.directory:
-            return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        new = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return new
-
-    @contextlib.contextmanager
-    def target(self) -> Generator[str | tuple[str, int]]:
-        """The target to connect a socket to. Raises `OSError`."""
-        if self.directory:
-            with socket_path(self.directory) as path:
-                yield path
-        else:
-            yield LOOPBACK, self.port
-
-    def hello(self, client: bytes | None) -> list[object]:
-        """The arguments of the first request. Raises `OSError` where the secret cannot be read."""
-        if self.directory:
-            return [VERSION, client]
-        with open(self.token_file, "rb") as file:
-            return [VERSION, client, file.read()]
-
-    def unavailable(self, error: Exception, *, outcome_unknown: bool = False) -> Unavailable:
-        """The error to raise when the owner cannot be reached because of `error`."""
-        reason = str(error) or type(error).__name__
-        message = f"the owner of {self} does not answer: {reason}"
-        if outcome_unknown:
-            return Unavailable(message, path=str(self), outcome_unknown=True)
-        return Unavailable(message, path=str(self))
-
-
-@contextlib.contextmanager
-def socket_path(directory: str) -> Generator[str]:
-    """A path to the socket that fits into an address: through an open descriptor where the plain one is too long."""
-    path = os.path.join(directory, SOCKET_NAME)
-    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
-        yield path
-        return
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{SOCKET_NAME}"
-    finally:
-        os.close(descriptor)
-
-
-# ---- the blocking client ---------------------------------------------------------------------------------------------
-
-
-class BlockingClient:
-    """Reads a log from another process, blocking, one request at a time. Not thread-safe.
-
-    Connects when first used, and survives a change of owner. Every method raises `Unavailable` where no owner answers
-    within `timeout_s` seconds (`CONNECT_S` when none ever did), `ChannelNotFound`, and `Closed` after `close`.
-    """
-
-    def __init__(self, directory: str | Address, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._address = Address.of_directory(directory) if isinstance(directory, str) else directory
-        self._timeout_s = timeout_s
-        self._socket: socket.socket | None = None
-        self._closed = False
-        self._met = False  # an owner has answered before
-
-    def channels(self) -> list[str]:
-        """The names of all channels, sorted."""
-        return self._ask("channels")
-
-    def describe(self, channel: str) -> ChannelInfo:
-        return info_of(channel, self._ask("describe", channel))
-
-    def latest_id(self, channel: str) -> bytes | None:
-        """The id of the last acknowledged entry, None when there was none ever."""
-        return self._ask("latest_id", channel)
-
-    def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        """The id of the first entry whose timestamp is ≥ `timestamp`, None when there is none yet."""
-        return self._ask("id_at", channel, timestamp)
-
-    def read(
-        self, channel: str, after: bytes | None = None, upto: bytes | None = None, *, inclusive: bool = False
-    ) -> Iterator[list[Entry]]:
-        """Batches of entries behind `after` (None: from the first there is), with `inclusive` that one too, up to
-        and with `upto` (None: the last one that is acknowledged when the reader gets there). Raises `PositionLost` when
-        retention has removed what comes next, and when the channel ends before `upto`."""
-        start: list[object] = encode_start(From.EARLIEST if after is None else FromId(after, inclusive))
-        while True:
-            entries, next_id, latest_id = self._ask("read", channel, start, upto, 0.0)
-            if entries:
-                yield entries
-                if entries[-1].id == upto:
-                    return
-            elif upto is not None and (latest_id is None or latest_id < upto):
-                raise PositionLost(
-                    f"channel {channel} ends before {upto.hex()}",
-                    requested=upto,
-                    first_available=latest_id,
-                    channel=channel,
-                )
-            else:
-                return
-            start = ["next", next_id]
-
-    def alive(self) -> bool:
-        """Whether the client is connected, as far as is known without a request."""
-        if self._socket is None:
-            return False
-        self._socket.setblocking(False)
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False  # the connection has ended, or has an answer to no request
-
-    def close(self) -> None:
-        """Disconnect. A second call does nothing."""
-        self._closed = True
-        self._disconnect()
-
-    def __enter__(self) -> BlockingClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _ask(self, method: str, *arguments: object) -> Any:
-        """Send a request and return its result. It is repeated after a change of owner: requests only read."""
-        if self._closed:
-            raise Closed("the client is closed")
-        deadline = time.monotonic() + (self._timeout_s if self._met else min(self._timeout_s, CONNECT_S))
-        while True:
-            try:
-                result = self._ask_once(method, arguments, deadline)
-                break
-            except (OSError, BadRecord, Unavailable) as error:
-                self._disconnect()
-                if time.monotonic() + PAUSE_S >= deadline:
-                    raise self._address.unavailable(error) from error
-            except BaseException:
-                self._disconnect()  # an answer may still come
-                raise
-            time.sleep(PAUSE_S)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def _ask_once(self, method: str, arguments: Sequence[object], deadline: float) -> Any:
-        """The result, which may be an error of the owner. Raises `OSError`, `BadRecord` and `Unavailable` where there
-        is no answer."""
-        connection = self._socket
-        if connection is None:
-            connection = self._socket = self._address.new_socket()
-            connection.settimeout(_left(deadline))
-            with self._address.target() as target:
-                connection.connect(target)
-            hello = _exchange(connection, ("hello", *self._address.hello(None)), deadline)
-            if isinstance(hello, Exception):
-                raise hello
-            self._met = True
-        result = _exchange(connection, (method, *arguments), deadline)
-        if isinstance(result, Unavailable):  # the owner is closing; another may come
-            raise result
-        return result
-
-    def _disconnect(self) -> None:
-        connection, self._socket = self._socket, None
-        if connection is not None:
-            connection.close()
-
-
-def _exchange(connection: socket.socket, request: Sequence[object], deadline: float) -> Any:
-    connection.settimeout(_left(deadline))
-    connection.sendall(encode([1, *request])[0])
-    header = _receive(connection, bytearray(HEADER.size), 0, deadline)
-    head_bytes, rows, payload_bytes = HEADER.unpack(header)
-    size = HEADER.size + head_bytes + rows * ROW.size + payload_bytes
-    if size > FRAME_BYTES:
-        raise ConnectionError(f"an answer of {size} bytes")
-    data = bytearray(size)
-    data[: HEADER.size] = header
-    frame = split(memoryview(_receive(connection, data, HEADER.size, deadline)), lasting=True)
-    return result_in(frame)[1]
-
-
-def _receive(connection: socket.socket, data: bytearray, at: int, deadline: float) -> bytearray:
-    """Fill `data` from `at` on. Raises `OSError`."""
-    with memoryview(data) as view:
-        while at < len(data):
-            connection.settimeout(_left(deadline))
-            taken = connection.recv_into(view[at:])
-            if not taken:
-                raise ConnectionError("the connection ended")
-            at += taken
-    return data
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)

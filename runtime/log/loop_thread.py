@@ -1,0 +1,128 @@
+"""An event loop on a thread, for processes without one, and a reader of every kind of log over it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from ..errors import Closed, PositionLost
+from .wal import Entry, FromId, Wal
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop on a daemon thread, which runs coroutines for the threads of a process without one."""
+
+    def __init__(self, name: str) -> None:
+        """Start it. `name` is the thread's."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+        self._later: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """The result of `work`, for any thread but the loop's own. Raises `TimeoutError` after `timeout_s` seconds."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` and wait for its end, but on the loop's own thread, which must not wait for itself."""
+        if threading.current_thread() is not self._thread:
+            self.run(work)
+        else:
+            self._later.add(task := self._loop.create_task(work))
+            task.add_done_callback(self._later.discard)
+
+    def end(self) -> None:
+        """Stop the loop, and wait for its thread. Call it once."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class LoopReader:
+    """A `BlockingReader` for every kind of log: its `Wal`, opened for reading only at the first call, with the settings
+    that the environment has. A `LoopThread` runs it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._wal: Wal | None = None
+        self._loop: LoopThread | None = None
+        self._closed = False
+
+    def channels(self) -> list[str]:
+        return self._run(self._opened().channels())
+
+    def latest_id(self, channel: str) -> bytes | None:
+        return self._run(self._opened().latest_id(channel))
+
+    def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        return self._run(self._opened().id_at(channel, timestamp))
+
+    def read(
+        self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False
+    ) -> Iterator[list[Entry]]:
+        latest = self.latest_id(channel)
+        if upto is not None and (latest is None or latest < upto):
+            raise PositionLost(
+                f"channel {channel} ends before {upto.hex()}", requested=upto, first_available=latest, channel=channel
+            )
+        end = latest if upto is None else upto
+        if end is None or (after is not None and (after > end if inclusive else after >= end)):
+            return
+        if after is None:
+            first = self.id_at(channel, 0)
+            if first is None or first > end:
+                return  # nothing is left of it, and the next entry may never come
+            after, inclusive = first, True
+        batches: Any = self._opened().read(channel, FromId(after, inclusive))
+        try:
+            while True:
+                entries: list[Entry] = list(self._run(_next(batches, channel)))
+                wanted = [entry for entry in entries if entry.id <= end]
+                if wanted:
+                    yield wanted
+                if entries[-1].id >= end:
+                    return
+        finally:
+            # An abandoned read is ended by the garbage collector, perhaps when the log is closed already.
+            if self._loop is not None:
+                self._loop.finish(batches.aclose())
+
+    def alive(self) -> bool:
+        """Clients of brokers connect again by themselves."""
+        return self._wal is not None and not self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            if self._wal is not None:
+                loop.run(self._wal.close())
+            loop.end()
+
+    def _opened(self) -> Wal:
+        if self._closed:
+            raise Closed("the reader is closed")
+        if self._wal is None:
+            # Imported here: a reader that speaks a log's own protocol needs no settings.
+            from ..config.loading import load_settings, wal_options
+            from .opening import open_wal
+
+            options = wal_options(load_settings(), self._url)
+            self._wal = self._run(open_wal(self._url, read_only=True, **options))
+        return self._wal
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            self._loop = LoopThread("tidewal-blocking-reader")
+        return self._loop.run(work)
+
+
+async def _next(batches: Any, channel: str) -> list[Entry]:
+    try:
+        return await anext(batches)
+    except StopAsyncIteration:
+        raise Closed(f"the log was closed while {channel} was being read") from None
