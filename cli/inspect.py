@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from ..adapters.rocksmq.check.journal_survey import JournalSurvey, ReadOnlyDisk
+from ..adapters.rocksmq.check.loss_report import journal_summary, loss_lines
 from ..runtime.catalog.catalog import Catalog
 from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
@@ -21,7 +20,6 @@ from ..runtime.log.wal import Wal
 from .groups import describe_groups
 from .groups import lines as group_lines
 from .open_log import catalog_of, local_directory, opened, shown_time, stored
-from .repair import loss_lines, losses_of
 from .signals import INTERRUPTED, Interrupted, until_stopped
 
 
@@ -60,16 +58,11 @@ def inspect(
 
 
 def _journal(url: str) -> dict[str, Any] | None:
-    """The size of an embedded log's journal, and the losses of its repairs; None for other logs."""
+    """The size of an embedded log's journal, and what salvages could not save; None for other logs."""
     parts = urlsplit(url)
     if parts.scheme != "rocksmq" or parts.port is not None:
         return None
-    survey = JournalSurvey(ReadOnlyDisk(), os.path.join(local_directory(url), "journal"))
-    try:
-        size = sum(segment.size for segment in survey.segments)
-        return {"segments": len(survey.segments), "bytes": size, "losses": losses_of(survey.channels())}
-    finally:
-        survey.close()
+    return journal_summary(local_directory(url))
 
 
 async def _channels(wal: Wal, count: bool) -> list[dict[str, Any]]:

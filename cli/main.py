@@ -11,8 +11,8 @@ from ..runtime.errors import TidewalError
 from .doctor import doctor
 from .groups import groups
 from .inspect import inspect
-from .repair import repair
 from .run import run
+from .salvage import salvage
 from .spark import spark
 from .tail import tail
 from .verify import verify
@@ -32,7 +32,7 @@ def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it:
     pass
 
 
-for _command in (run, tail, inspect, doctor, repair):
+for _command in (run, tail, inspect, doctor, salvage):
     app.command()(_command)
 app.add_typer(verify, name="verify")
 app.add_typer(groups, name="groups")

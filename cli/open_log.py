@@ -53,14 +53,19 @@ async def _abandoned(url: str) -> bool:
 
 def local_directory(where: str) -> str:
     """The directory of the embedded log that a URL or a path names. Raises `ConfigError` where there is none."""
+    directory = named_directory(where)
+    if not (Path(directory) / "FORMAT").is_file():
+        raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
+    return directory
+
+
+def named_directory(where: str) -> str:
+    """The same, whatever is there. Raises `ConfigError` for the URL of another log."""
     scheme = split_url(where).scheme
     path = Address.parse(where).directory if scheme == "rocksmq" else where
     if scheme not in ("", "rocksmq") or not path:
         raise ConfigError(f"{shown_url(where)}: only an embedded log has a directory", key="wal")
-    directory = Path(path).absolute()
-    if not (directory / "FORMAT").is_file():
-        raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
-    return str(directory)
+    return str(Path(path).absolute())
 
 
 async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> AsyncIterator[Entry]:

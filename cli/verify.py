@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ..adapters.rocksmq.check.findings import SegmentReport
-from ..adapters.rocksmq.check.verify import locked
+from ..adapters.rocksmq.check.loss_report import journal_summary, loss_lines
 from ..adapters.rocksmq.check.verify import verify as scrub
+from ..adapters.rocksmq.owner.directory import locked
 from ..runtime.errors import ConfigError
 from ..runtime.tables.table_store import open_tables
 from .open_log import local_directory
@@ -34,27 +35,32 @@ def journal(
     """Read every frame of a log and check it: headers, checksums, sequences, ids, and the index.
 
     While a process has the log open, its files are read up to the last good frame, and its index is not checked;
-    otherwise no process can open the log while it is read. Exits with 0 when all is intact, with 1 when something is
-    damaged.
+    otherwise no process can open the log while it is read. Entries that a salvage could not save are listed, and are no
+    damage. Exits with 0 when all is intact, with 1 when something is damaged.
     """
     segments = frames = damaged = 0
     size = 0
-    with locked(local_directory(where)) as unowned:
-        for report in scrub(local_directory(where), owned=not unowned):
+    directory = local_directory(where)
+    with locked(directory) as unowned:
+        for report in scrub(directory, owned=not unowned):
             segments, frames, size = segments + 1, frames + report.frames, size + report.end
             damaged += report.state == "damaged"
             typer.echo(json.dumps(_fields(report)) if as_json else _text(report))
+        losses: dict[str, Any] = {} if damaged else journal_summary(directory)["losses"]
     verdict: dict[str, Any] = {
         "intact": not damaged,
         "segments": segments,
         "frames": frames,
         "bytes": size,
         "damaged_segments": damaged,
+        "losses": losses,
         "index": "checked" if unowned else "in use, not checked",
     }
     if as_json:
         typer.echo(json.dumps(verdict))
     else:
+        for line in loss_lines(losses):
+            typer.echo(line)
         outcome = f"damaged: {damaged} of {segments} segments" if damaged else "intact"
         typer.echo(f"{outcome}; {segments} segments, {frames:,} frames, {size:,} bytes; index {verdict['index']}")
     if damaged:

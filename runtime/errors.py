@@ -135,6 +135,10 @@ class CorruptLog(TidewalError):
     has changed the rows of a table (`path`, `version`, `operation`): go back to the version before."""
 
 
+class IncompleteLog(TidewalError):
+    """The directory is a copy that `tidewal salvage` did not finish (`path`). Remove it, and salvage again."""
+
+
 class FormatTooNew(TidewalError):
     """What is stored was written by a newer Tidewal, in a format of another version (`found`, `supported`). Upgrade
     this one: it neither reads nor changes what it does not know."""

@@ -1,4 +1,4 @@
-"""`verify`, `repair` and `groups` on a log of several segments, with and without a process that has it open."""
+"""`verify`, `salvage` and `groups` on a log of several segments, with and without a process that has it open."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ def test_verify_tells_damage_and_its_place(command: Callable[..., Any], log: Pat
 
 
 @pytest.mark.slow
-def test_an_open_log_is_verified_but_not_repaired(command: Callable[..., Any], log: Path):
+def test_an_open_log_is_verified_but_not_salvaged(command: Callable[..., Any], log: Path):
     async def look() -> tuple[Any, Any]:
         store = await RocksMQ.open(str(log), segment_bytes=SMALL)
         try:
             verified = await asyncio.to_thread(command, "verify", "journal", log)
-            repaired = await asyncio.to_thread(command, "repair", log)
+            salvaged = await asyncio.to_thread(command, "salvage", log)
             await store.append("a", b"undisturbed")
-            return verified, repaired
+            return verified, salvaged
         finally:
             await store.close()
 
-    verified, repaired = asyncio.run(look())
+    verified, salvaged = asyncio.run(look())
     assert verified.status == 0
     assert "not checked" in verified.out
-    assert repaired.status == 2
-    assert "DirectoryInUse" in repaired.err
+    assert salvaged.status == 2
+    assert "DirectoryInUse" in salvaged.err
 
 
 async def read_to_the_end(log: Path) -> None:
@@ -96,7 +96,7 @@ async def read_to_the_end(log: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_index_that_cannot_be_read_is_said_and_mended(command: Callable[..., Any], log: Path):
+def test_an_index_that_cannot_be_read_is_said_and_left_behind(command: Callable[..., Any], log: Path, tmp_path: Path):
     """By no traceback, and no word of lost entries."""
     for path in (log / "index").glob("*.log"):
         path.write_bytes(b"")
@@ -105,49 +105,69 @@ def test_an_index_that_cannot_be_read_is_said_and_mended(command: Callable[..., 
     verified = command("verify", "journal", log)
     assert verified.status == 1
     assert "nothing is lost with it" in verified.out
-    repaired = command("repair", log, "--apply")
-    assert repaired.status == 0
-    assert "index: set aside" in repaired.out
-    assert command("verify", "journal", log).status == 0
-    asyncio.run(read_to_the_end(log))
+    salvaged = command("salvage", log, tmp_path / "new")
+    assert salvaged.status == 0
+    assert f"the index {log / 'index'} cannot be read" in salvaged.out
+    assert "PositionLost" not in salvaged.out
+    assert command("verify", "journal", tmp_path / "new").status == 0
+    asyncio.run(read_to_the_end(tmp_path / "new"))
 
 
 @pytest.mark.slow
-def test_repair_plans_first_and_then_does_it(command: Callable[..., Any], log: Path, damaged: Path):
-    before = damaged.read_bytes()
-    planned = command("repair", log)
-    assert planned.status == 1, planned.err
-    assert "lost of a: ids" in planned.out
-    assert "nothing was changed" in planned.out
-    assert damaged.read_bytes() == before
-    done = json.loads(command("repair", log, "--apply", "--json").out)
-    assert (Path(done["aside"]) / damaged.name).read_bytes() == before
-    assert command("verify", "journal", log).status == 0
-    again = command("repair", log)
+def test_salvage_reports_first_and_then_copies(command: Callable[..., Any], log: Path, damaged: Path, tmp_path: Path):
+    new, accepting = tmp_path / "new", tmp_path / "accepting"
+    before = {path: path.read_bytes() for path in log.rglob("*") if path.is_file()}
+    reported = command("salvage", log)
+    assert reported.status == 1, reported.err
+    assert f"{damaged}  " in reported.out
+    assert "damaged frames, 1 frames lost" in reported.out
+    assert "a: ids" in reported.out
+    assert "nothing was written" in reported.out
+    done = json.loads(command("salvage", log, f"rocksmq://{new}", "--json").out)
+    assert (done["copied_to"], done["stops_readers"]) == (str(new), True)
+    assert (done["damages"][0]["path"], done["damages"][0]["frames"]) == (str(damaged), 1)
+    assert {path: path.read_bytes() for path in log.rglob("*") if path.is_file()} == before
+    verified = command("verify", "journal", new)
+    assert verified.status == 0
+    (loss,) = done["losses"]["a"]
+    assert f"a: ids {loss['first']} to {loss['last']}: lost\n" in verified.out
+    again = command("salvage", new)
     assert again.status == 0
-    assert "earlier: a: ids" in again.out
-    assert "nothing to repair" in again.out
-    assert "tidewal repair --accept --apply" in again.out  # the way out, where readers still stop
-    with pytest.raises(PositionLost, match="tidewal repair --accept --apply"):
-        asyncio.run(read_to_the_end(log))
-    (loss,) = json.loads(command("inspect", f"rocksmq://{log}", "--no-count", "--json").out)["journal"]["losses"]["a"]
+    assert "nothing is damaged" in again.out
+    assert f"a: ids {loss['first']} to {loss['last']}: lost\n" in again.out
+    assert "tidewal salvage DIR NEW --accept" in again.out  # the way out, where readers still stop
+    with pytest.raises(PositionLost, match="tidewal salvage DIR NEW --accept"):
+        asyncio.run(read_to_the_end(new))
+    (shown,) = json.loads(command("inspect", f"rocksmq://{new}", "--no-count", "--json").out)["journal"]["losses"]["a"]
+    assert shown == loss
     assert not loss["accepted"]
-    accepted = command("repair", log, "--accept", "--apply")
+    accepted = command("salvage", new, accepting, "--accept")
     assert accepted.status == 0
     assert "--accept" not in accepted.out
-    assert "(accepted)" in command("repair", log).out
-    asyncio.run(read_to_the_end(log))
+    assert "lost (accepted)" in command("salvage", accepting).out
+    asyncio.run(read_to_the_end(accepting))
 
 
-def test_repair_of_a_sound_log_does_nothing(command: Callable[..., Any], log: Path):
-    before = {path: path.read_bytes() for path in (log / "journal").iterdir()}
-    ended = command("repair", log, "--apply")
-    assert ended.status == 0
-    assert "nothing to repair" in ended.out
-    assert {path: path.read_bytes() for path in (log / "journal").iterdir()} == before
+def test_a_sound_log_is_copied_whole(command: Callable[..., Any], log: Path, tmp_path: Path):
+    reported = command("salvage", log)
+    assert reported.status == 0
+    assert "nothing is damaged" in reported.out
+    copied = json.loads(command("salvage", log, tmp_path / "new", "--json").out)
+    assert (copied["damages"], copied["losses"], copied["entries"]) == ([], {}, 100)
+    asyncio.run(read_to_the_end(tmp_path / "new"))
 
 
-@pytest.mark.parametrize("arguments", [("verify", "journal"), ("repair",), ("groups", "list")])
+def test_a_copy_that_did_not_end_is_refused(command: Callable[..., Any], log: Path, tmp_path: Path):
+    assert command("salvage", log, tmp_path / "new").status == 0
+    (tmp_path / "new" / "FORMAT").write_text("tidewal rocksmq incomplete\n")
+    for arguments in (("inspect",), ("verify", "journal"), ("salvage",)):
+        ended = command(*arguments, f"rocksmq://{tmp_path / 'new'}")
+        assert ended.status == 2
+        assert "IncompleteLog" in ended.err
+        assert "remove the directory and salvage the damaged log again" in ended.err
+
+
+@pytest.mark.parametrize("arguments", [("verify", "journal"), ("salvage",), ("groups", "list")])
 def test_where_there_is_no_log_none_is_made(command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...]):
     ended = command(*arguments, f"rocksmq://{tmp_path}")
     assert ended.status == 2

@@ -1,11 +1,13 @@
 """Compare the index with the journal while the journal is read, from an index opened for reading only.
 
+rocksdict rewrites a file of its own even then, so it opens links to all others in a folder of their own.
 What RocksDB cannot read becomes a `CorruptLog` with the index's path.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from struct import Struct
@@ -18,6 +20,7 @@ from ....runtime.errors import CorruptLog
 from ..index.index import SPAN_BYTES
 from .findings import SegmentReport
 
+_CONFIG = "rocksdict-config.json"
 _ENTRY_KEY = Struct(">cIQ")
 _TIME_KEY = Struct(">cIQQ")
 _SEGMENT_KEY = Struct(">cQ")
@@ -34,11 +37,21 @@ class IndexCheck:
         if not os.path.isdir(path):
             return None
         with _reading(path):
-            access = rocksdict.AccessType.read_only()
-            return cls(path, rocksdict.Rdict(path, rocksdict.Options(raw_mode=True), access_type=access))
+            links = tempfile.TemporaryDirectory(prefix="tidewal-index-")
+            try:
+                for name in os.listdir(path):
+                    if name != _CONFIG:
+                        os.symlink(os.path.abspath(os.path.join(path, name)), os.path.join(links.name, name))
+                access = rocksdict.AccessType.read_only()
+                return cls(
+                    path, rocksdict.Rdict(links.name, rocksdict.Options(raw_mode=True), access_type=access), links
+                )
+            except BaseException:
+                links.cleanup()
+                raise
 
-    def __init__(self, path: str, db: rocksdict.Rdict) -> None:
-        self._path, self._db = path, db
+    def __init__(self, path: str, db: rocksdict.Rdict, links: tempfile.TemporaryDirectory[str]) -> None:
+        self._path, self._db, self._links = path, db, links
         self._first_epoch: int | None = None
         self._matched = 0  # index entries that point at a frame with their id
         self._reachable: dict[int, tuple[int, int]] = {}  # channel → epoch and end of what its last index entry covers
@@ -111,6 +124,7 @@ class IndexCheck:
 
     def close(self) -> None:
         self._db.close()
+        self._links.cleanup()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Read a journal's files as they are, damaged or not, and change nothing.
 
-Recovery stops at the first damage. A survey goes on behind it: `JournalSurvey` finds the segments, repairs a header in
+Recovery stops at the first damage. A survey goes on behind it: `JournalSurvey` finds the segments, mends a header in
 memory where the rest of the file proves how it was, and reads frame after frame, with a `Gap` wherever none is good.
 """
 
@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from struct import Struct
 from typing import NamedTuple
 
 from ....runtime.disk import Disk, RealDisk
 from ....runtime.errors import FormatTooNew
 from ..journal.channels import ChannelTable
-from ..journal.frame import ALIGNMENT, CONTROL, MAGIC, READ_BYTES, ROW_BYTES, JournalFrame, Scanner, frame_bytes
-from ..journal.frame import HEADER_BYTES as FRAME_HEADER_BYTES
+from ..journal.frame import ALIGNMENT, CONTROL, MAGIC, READ_BYTES, JournalFrame, Scanner
 from ..journal.segments import HEADER_BYTES, SUFFIX, VERSION, Header, decode_header
 
 BLOCK_BYTES = 4096  # given up at once around an offset that the device cannot read
 SALT_BITS = 64
 PROOFS = 32  # frames that are tried to find a salt: the first may be damaged, too
-
-_SIZES = Struct("<8xQII")  # of a frame's header: its sequence, row count and body bytes
 
 
 class ReadOnlyDisk(RealDisk):
@@ -184,33 +180,18 @@ class JournalSurvey:
             return frame
         return None if later is None else self.scanner(segment, later).at(later)
 
+    def first_frame(self, segment: SegmentFile) -> JournalFrame | None:
+        """The frame that begins the segment, with a snapshot; None where it is damaged or not there."""
+        return None if segment.header is None else self.scanner(segment, HEADER_BYTES).at(HEADER_BYTES)
+
     def channels(self) -> ChannelTable:
         """The channels as of the journal's end: the newest snapshot that can be read, and the records behind it."""
         table = ChannelTable()
-        for segment in reversed(self.segments):
-            if segment.header is None or self.scanner(segment, HEADER_BYTES).at(HEADER_BYTES) is None:
-                continue
-            for piece in self.walk(segment, None):
-                if isinstance(piece, JournalFrame):
-                    _apply_records(table, piece)
-            break
+        newest = next((each for each in reversed(self.segments) if self.first_frame(each) is not None), None)
+        for piece in self.walk(newest, None) if newest is not None else ():
+            if isinstance(piece, JournalFrame):
+                apply_records(table, piece)
         return table
-
-    def unverified(self, segment: SegmentFile, offset: int) -> JournalFrame | None:
-        """The frame as the header at `offset` describes it, if the file is long enough and the rows fit the bodies: a
-        hint about a damaged frame, no more."""
-        head = self.reader.read(segment.file, FRAME_HEADER_BYTES, offset)
-        if len(head) < FRAME_HEADER_BYTES:
-            return None
-        sequence, count, body_bytes = _SIZES.unpack_from(head)
-        size = frame_bytes(count, body_bytes)
-        if offset + size > segment.size:
-            return None
-        view = memoryview(self.reader.read(segment.file, size, offset))
-        bodies_at = FRAME_HEADER_BYTES + ROW_BYTES * count
-        table, bodies = view[FRAME_HEADER_BYTES:bodies_at], view[bodies_at : bodies_at + body_bytes]
-        frame = JournalFrame(offset, size, sequence, table, bodies)
-        return frame if sum(length for _, length, _, _ in frame.raw_rows()) == body_bytes else None
 
     def close(self) -> None:
         for segment in self.segments:
@@ -218,7 +199,8 @@ class JournalSurvey:
         self.segments = []
 
 
-def _apply_records(table: ChannelTable, frame: JournalFrame) -> None:
+def apply_records(table: ChannelTable, frame: JournalFrame) -> None:
+    """Let the frame's control records take effect."""
     at = 0
     for number, length, _, _ in frame.raw_rows():
         if number == CONTROL:

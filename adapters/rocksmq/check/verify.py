@@ -8,35 +8,16 @@ Memory is bounded by the number of channels.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 from ....runtime.disk import Disk
-from ....runtime.errors import ConfigError, CorruptLog, DirectoryInUse, DirectoryUnwritable
+from ....runtime.errors import CorruptLog
 from ..journal.channels import ChannelTable
 from ..journal.frame import CONTROL, FrameFault, JournalFrame
 from ..journal.segments import HEADER_BYTES
-from ..owner.directory import Directory
 from .findings import SegmentReport
 from .index_check import IndexCheck
 from .journal_survey import Gap, JournalSurvey, ReadOnlyDisk, SegmentFile
-
-
-@contextmanager
-def locked(directory: str) -> Generator[bool]:
-    """Keep the directory from being opened while it is read. False: a process owns it, or it cannot be locked here (a
-    read-only mount). Raises `ConfigError` where there is no log."""
-    if not os.path.isdir(os.path.join(directory, "journal")):
-        raise ConfigError(f"there is no log in {directory}", key="wal")
-    try:
-        lock = Directory(directory)
-    except (DirectoryInUse, DirectoryUnwritable):
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.close()
 
 
 def verify(directory: str, *, owned: bool, disk: Disk | None = None) -> Iterator[SegmentReport]:
@@ -175,7 +156,7 @@ class Scrub:
             report.state = "torn"
 
     def _begins(self, segment: SegmentFile) -> bool:
-        return segment.header is not None and self._survey.scanner(segment, HEADER_BYTES).at(HEADER_BYTES) is not None
+        return self._survey.first_frame(segment) is not None
 
     def _recycled(self, segment: SegmentFile) -> bool:
         try:

@@ -123,7 +123,7 @@ class Index:
             raise
         except (
             Exception
-        ) as error:  # rocksdict raises bare Exceptions; whatever is wrong with a cache, a new one repairs it
+        ) as error:  # rocksdict raises bare Exceptions; whatever is wrong with a cache, a new one mends it
             return str(error)
         return None
 

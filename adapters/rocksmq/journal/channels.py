@@ -19,7 +19,7 @@ from ....runtime.groups.progress import Change, GroupProgress
 from ....runtime.log.policy_codec import decode_policy, encode_policy
 from ....runtime.log.wal import ChannelPolicy, Delivery, Payload
 from .dedup_table import DedupTable
-from .losses import Loss, Losses, noted
+from .losses import Loss, Losses
 
 ID_BYTES = 8
 # Where an owner may have lost ids with its end, those of the next incarnation begin at `boot << INCARNATION_SHIFT`.
@@ -132,8 +132,6 @@ class ChannelTable:
             "wrote": self.clients.apply,
             "each": self.clients.apply_each,
             "boot": self._boot,
-            "lost": self._lost,
-            "accept": self._accept,
             "snapshot": self._restore,
         }
         effect = effects.get(kind)
@@ -185,19 +183,6 @@ class ChannelTable:
             self.size -= _position_bytes(group, progress)
             if progress is not None and state.policy.delivery is Delivery.QUEUE and progress.acked_to:
                 self._truncate(state.number, decode_id(progress.acked_to) + 1)  # what a queue has delivered is gone
-
-    def _lost(self, wall_ms: int, channels: Sequence[Any]) -> None:
-        for number, ranges in channels:
-            if (state := self.by_number.get(number)) is not None:
-                self.size -= LOSS_BYTES * len(state.losses)
-                for first, last in ranges:
-                    state.losses = noted(state.losses, first, last, wall_ms)
-                    state.last_id = max(state.last_id, last)  # an id that was acknowledged is never assigned again
-                self.size += LOSS_BYTES * len(state.losses)
-
-    def _accept(self) -> None:
-        for state in self.by_number.values():
-            state.losses = tuple(each._replace(accepted=True) for each in state.losses)
 
     def _boot(self, number: int) -> None:
         self.boot = max(self.boot, number)

@@ -51,7 +51,7 @@ def frame_bytes(count: int, body_bytes: int) -> int:
 
 
 def encode(
-    epoch: int, salt: int, sequence: int, rows: Sequence[bytes], bodies: Sequence[Payload], body_bytes: int
+    epoch: int, salt: int, sequence: int, rows: Sequence[Payload], bodies: Sequence[Payload], body_bytes: int
 ) -> list[Payload]:
     """The buffers of one frame, in order: of the segment with that epoch and salt, with the frame's sequence in the
     journal. `rows` come from `pack_row`; `body_bytes` is the size of all bodies."""

@@ -1,15 +1,13 @@
-"""What a repair could not save: ranges of ids that are lost, kept in the journal for good.
+"""What a salvage could not save: ranges of ids that are lost, kept in the journal's snapshots for good.
 
 No reader passes such a range in silence: it ends with `PositionLost`, whose `first_available` lies behind the range,
-until the operator accepts the loss (`tidewal repair --accept`).
+until the operator accepts the loss (`tidewal salvage DIR NEW --accept`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
-
-import msgpack
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from ....runtime.errors import PositionLost
 
@@ -19,38 +17,14 @@ class Loss(NamedTuple):
 
     first: int
     last: int
-    wall_ms: int  # when the repair noted it
+    wall_ms: int  # when the salvage noted it
+    unknown: bool = False  # whether any entry was there; then `last` is only a bound
     accepted: bool = False
 
 
-ACCEPT = "tidewal repair --accept --apply"  # the way out for readers that cannot go on behind a loss by themselves
+ACCEPT = "tidewal salvage DIR NEW --accept"  # the way out for readers that cannot go on behind a loss by themselves
 
-Losses = tuple[Loss, ...]  # by id, none overlaps another
-
-
-def lost(channels: Mapping[int, Iterable[tuple[int, int]]], wall_ms: int) -> bytes:
-    """The control record of a repair: channel number → ranges of ids, noted at `wall_ms` (milliseconds)."""
-    pairs = [[number, [list(each) for each in ranges]] for number, ranges in channels.items()]
-    return cast(bytes, msgpack.packb(["lost", wall_ms, pairs]))
-
-
-def accept() -> bytes:
-    """The control record that lets readers pass all losses noted so far."""
-    return cast(bytes, msgpack.packb(["accept"]))
-
-
-def noted(losses: Losses, first: int, last: int, wall_ms: int) -> Losses:
-    """`losses` and one more range, unless it is known; ranges that overlap become one."""
-    apart: list[Loss] = []
-    for each in losses:
-        if each.last < first or each.first > last:
-            apart.append(each)
-        elif each.first <= first and last <= each.last:
-            return losses
-        else:
-            first, last = min(first, each.first), max(last, each.last)
-    return tuple(sorted([*apart, Loss(first, last, wall_ms)]))
-
+Losses = tuple[Loss, ...]  # by id
 
 EntryT = TypeVar("EntryT", bound="tuple[bytes, int, object]")
 
@@ -66,8 +40,9 @@ def before_loss(losses: Losses, channel: str, wanted: int, reached: int, entries
         return good
     requested, behind = max(wanted, ahead.first).to_bytes(8, "big"), (ahead.last + 1).to_bytes(8, "big")
     raise PositionLost(
-        f"entries {requested.hex()} to {ahead.last:016x} of channel {channel} were damaged and could not be saved; the "
-        f"next is {behind.hex()}. `{ACCEPT}` with the log's directory, while no process has it open, lets readers pass",
+        f"entries {requested.hex()} to {ahead.last:016x} of channel {channel} were damaged and could not be salvaged"
+        f"{', if there were any' if ahead.unknown else ''}; the next is {behind.hex()}. While no process has the log "
+        f"open, `{ACCEPT}` copies it and lets readers of the copy pass",
         requested=requested,
         first_available=behind,
         channel=channel,

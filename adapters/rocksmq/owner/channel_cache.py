@@ -94,7 +94,7 @@ class LiveChannel:
     holds: dict[str, int] = field(default_factory=dict[str, int])
     groups: dict[str, GroupProgress] = field(default_factory=dict[str, GroupProgress])  # the journal's table changes it
     ephemeral_size: int = 0  # of the tail of an ephemeral channel, in memory
-    losses: Losses = ()  # what a repair could not save
+    losses: Losses = ()  # what a salvage could not save
     queued: int = 0  # entries of an ephemeral channel that wait for a commit they belong to
     created: bool = True
     dropped: bool = False

@@ -1,6 +1,6 @@
 """The directory of one RocksMQ: its owner, its format, and where its parts lie.
 
-FORMAT   the version, as text                           journal/   segments
+FORMAT   the version, or "incomplete", as text          journal/   segments
 LOCK     locked by the owner                            index/     RocksDB, may be deleted
 CLAIM    locked by processes that request ownership     socket     for other processes
 """
@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Generator
 
-from ....runtime.errors import DirectoryInUse, DirectoryUnwritable, FormatTooNew
+from ....runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable, FormatTooNew, IncompleteLog
 
 FORMAT_VERSION = 1
+INCOMPLETE = "incomplete"  # in place of the version, while a salvage writes the directory
 PID_BYTES = 32  # of the number of the process in LOCK
 
 
 class Directory:
     """An owned directory. Release with `close`."""
 
-    def __init__(self, path: str) -> None:
-        """Create if absent, and lock. Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`."""
+    def __init__(self, path: str, *, complete: bool = True) -> None:
+        """Create if absent, and lock. With `complete=False` a new directory counts as incomplete until `set_complete`:
+        no process can open it. Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `IncompleteLog`."""
         self.path = os.path.abspath(path)
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
@@ -30,7 +33,7 @@ class Directory:
             raise _unwritable(self.path, error) from error
         try:
             self._lock_file()
-            self._check_format()
+            self._check_format(complete=complete)
             os.makedirs(self.journal, mode=0o700, exist_ok=True)
         except OSError as error:
             os.close(self._lock)
@@ -46,6 +49,10 @@ class Directory:
     @property
     def index(self) -> str:
         return os.path.join(self.path, "index")
+
+    def set_complete(self) -> None:
+        """End what `complete=False` began. Raises `OSError`."""
+        self._write_format(FORMAT_VERSION)
 
     def close(self) -> None:
         os.close(self._lock)
@@ -63,27 +70,19 @@ class Directory:
         with contextlib.suppress(OSError):  # the number is for messages alone: no space for it is no reason to refuse
             os.pwrite(self._lock, f"{os.getpid()}\n".ljust(PID_BYTES).encode(), 0)
 
-    def _check_format(self) -> None:
-        path = os.path.join(self.path, "FORMAT")
-        try:
-            with open(path, encoding="ascii", errors="replace") as file:
-                words = file.read(64).split()
-        except FileNotFoundError:
-            self._write_format(path)
-            return
-        version = words[-1] if words else ""
-        if words[:2] != ["tidewal", "rocksmq"] or not version.isdigit():
-            raise DirectoryUnwritable(f"{self.path} is not a RocksMQ directory: {path} says otherwise", path=self.path)
-        if int(version) > FORMAT_VERSION:
-            raise FormatTooNew(
-                f"{self.path} has format {version}, this Tidewal reads up to {FORMAT_VERSION}",
-                found=int(version),
-                supported=FORMAT_VERSION,
-            )
+    def _check_format(self, *, complete: bool) -> None:
+        version = read_format(self.path)
+        if version is None:
+            self._write_format(FORMAT_VERSION if complete else INCOMPLETE)
+        elif not complete:
+            raise DirectoryUnwritable(f"{self.path} is not new: another process uses it", path=self.path)
+        elif not version:
+            raise DirectoryUnwritable(f"{self.path} is not a RocksMQ directory: FORMAT says otherwise", path=self.path)
 
-    def _write_format(self, path: str) -> None:
+    def _write_format(self, version: int | str) -> None:
+        path = os.path.join(self.path, "FORMAT")
         with open(path + ".new", "w", encoding="ascii") as file:
-            file.write(f"tidewal rocksmq {FORMAT_VERSION}\n")
+            file.write(f"tidewal rocksmq {version}\n")
             file.flush()
             os.fsync(file.fileno())
         os.rename(path + ".new", path)
@@ -92,6 +91,58 @@ class Directory:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def read_format(directory: str) -> str | None:
+    """The version of the directory, as text; "" where FORMAT cannot be understood, None where there is none. Raises
+    `FormatTooNew`, `IncompleteLog`, `OSError`."""
+    try:
+        with open(os.path.join(directory, "FORMAT"), encoding="ascii", errors="replace") as file:
+            words = file.read(64).split()
+    except FileNotFoundError:
+        return None
+    version = words[-1] if words[:2] == ["tidewal", "rocksmq"] else ""
+    if version == INCOMPLETE:
+        raise IncompleteLog(
+            f"{directory} is incomplete: the `tidewal salvage` that writes it has not ended. If it does not run any"
+            " more, remove the directory and salvage the damaged log again",
+            path=directory,
+        )
+    if not version.isdigit():
+        return ""
+    if int(version) > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"{directory} has format {version}, this Tidewal reads up to {FORMAT_VERSION}",
+            found=int(version),
+            supported=FORMAT_VERSION,
+        )
+    return version
+
+
+@contextlib.contextmanager
+def locked(directory: str) -> Generator[bool]:
+    """Keep the directory from being opened while it is read; nothing in it changes. False: a process owns it, or it
+    cannot be locked here. Raises `ConfigError` where there is no log, `FormatTooNew`, `IncompleteLog`."""
+    if not os.path.isdir(os.path.join(directory, "journal")):
+        raise ConfigError(f"there is no log in {directory}", key="wal")
+    read_format(directory)
+    try:
+        lock = os.open(os.path.join(directory, "LOCK"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # no process has opened it since it came here
+        yield True
+        return
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unowned = True
+        except OSError:
+            unowned = False
+        yield unowned
+    finally:
+        os.close(lock)
 
 
 class OwnershipRequest:

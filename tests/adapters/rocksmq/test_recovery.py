@@ -286,7 +286,7 @@ def test_a_channel_made_again_in_the_frame_that_dropped_it_begins_above_it(tmp_p
 
 @pytest.mark.parametrize("vouched_for", [False, True])
 def test_all_records_of_the_first_frame_count(tmp_path, vouched_for):
-    """A repair may put more than the snapshot there; each record is read from its own place."""
+    """More than the snapshot may be there; each record is read from its own place."""
     write_segment(tmp_path / "journal", 1, 1, [[*FIRST, (1, 4, 0, b"x"), record(records.boot(3))], [(2, 6, 0, b"y")]])
     second = ChannelTable()
     for _, _, _, body in FIRST:

@@ -13,9 +13,10 @@ import pytest
 from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq.check.findings import SegmentReport
 from tidewal.adapters.rocksmq.check.journal_survey import ReadOnlyDisk
-from tidewal.adapters.rocksmq.check.verify import locked, verify
+from tidewal.adapters.rocksmq.check.verify import verify
 from tidewal.adapters.rocksmq.index.index import Index, IndexEntry
 from tidewal.adapters.rocksmq.journal.segments import HEADER_BYTES
+from tidewal.adapters.rocksmq.owner.directory import locked
 from tidewal.runtime.errors import ConfigError
 from tidewal.runtime.log.wal import Append, ChannelPolicy
 
