@@ -28,7 +28,9 @@ class LocalTableLocation(TableLocation):
         super().__init__(str(self._folder))
 
     def exists(self) -> bool:
-        return (self._folder / "_delta_log").is_dir()
+        log = self._folder / "_delta_log"
+        kept = (log.glob("*.json"), log.glob("*.parquet"), self._folder.glob("*.parquet"))
+        return log.is_dir() and any(map(any, kept))
 
     def prepare(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

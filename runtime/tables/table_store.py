@@ -60,7 +60,8 @@ class TableLocation(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is a Delta log, damaged or not."""
+        """Whether a table was created here, damaged or not: there is a commit, or rows whose commits are gone. One that
+        is just being created is not there yet."""
 
     @abstractmethod
     def prepare(self) -> None:

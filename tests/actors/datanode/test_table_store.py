@@ -56,7 +56,8 @@ class ObjectLocation(TableLocation):
         return f"{self._key}/{name}"
 
     def exists(self) -> bool:
-        return bool(self._store.get_file_info(fs.FileSelector(self._at("_delta_log"), allow_not_found=True)))
+        found = self._store.get_file_info(fs.FileSelector(self._key, allow_not_found=True, recursive=True))
+        return any(info.extension in ("json", "parquet") for info in found)
 
     def prepare(self) -> None:
         """Nothing to do: there are no folders."""
@@ -176,6 +177,19 @@ def test_a_created_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
     name, size = table_at(tmp_path).create(f"part-{uuid.uuid4()}", lambda file: file.write(b"rows") and None)
     assert (tmp_path / name).read_bytes() == b"rows"
     assert (size, digest_in(name)) == (4, digest_of(BytesIO(b"rows")))
+
+
+def test_a_table_is_there_with_its_first_commit_and_stays_there_without_its_log(tmp_path: Path) -> None:
+    location = table_at(tmp_path / "log")
+    assert not location.exists()
+    (tmp_path / "log" / "_delta_log").mkdir(parents=True)
+    assert not location.exists(), "the Delta library makes the folder before the commit"
+    log = LogTable.open(location, SCHEMA, KEY)
+    assert location.exists()
+    log.flush(versions([1]), start={V0: 0}, end={V0: 1}, positions={V0: position(1)})
+    for commit in (tmp_path / "log" / "_delta_log").glob("*.json"):
+        commit.unlink()
+    assert location.exists()
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/tables", "file://host/tables", "gs:/tables"])
