@@ -1,7 +1,9 @@
-"""From a user's rows to the validated record batch that goes into the log, and how it is split by shard and by size.
+"""From a user's rows to the record batch that goes into the log, and how it is split by shard and by size.
 
 A batch of the log has every column of the schema, in the schema's types and order, and last `_op` (int8, see
-`runtime.schema.Op`). All checks run on whole columns; only a batch that failed one is searched for the row to name.
+`runtime.rows.schema.Op`). The client converts rows to such a batch (`to_batch`), the Proxy, which trusts no client,
+checks its values (`check_values`). All checks run on whole columns; only a batch that failed one is searched for the
+row to name.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ ROWS_OVERHEAD_BYTES = 512  # of a column in an encoded batch, and of the batch, 
 SHOWN_KEY = 50  # characters of a row's key that an error shows
 
 _OP_NAMES: Final = pa.array(list(OPS))
+_OP_CODES: Final = pa.array([int(op) for op in Op], pa.int8())
 _CONVERSION_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.RecordBatch:
-    """Validate `rows` against `schema` and return them as one batch of the log.
+    """Convert `rows` to one batch of the log, with the columns and types of `schema`.
 
     `op` is "insert", "upsert" or "delete" for all rows, or None when each row names its own in a column `_op` (or has
     its code, as the log does). A delete needs its key only: with `op="delete"` other columns are ignored, in a mixed
@@ -40,8 +43,8 @@ def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.Reco
     the right type are not copied.
 
     Raises `InvalidRows` (with `column` and, where one row is wrong, `row`, counted from 0): a missing or unknown
-    column, a wrong type, a null where none may be, NaN anywhere (null says "unknown"), an infinite float in a vector, a
-    vector of the wrong length, an unknown `_op`.
+    column, a wrong type, a vector of the wrong length, an unknown name in `_op`. Which values there may be is for
+    `check_values` to say.
     """
     columns, count = _columns_of(rows)
     ops = _ops(columns.pop(OP_COLUMN, None), op, count)
@@ -52,6 +55,23 @@ def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.Reco
         columns = {name: column for name, column in columns.items() if name == schema.primary_key}
     arrays = [_column(field, columns.get(field.name), ops, field is schema.key) for field in schema.fields]
     return pa.RecordBatch.from_arrays([*arrays, ops], schema=schema.row_arrow())
+
+
+def check_values(batch: pa.RecordBatch, schema: CollectionSchema) -> None:
+    """Raise `InvalidRows` (with `column` and `row`, counted from 0) unless the log may have the rows of `batch`, which
+    has the columns and types of `schema` and `_op`: for a null where none may be, NaN anywhere (null says "unknown"),
+    an infinite float in a vector, an unknown code in `_op`."""
+    ops = cast("pa.Array[Any]", batch.column(OP_COLUMN))
+    _refuse_unknown_codes(ops)
+    for field, array in zip(schema.fields, cast("list[pa.Array[Any]]", batch.columns), strict=False):  # `_op` is last
+        if field.type in FLOAT_TYPES:
+            _refuse_nan(field, array)
+        elif field.type == "float_vector":
+            _refuse_bad_floats(field, array)
+        if array.null_count and not field.nullable:
+            nulls = _needed(pc.is_null(array), ops, field is schema.key)
+            if pc.any(nulls).as_py():
+                _fail(field, _first(nulls), "is null and cannot be")
 
 
 def split_by_shard(batch: pa.RecordBatch, schema: CollectionSchema, shards: int) -> list[pa.RecordBatch | None]:
@@ -122,7 +142,7 @@ def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
             raise InvalidRows(f"each row must name its operation in a column {OP_COLUMN}", column=OP_COLUMN)
         return pa.array([], pa.int8())
     if isinstance(given, pa.Array) and cast("pa.Array[Any]", given).type == pa.int8():
-        return _checked_codes(cast("pa.Array[Any]", given))
+        return cast("pa.Array[Any]", given)
     names = _typed(Field(OP_COLUMN, "varchar"), cast(object, given))
     codes = pc.index_in(names, value_set=_OP_NAMES)
     if codes.null_count:
@@ -133,34 +153,26 @@ def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
     return codes.cast(pa.int8())
 
 
-def _checked_codes(codes: pa.Array[Any]) -> pa.Array[Any]:
-    """Operations that are coded already, as a client sends them."""
-    known = pc.is_in(codes, value_set=pa.array([int(op) for op in Op], pa.int8()))
+def _refuse_unknown_codes(codes: pa.Array[Any]) -> None:
+    known = pc.is_in(codes, value_set=_OP_CODES)
     if not pc.all(known, min_count=0).as_py():
         row = _first(pc.invert(known))
         raise InvalidRows(f"row {row}: unknown code in {OP_COLUMN}", column=OP_COLUMN, row=row)
-    return codes
 
 
 def _column(field: Field, given: object, ops: pa.Array[Any], is_key: bool) -> pa.Array[Any]:
-    """The column in the type of its field, all checks passed."""
-    if given is None:
-        array = cast("pa.Array[Any]", pa.nulls(len(ops), cast(Any, field.arrow_type())))
-    else:
-        array = _typed(field, given)
-        if field.type in FLOAT_TYPES:
-            _refuse_nan(field, array)
-        elif field.type == "float_vector":
-            _refuse_bad_floats(field, array)
-    if array.null_count and not field.nullable:
-        nulls = pc.is_null(array)
-        if not is_key:
-            nulls = pc.and_(nulls, pc.not_equal(ops, int(Op.DELETE)))
-        if pc.any(nulls).as_py():
-            if given is None:
-                raise InvalidRows(f"column {field.name!r} is missing", column=field.name)
-            _fail(field, _first(nulls), "is null and cannot be")
+    """The column in the type of its field; one that is left out is null."""
+    if given is not None:
+        return _typed(field, given)
+    array = cast("pa.Array[Any]", pa.nulls(len(ops), cast(Any, field.arrow_type())))
+    if not field.nullable and pc.any(_needed(pc.is_null(array), ops, is_key)).as_py():
+        raise InvalidRows(f"column {field.name!r} is missing", column=field.name)
     return array
+
+
+def _needed(nulls: pa.Array[Any], ops: pa.Array[Any], is_key: bool) -> pa.Array[Any]:
+    """Of the `nulls` of a column, those where a value must be: a delete needs its key only."""
+    return nulls if is_key else pc.and_(nulls, pc.not_equal(ops, int(Op.DELETE)))
 
 
 def _typed(field: Field, given: object) -> pa.Array[Any]:

@@ -21,6 +21,7 @@ from ...runtime.log.wal import ControlAppend
 from ...runtime.rows.row_codec import decode_rows
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
+from ...runtime.streams.tt_stream import TtMsgStream
 from ...runtime.tables.table_store import CURRENT, LOG
 from ..collection_reader import CollectionReaderRole, holder, open_stream, pchannels_of, rows_of
 from ..flush_events import FlushEvent
@@ -72,23 +73,24 @@ class FlushPipeline:
         self._flushing: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._ending = asyncio.Event()
-        self._stream = open_stream(role, collection, 0)
+        self._stream: TtMsgStream | None = None  # until the table says where to begin
         self._metrics: FlushMetrics
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
-        self._stream.announce(channel, term, cseq, time)
+        if self._stream is not None:
+            self._stream.announce(channel, term, cseq, time)
 
     async def run(self) -> None:
         """Open the table, hold the log from its T on, and read."""
         try:
-            await self._open()
+            stream = self._stream = await self._open()
         except BaseException:
             self._ending.set()
             raise
         finally:
             self._opened.set()
         try:
-            async for pack in self._stream:
+            async for pack in stream:
                 self._buffer_rows(pack)
                 await self._flush_if_due(pack)
         finally:
@@ -98,21 +100,22 @@ class FlushPipeline:
             if self._flushing is not None:
                 await asyncio.gather(self._flushing, return_exceptions=True)
             self._metrics.publish()
-            await self._stream.close()
+            await stream.close()
 
-    async def _open(self) -> None:
+    async def _open(self) -> TtMsgStream:
         location = self._node.tables.table(self.collection.name, LOG)
         schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
         self.log = await self._node.blocking(partial(LogTable.open, location, schema, key))
         await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
         self._stored, positions = await self._node.blocking(partial(self.log.stored, self.collection.vchannels))
-        self._stream = open_stream(self._role, self.collection, self._stored, positions)
+        stream = open_stream(self._role, self.collection, self._stored, positions)
         self._metrics = FlushMetrics(
-            self._node.metrics, self._node.clock, self.collection, self._stream, lambda: self._buffer.bytes
+            self._node.metrics, self._node.clock, self.collection, stream, lambda: self._buffer.bytes
         )
         await self._hold_start(positions)
         if self._stored:
             await self._publish(self._stored, FlushResult(self.log.version, 0, 0))
+        return stream
 
     async def _hold_start(self, positions: Sequence[Position]) -> None:
         """Hold the log from the table's positions on, where its readers continue too, before any other hold on it can

@@ -25,10 +25,10 @@ from ...runtime.errors import (
 )
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType, decode
-from ...runtime.log.wal import ChannelPolicy, Entry, From
+from ...runtime.log.wal import ChannelPolicy, Entry, From, Payload
 from ...runtime.ownership import Appended, ChannelGrant, ChannelOwner
 from ...runtime.ownership.metrics import ChannelOwnerMetrics
-from ...runtime.rows.row_codec import decode_rows, encode_rows
+from ...runtime.rows.row_codec import decode_rows, encode_rows, is_compact
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.rpc.server import Request
 from ..collection_reader import TABLE_ERRORS
@@ -36,7 +36,7 @@ from ..flush_events import FlushEvent
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
-from ..rows import split_by_bytes, split_by_shard, to_batch
+from ..rows import check_values, split_by_bytes, split_by_shard
 from .metrics import ProxyMetrics
 from .requests import AcquireParams, AnnounceParams, OfChannels, WriteParams
 from .unflushed import Unflushed
@@ -221,9 +221,10 @@ class Proxy(Role):
         schema = collection.schema
         if (request.params["id"], request.params["schema_version"]) != (collection.id, schema.version):
             raise InvalidRows(f"the rows are of another {collection.name}, or of another version; describe it again")
-        rows = to_batch(decode_rows(request.body, schema.row_arrow()), schema, op=None)
+        rows = decode_rows(request.body, schema.row_arrow())
+        check_values(rows, schema)
         self._unflushed.check(collection.name, collection.vchannels, len(request.body))
-        records = self._records(collection, rows)
+        records = self._records(collection, rows, request.body)
         producer, pseq, digest = request.params["producer"], request.params["pseq"], request.params.get("digest", 0)
         appended = await self._owner.append(records, producer=producer, pseq=pseq, rows=rows.num_rows, digest=digest)
         if not appended.repeated:
@@ -250,17 +251,21 @@ class Proxy(Role):
         finally:
             self._waiting_bytes -= size
 
-    def _records(self, collection: Collection, rows: pa.RecordBatch) -> list[tuple[str, Record]]:
+    def _records(self, collection: Collection, rows: pa.RecordBatch, body: Payload) -> list[tuple[str, Record]]:
         """The records of a batch, split by shard and by the message size limit of each channel. The channel owner
-        chains those of one pchannel, so that readers see all of a batch or nothing."""
+        chains those of one pchannel, so that readers see all of a batch or nothing. Rows that are not split go into the
+        log as the client has encoded them, in `body`, unless that holds more than the rows."""
         shards = split_by_shard(rows, collection.schema, collection.shards)
         records: list[tuple[str, Record]] = []
         for vchannel, part in zip(collection.vchannels, shards, strict=True):
             if part is not None:
                 channel = pchannel_of(vchannel)
                 limit = self._limits.get(channel, DEFAULT_MESSAGE_BYTES) - RECORD_OVERHEAD_BYTES
+                if part is rows and len(body) <= limit and is_compact(body, rows):
+                    records.append((channel, _record(vchannel, rows, collection, body)))
+                    continue
                 slices = split_by_bytes(part, limit, collection.schema.primary_key)
-                records += [(channel, _record(vchannel, each, collection)) for each in slices]
+                records += [(channel, _record(vchannel, each, collection, encode_rows(each))) for each in slices]
         return records
 
     # ---- freshness --------------------------------------------------------------------------------------------------
@@ -289,9 +294,10 @@ class Proxy(Role):
         can store them: raises what is wrong with the tables, `PositionLost` where the log has lost rows for them."""
         pause_s = CHECK_FIRST_S
         while True:
-            # The catalog says it before those who wait already are told, and to those who come to wait only now.
-            told = self.catalog.catalog.by_id(collection.id)
-            if told is None or told.state == DROPPING:
+            # The catalog has a drop before `Unflushed` ends the flushes that wait; a flush that comes later learns of
+            # the drop from the catalog alone.
+            current = self.catalog.catalog.by_id(collection.id)
+            if current is None or current.state == DROPPING:
                 raise CollectionNotFound(
                     f"collection {collection.name} was dropped before all of it was stored", collection=collection.name
                 )
@@ -363,13 +369,13 @@ async def _find_collection(catalog: CatalogLog, name: str) -> Collection:
         return (await catalog.catch_up()).collection(name)
 
 
-def _record(vchannel: str, rows: pa.RecordBatch, collection: Collection) -> Record:
+def _record(vchannel: str, rows: pa.RecordBatch, collection: Collection, body: Payload) -> Record:
     return Record(
         RecordType.ROWS,
         vchannel=vchannel,
         tags={"rows": rows.num_rows, **_ops(rows)},
         schema_version=collection.schema.version,
-        body=encode_rows(rows),
+        body=body,
     )
 
 

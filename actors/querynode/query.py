@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...runtime.errors import BadRecord, InvalidRequest
-from ...runtime.rows.schema import CollectionSchema
 from .filter import Filter, compile_filter
 from .search import Metric, merge_nearest, search
-from .view import OrderBy, ShardView, check_limit, checked_columns, ordered, sort_keys
+from .view import OrderBy, ShardView, check_limit, check_order, checked_columns, ordered, sort_keys
 
 COUNT_COLUMN: Final = "count(*)"
 WIRE_VERSION: Final = 1
@@ -109,7 +108,7 @@ def run(views: Sequence[ShardView], request: Request) -> pa.Table:
         return _search(views, request, where)
     if request.count:
         return _count(views, request, where)
-    return _query(views, schema, request, where)
+    return query(views, where, request.columns, request.order_by, request.limit)
 
 
 def _count(views: Sequence[ShardView], request: QueryRequest, where: Filter | None) -> pa.Table:
@@ -118,17 +117,26 @@ def _count(views: Sequence[ShardView], request: QueryRequest, where: Filter | No
     return pa.table({COUNT_COLUMN: pa.array([sum(view.count(where) for view in views)], pa.int64())})
 
 
-def _query(
-    views: Sequence[ShardView], schema: CollectionSchema, request: QueryRequest, where: Filter | None
+def query(
+    views: Sequence[ShardView],
+    where: Filter | None = None,
+    columns: Sequence[str] | None = None,
+    order_by: Sequence[OrderBy] = (),
+    limit: int | None = None,
 ) -> pa.Table:
-    names = checked_columns(schema, request.columns)
-    check_limit(request.limit)
-    if len(views) == 1:
-        return views[0].query(where, names, request.order_by, request.limit)
-    keys = sort_keys(schema, request.order_by)
+    """The rows the filter holds for, with `columns` (all by default), sorted, at most `limit` of them.
+
+    Rows that sort as equal are in the order of their keys; without `order_by` the order is not defined. Raises
+    `InvalidRequest` for unknown columns, a vector to sort by, or a negative limit.
+    """
+    schema = views[0].schema
+    names = checked_columns(schema, columns)
+    check_order(schema, order_by)
+    check_limit(limit)
+    keys = sort_keys(schema, order_by)
     fetched = list(dict.fromkeys([*names, *(name for name, _ in keys)]))
-    parts = [view.query(where, fetched, request.order_by, request.limit) for view in views]
-    return ordered(pa.concat_tables(parts), keys, request.limit).select(names)
+    found = pa.concat_tables([view.rows(where, fetched, keys, limit) for view in views])
+    return ordered(found, keys, limit).select(names)
 
 
 def _search(views: Sequence[ShardView], request: SearchRequest, where: Filter | None) -> pa.Table:

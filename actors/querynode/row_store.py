@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from ...runtime.errors import BadRecord, MemoryLimitExceeded
 from ...runtime.rows.schema import OP_COLUMN, CollectionSchema, Op
-from .filter import Filter
-from .view import Mask, OrderBy, RowChunk, ShardView, checked_columns, indices_of
+from .view import Mask, RowChunk, ShardView, checked_columns, indices_of
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -129,20 +128,6 @@ class RowStore:
     def snapshot(self) -> ShardView:
         """The rows as they are now; never changes, and any thread may read it."""
         return ShardView(self.schema, tuple(RowChunk(each.rows, each.alive.copy()) for each in self._chunks))
-
-    def count(self, where: Filter | None = None) -> int:
-        """How many rows the filter holds for."""
-        return self.row_count if where is None else self.view().count(where)
-
-    def query(
-        self,
-        where: Filter | None = None,
-        columns: Sequence[str] | None = None,
-        order_by: Sequence[OrderBy] = (),
-        limit: int | None = None,
-    ) -> pa.Table:
-        """The rows that the filter holds for, as `ShardView.query` returns them."""
-        return self.view().query(where, columns, order_by, limit)
 
     def get(self, keys: Sequence[object], columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of these keys, in their order; a key without a row is left out, a key asked twice comes twice."""

@@ -54,23 +54,9 @@ class ShardView:
         """How many rows the filter holds for."""
         return sum(int(np.count_nonzero(mask)) for _, mask in self.selected(where))
 
-    def query(
-        self,
-        where: Filter | None = None,
-        columns: Sequence[str] | None = None,
-        order_by: Sequence[OrderBy] = (),
-        limit: int | None = None,
-    ) -> pa.Table:
-        """The rows the filter holds for, with `columns` (all by default), sorted, at most `limit` of them.
-
-        Rows that sort as equal are in the order of their keys; without `order_by` the order is not defined.
-        Raises `InvalidRequest` for unknown columns, a vector to sort by, or a negative limit.
-        """
-        names = checked_columns(self.schema, columns)
-        check_order(self.schema, order_by)
-        check_limit(limit)
-        keys = sort_keys(self.schema, order_by)
-        fetched = list(dict.fromkeys([*names, *(name for name, _ in keys)]))
+    def rows(self, where: Filter | None, columns: list[str], keys: list[SortKey], limit: int | None) -> pa.Table:
+        """The `columns` of the rows the filter holds for, in no order. With a `limit` only rows that may be among the
+        first `limit` in the order of `keys`; without keys any rows, `limit` of them at least."""
         parts: list[pa.RecordBatch] = []
         found = 0
         for rows, mask in self.selected(where):
@@ -80,10 +66,9 @@ class ShardView:
             if limit is not None:
                 positions = _foremost(rows, positions, keys, limit)
             if len(positions):
-                parts.append(_gather(rows.select(fetched), positions))
+                parts.append(_gather(rows.select(columns), positions))
                 found += len(positions)
-        table = pa.Table.from_batches(parts, self.schema.arrow_of(fetched))
-        return ordered(table, keys, limit).select(names)
+        return pa.Table.from_batches(parts, self.schema.arrow_of(columns))
 
 
 def _holding(where: Filter, rows: pa.RecordBatch, alive: Mask) -> Mask:

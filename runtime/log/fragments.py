@@ -26,7 +26,7 @@ def fragments_of(record: Record, limit: int, whole_limit: int) -> list[bytes]:
             f"a message of {len(whole)} bytes is over the limit of {most}", size=len(whole), limit=most
         )
     starts = range(0, len(body), room)
-    rest = replace(record, key=b"")
+    rest = replace(record, key=b"", tags={})
     return [
         encode(
             replace(record if number == 0 else rest, part=BatchPart(0, number, len(starts)), body=body[at : at + room])

@@ -41,6 +41,12 @@ def decode_rows(body: Payload, schema: pa.Schema, columns: Sequence[str] | None 
     return batch
 
 
+def is_compact(body: Payload, rows: pa.RecordBatch) -> bool:
+    """Whether `body`, of which `rows` are decoded, is no larger than what `encode_rows` makes of them. Columns keep all
+    of the body they lie in, so a reader's memory would not be bounded by the size of its rows otherwise."""
+    return len(body) <= pa.ipc.get_record_batch_size(rows)
+
+
 def count_rows(body: Payload, schema: pa.Schema) -> int:
     """How many rows `decode_rows` would return, from the head of `body` alone. Raises `BadRecord`."""
     try:

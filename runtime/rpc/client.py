@@ -29,9 +29,9 @@ from .protocol import (
     Reply,
     ignore_outcome,
     is_transient,
-    pack,
-    pack_params,
-    unpack,
+    reply_tags,
+    request_tags,
+    values_of,
 )
 
 DEADLINE_S = 10.0
@@ -39,7 +39,8 @@ FIRST_RETRY_S = 0.25
 RETRY_S_MAX = 2.0
 SIGN_OF_LIFE_S = 3600.0  # between two small entries that a client writes into its own reply channel, see `RpcClient`
 
-_SIGN_OF_LIFE = encode(Record(RecordType.REPLY, key=pack({})))  # a reply to no request: every client skips it
+# A reply to no request: every client skips it.
+_SIGN_OF_LIFE = encode(Record(RecordType.REPLY, tags=reply_tags(True, {})))
 
 
 class RpcClient:
@@ -117,8 +118,8 @@ class RpcClient:
         if self._reader is None:
             raise Closed(f"{self.name} is not open")
         number = next(self._numbers)
-        key = pack_params({"method": method, **(params or {})})
-        record = Record(RecordType.REQUEST, producer=self.name, pseq=number, key=key, body=body)
+        tags = request_tags(method, params or {})
+        record = Record(RecordType.REQUEST, producer=self.name, pseq=number, tags=tags, body=body)
         channel = self._names.requests(role)
         appends = [Append(channel, payload) for payload in fragments_of(record, self._limit, MESSAGE_BYTES_MAX)]
         loop = asyncio.get_running_loop()
@@ -175,16 +176,15 @@ class RpcClient:
             record = self._fragments.take(decode(payload))
             if record is None:
                 return
-            values = unpack(record.key)
+            values = values_of(record)
         except BadRecord:  # the same as a lost reply: the request is repeated
             return
         ours = record.type is RecordType.REPLY and record.producer == self.name
-        if not ours or not isinstance(values.get("ok"), bool):
-            return
+        ok = record.tags.get("ok")
         future = self._waiting.get(record.pseq)
-        if future is None or future.done():
+        if not ours or not isinstance(ok, bool) or future is None or future.done():
             return
-        if values.pop("ok", False):
+        if ok:
             future.set_result(Reply(values, memoryview(record.body)))
         else:
             future.set_exception(from_wire(values))

@@ -6,6 +6,9 @@ until the reply is there or the deadline has passed; an `RpcServer` recognises t
 twice while it remembers, and repeats the reply. A server reads the requests that are sent after it was opened: a
 request that a role served in an earlier incarnation is never served again, and a client that still waits repeats its
 request. What is larger than a message may be travels in fragments.
+
+A request is a record with the tags `method` and `values` (its parameters), a reply one with `ok` and `values`; either
+may have a body of any bytes. `values` is a msgpack map.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ..errors import (
     InvalidRequest,
     TidewalError,
 )
-from ..log.record import DECODE_ERRORS
+from ..log.record import DECODE_ERRORS, Record, Tags
 from ..log.wal import ChannelPolicy
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of all its fragments
@@ -42,23 +45,26 @@ class Reply:
     body: memoryview
 
 
-def pack(values: Params) -> bytes:
-    return cast(bytes, msgpack.packb(values))
-
-
-def pack_params(params: Params) -> bytes:
-    """The parameters of a call. Raises `InvalidRequest` for one that cannot be encoded."""
+def request_tags(method: str, params: Params) -> Tags:
+    """The tags of a request. Raises `InvalidRequest` for a parameter that cannot be encoded."""
     try:
-        return pack(params)
+        return {"method": method, "values": cast(bytes, msgpack.packb(params))}
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"a parameter cannot be sent: {error}") from None
 
 
-def unpack(data: bytes) -> dict[str, Any]:
+def reply_tags(ok: bool, values: Params) -> Tags:
+    """The tags of a reply: the values of an answer, or (`ok` is False) the wire form of an error."""
+    return {"ok": ok, "values": cast(bytes, msgpack.packb(values))}
+
+
+def values_of(record: Record) -> dict[str, Any]:
+    """The values of a request or reply. Raises `BadRecord`."""
     try:
-        return dict(cast("dict[str, Any]", msgpack.unpackb(data, strict_map_key=False)))
+        packed = cast(bytes, record.tags.get("values"))
+        return dict(cast("dict[str, Any]", msgpack.unpackb(packed, strict_map_key=False)))
     except DECODE_ERRORS as error:
-        raise BadRecord(f"unreadable parameters: {error}", reason="key") from error
+        raise BadRecord(f"unreadable values: {error}", reason="values") from error
 
 
 def is_transient(error: TidewalError) -> bool:

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..log.fragments import FragmentAssembler, fragments_of
 from ..log.names import Names
-from ..log.record import Record, RecordType, decode, encode
+from ..log.record import Record, RecordType, Tags, decode, encode
 from ..log.wal import Append, Entry, From, FromId, Payload, Start, Wal
 from ..streams.channel_reader import OnBadRecord
 from .protocol import (
@@ -26,8 +26,8 @@ from .protocol import (
     REQUEST_CHANNEL,
     Params,
     ignore_outcome,
-    pack,
-    unpack,
+    reply_tags,
+    values_of,
 )
 
 REMEMBERED_REPLIES = 16_384
@@ -48,11 +48,11 @@ class Request:
 
     def reply(self, values: Params | None = None, body: Payload = b"") -> None:
         """Send the reply: `values` that msgpack can encode, and `body`."""
-        self._server.answer(self, {"ok": True, **(values or {})}, body)
+        self._server.answer(self, reply_tags(True, values or {}), body)
 
     def fail(self, error: BaseException) -> None:
         """Send `error` instead; the client raises it."""
-        self._server.answer(self, {"ok": False, **to_wire(error)}, b"")
+        self._server.answer(self, reply_tags(False, to_wire(error)), b"")
 
     def ignore(self) -> None:
         """Do not answer: that is for another server of the role, on another node."""
@@ -104,7 +104,7 @@ class RpcServer:
                 return None
             if record.type is not RecordType.REQUEST:
                 raise BadRecord(f"a record of type {record.type.name} among requests", reason="type")
-            params = unpack(record.key)
+            params = values_of(record)
         except BadRecord as error:  # the client's deadline ends its call
             if self._on_bad is not None:
                 self._on_bad(self._channel, entry, error)
@@ -117,16 +117,16 @@ class RpcServer:
             self._send(*known, [answer])
             return None
         self._working.add(known)
-        return Request(*known, str(params.pop("method", "")), params, memoryview(record.body), self)
+        return Request(*known, str(record.tags.get("method", "")), params, memoryview(record.body), self)
 
     def forget(self, request: Request) -> None:
         """Treat a repetition of `request` as new."""
         self._working.discard((request.client, request.number))
 
-    def answer(self, request: Request, values: Params, body: Payload) -> None:
+    def answer(self, request: Request, tags: Tags, body: Payload) -> None:
         """Send the reply to `request`, and remember it if it is small."""
         known = (request.client, request.number)
-        record = Record(RecordType.REPLY, producer=request.client, pseq=request.number, key=pack(values), body=body)
+        record = Record(RecordType.REPLY, producer=request.client, pseq=request.number, tags=tags, body=body)
         self._working.discard(known)
         try:
             payloads = fragments_of(record, self._limit, MESSAGE_BYTES_MAX)
@@ -159,4 +159,4 @@ class RpcServer:
 
 
 def _refusal(client: str, number: int, error: TidewalError) -> bytes:
-    return encode(Record(RecordType.REPLY, producer=client, pseq=number, key=pack({"ok": False, **to_wire(error)})))
+    return encode(Record(RecordType.REPLY, producer=client, pseq=number, tags=reply_tags(False, to_wire(error))))

@@ -52,7 +52,10 @@ class Garbage:
             pseq=rng.randrange(100),
             producer=rng.choice(["", "x", "node"]),
             vchannel=rng.choice(["", "by-dev-rootcoord-dml_0_1v0", "?"]),
-            key=rng.choice([b"", b"people", msgpack.packb({"method": "nonsense", "to": "x"})]),
+            key=rng.choice([b"", b"people"]),
+            tags=rng.choice(
+                [{}, {"method": "nonsense", "values": msgpack.packb({"to": "x"})}, {"method": 7, "values": 7}]
+            ),
             body=rng.choice([rng.randbytes(20), msgpack.packb(self._value(3))]),
         )
         ts = rng.choice([0, rng.randrange(2**62), MAX_TIMESTAMP])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.actors.rows import split_by_bytes, split_by_shard, to_batch
+from tidewal.actors.rows import check_values, split_by_bytes, split_by_shard, to_batch
 from tidewal.runtime.errors import InvalidRows, MessageTooLarge
 from tidewal.runtime.rows.hashing import shard_of_key
 from tidewal.runtime.rows.row_codec import encode_rows
@@ -42,12 +42,19 @@ GOOD: dict[str, list[object]] = {
 }
 
 
+def batch_of(rows: object, schema: CollectionSchema, *, op: str | None) -> pa.RecordBatch:
+    """What the Proxy lets into the log of rows that a client has converted."""
+    batch = to_batch(rows, schema, op=op)
+    check_values(batch, schema)
+    return batch
+
+
 def with_column(**changes: object) -> dict[str, object]:
     return {**GOOD, **changes}
 
 
 def test_all_forms_of_rows_become_the_same_batch() -> None:
-    batch = to_batch(GOOD, SCHEMA, op="upsert")
+    batch = batch_of(GOOD, SCHEMA, op="upsert")
     batch.validate(full=True)
     assert batch.schema == SCHEMA.row_arrow()
     assert batch.column("_op").to_pylist() == [Op.UPSERT] * 3
@@ -55,12 +62,12 @@ def test_all_forms_of_rows_become_the_same_batch() -> None:
     plain = batch.drop_columns(["_op"])
     table = pa.Table.from_batches([plain.slice(0, 1), plain.slice(1)])
     for form in (plain, table, plain.to_pylist(), plain.to_pydict(), with_column(vector=np.array(GOOD["vector"]))):
-        assert to_batch(form, SCHEMA, op="upsert") == batch
+        assert batch_of(form, SCHEMA, op="upsert") == batch
 
 
 def test_columns_of_the_right_type_are_not_copied() -> None:
-    batch = to_batch(GOOD, SCHEMA, op="insert")
-    again = to_batch(batch.drop_columns(["_op"]), SCHEMA, op="insert")
+    batch = batch_of(GOOD, SCHEMA, op="insert")
+    again = batch_of(batch.drop_columns(["_op"]), SCHEMA, op="insert")
     assert [c.buffers()[1] and c.buffers()[1].address for c in again.columns[:6]] == [
         c.buffers()[1] and c.buffers()[1].address for c in batch.columns[:6]
     ]
@@ -77,7 +84,7 @@ def test_safe_casts() -> None:
             "vector": pa.array([[1, 2], [3, 4]], pa.list_(pa.float64())),
         }
     )
-    batch = to_batch(foreign, SCHEMA, op="insert")
+    batch = batch_of(foreign, SCHEMA, op="insert")
     assert batch.schema == SCHEMA.row_arrow()
     assert batch.column("value").to_pylist() == [1.0, 2.0]
     assert batch.column("flag").null_count == 2
@@ -120,7 +127,7 @@ def test_safe_casts() -> None:
 )
 def test_bad_rows_name_column_and_row(changes: dict[str, object], column: str, row: int | None, message: str) -> None:
     with pytest.raises(InvalidRows, match=message) as caught:
-        to_batch(with_column(**changes), SCHEMA, op="insert")
+        batch_of(with_column(**changes), SCHEMA, op="insert")
     assert caught.value.fields.get("column") == column
     assert caught.value.fields.get("row") == row
 
@@ -128,45 +135,45 @@ def test_bad_rows_name_column_and_row(changes: dict[str, object], column: str, r
 def test_missing_columns() -> None:
     for name in ("id", "count", "vector"):
         with pytest.raises(InvalidRows, match="is missing") as caught:
-            to_batch({key: value for key, value in GOOD.items() if key != name}, SCHEMA, op="insert")
+            batch_of({key: value for key, value in GOOD.items() if key != name}, SCHEMA, op="insert")
         assert caught.value.column == name
 
 
 def test_shapeless_rows() -> None:
     with pytest.raises(InvalidRows, match="differ in length"):
-        to_batch(with_column(count=[1]), SCHEMA, op="insert")
+        batch_of(with_column(count=[1]), SCHEMA, op="insert")
     with pytest.raises(InvalidRows, match="row 1 is a int"):
-        to_batch([{"id": "a"}, 5], SCHEMA, op="insert")
+        batch_of([{"id": "a"}, 5], SCHEMA, op="insert")
     with pytest.raises(InvalidRows, match="unknown operation"):
-        to_batch(GOOD, SCHEMA, op="replace")
-    assert to_batch([], SCHEMA, op="insert").num_rows == 0
-    assert to_batch([], SCHEMA, op=None).schema == SCHEMA.row_arrow()
+        batch_of(GOOD, SCHEMA, op="replace")
+    assert batch_of([], SCHEMA, op="insert").num_rows == 0
+    assert batch_of([], SCHEMA, op=None).schema == SCHEMA.row_arrow()
 
 
 def test_a_sliced_batch_is_checked_in_its_own_rows() -> None:
     table = {"id": ["a", "b", "c"], "value": [math.nan, 1.0, math.nan]}
     schema = CollectionSchema("c", (Field("id", "varchar"), Field("value", "double")), "id")
     batch = pa.RecordBatch.from_pydict(table)
-    assert to_batch(batch.slice(1, 1), schema, op="insert").num_rows == 1
+    assert batch_of(batch.slice(1, 1), schema, op="insert").num_rows == 1
     with pytest.raises(InvalidRows) as caught:
-        to_batch(batch.slice(1), schema, op="insert")
+        batch_of(batch.slice(1), schema, op="insert")
     assert caught.value.row == 1
 
 
 def test_nan_under_a_null_is_no_value() -> None:
     schema = CollectionSchema("c", (Field("id", "int64"), Field("value", "double", nullable=True)), "id")
     values = pa.array(np.array([1.0, math.nan]), mask=np.array([False, True]))
-    assert to_batch({"id": [1, 2], "value": values}, schema, op="insert").column("value").null_count == 1
+    assert batch_of({"id": [1, 2], "value": values}, schema, op="insert").column("value").null_count == 1
 
 
 def test_deletes_need_their_key_only() -> None:
-    batch = to_batch({"id": ["a", "b"]}, SCHEMA, op="delete")
+    batch = batch_of({"id": ["a", "b"]}, SCHEMA, op="delete")
     assert batch.column("_op").to_pylist() == [Op.DELETE] * 2
-    assert to_batch(GOOD, SCHEMA, op="delete").column("count").null_count == 3
+    assert batch_of(GOOD, SCHEMA, op="delete").column("count").null_count == 3
     with pytest.raises(InvalidRows, match="is missing"):
-        to_batch({"count": [1]}, SCHEMA, op="delete")
+        batch_of({"count": [1]}, SCHEMA, op="delete")
     with pytest.raises(InvalidRows, match="null"):
-        to_batch({"id": ["a", None]}, SCHEMA, op="delete")
+        batch_of({"id": ["a", None]}, SCHEMA, op="delete")
 
 
 def test_mixed_batches() -> None:
@@ -175,20 +182,20 @@ def test_mixed_batches() -> None:
         {"id": "b", "_op": "delete"},
         {"id": "c", "count": 3, "vector": [5.0, 6.0], "_op": "upsert"},
     ]
-    batch = to_batch(rows, SCHEMA, op=None)
+    batch = batch_of(rows, SCHEMA, op=None)
     assert batch.column("_op").to_pylist() == [Op.INSERT, Op.DELETE, Op.UPSERT]
-    assert to_batch(batch.set_column(7, "_op", pa.array(["insert", "delete", "upsert"])), SCHEMA, op=None) == batch
+    assert batch_of(batch.set_column(7, "_op", pa.array(["insert", "delete", "upsert"])), SCHEMA, op=None) == batch
     with pytest.raises(InvalidRows, match="row 1: column 'count' is null"):
-        to_batch([rows[0], {**rows[1], "_op": "upsert"}], SCHEMA, op=None)
+        batch_of([rows[0], {**rows[1], "_op": "upsert"}], SCHEMA, op=None)
     with pytest.raises(InvalidRows, match="row 1: _op is 'replace'"):
-        to_batch([rows[0], {**rows[2], "_op": "replace"}], SCHEMA, op=None)
+        batch_of([rows[0], {**rows[2], "_op": "replace"}], SCHEMA, op=None)
     with pytest.raises(InvalidRows, match="must name its operation"):
-        to_batch(GOOD, SCHEMA, op=None)
+        batch_of(GOOD, SCHEMA, op=None)
 
 
 def keyed(count: int) -> tuple[CollectionSchema, pa.RecordBatch]:
     schema = CollectionSchema("c", (Field("id", "varchar"), Field("n", "int64")), "id")
-    return schema, to_batch({"id": [f"key-{i}" for i in range(count)], "n": range(count)}, schema, op="insert")
+    return schema, batch_of({"id": [f"key-{i}" for i in range(count)], "n": range(count)}, schema, op="insert")
 
 
 def test_split_by_shard_keeps_every_row_and_order() -> None:
@@ -210,7 +217,7 @@ def test_split_by_shard_keeps_every_row_and_order() -> None:
 def test_split_by_bytes_keeps_every_row_under_the_limit(share: float) -> None:
     schema = CollectionSchema("c", (Field("id", "varchar"), Field("text", "varchar")), "id")
     rows = {"id": [f"{i}" for i in range(1000)], "text": ["x" * (i % 97) for i in range(1000)]}
-    batch = to_batch(rows, schema, op="insert")
+    batch = batch_of(rows, schema, op="insert")
     limit = max(500, int(batch.nbytes * share))
     parts = split_by_bytes(batch, limit)
     assert all(len(encode_rows(part)) <= limit for part in parts)
@@ -220,7 +227,7 @@ def test_split_by_bytes_keeps_every_row_under_the_limit(share: float) -> None:
 
 def test_one_row_over_the_limit_is_named_with_both_sizes() -> None:
     schema = CollectionSchema("c", (Field("id", "varchar"), Field("text", "varchar")), "id")
-    batch = to_batch({"id": ["a", "b", "c"], "text": ["", "x" * 5000, ""]}, schema, op="insert")
+    batch = batch_of({"id": ["a", "b", "c"], "text": ["", "x" * 5000, ""]}, schema, op="insert")
     with pytest.raises(MessageTooLarge) as caught:
         split_by_bytes(batch, 1000)
     assert caught.value.limit == 1000
@@ -252,7 +259,7 @@ def test_every_row_of_a_batch_is_in_one_message_and_in_its_place(sizes, shards, 
         "number": [None if size is None else size / 3 for size in sizes],
         "at": [[1.0, 2.0, size or 0] for size in sizes],
     }
-    batch = to_batch(rows, LONG, op="upsert")
+    batch = batch_of(rows, LONG, op="upsert")
     for part in split_by_shard(batch, LONG, shards):
         if part is None:
             continue
@@ -272,6 +279,6 @@ def test_every_row_of_a_batch_is_in_one_message_and_in_its_place(sizes, shards, 
 
 def test_a_batch_of_five_times_the_limit_is_five_messages_or_a_few_more() -> None:
     rows = {"id": list(range(500)), "text": ["x" * 1000] * 500, "at": [[0.0] * 3] * 500}
-    batch = to_batch(rows, LONG, op="insert")
+    batch = batch_of(rows, LONG, op="insert")
     limit = batch.nbytes // 5
     assert 5 <= len(split_by_bytes(batch, limit)) <= 10

@@ -8,6 +8,9 @@ import math
 import pyarrow as pa
 import pytest
 
+from tidewal.actors import client as client_module
+from tidewal.actors.proxy import proxy
+from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import (
     CollectionNotFound,
     DeadlineExceeded,
@@ -15,6 +18,9 @@ from tidewal.runtime.errors import (
     MessageTooLarge,
     TidewalError,
 )
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.rows.row_codec import encode_rows
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 ROWS = [{"id": 1, "name": "a", "height": 1.0}, {"id": 2, "name": "b", "height": None}]
@@ -70,6 +76,36 @@ async def test_takes_rows_columns_and_arrow(home, form) -> None:
     async with home.people_client() as client:
         await client.insert("people", forms[form])
         assert await rows_of(client) == ROWS
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+@pytest.mark.parametrize(("shards", "ids"), [(1, [1, 2, 3]), (2, [1])], ids=["one shard", "one row of two shards"])
+async def test_rows_of_one_shard_are_stored_as_the_client_has_encoded_them(home, monkeypatch, shards, ids) -> None:
+    async with home.node() as node, node.client() as client:
+        collection = await client.create_collection(home.PEOPLE, shards=shards)
+        with monkeypatch.context() as patched:
+            patched.setattr(proxy, "encode_rows", lambda _: pytest.fail("the Proxy encodes them again"))
+            await client.insert("people", home.people(*ids))
+        sent = bytes(encode_rows(to_batch(home.people(*ids), home.PEOPLE, op="insert")))
+        channels = {pchannel_of(vchannel) for vchannel in collection.vchannels}
+        records = [decode(entry.payload) for name in channels for entry in home.log.channels[name].entries]
+        assert [bytes(record.body) for record in records if record.type is RecordType.ROWS] == [sent]
+        assert [row["id"] for row in await rows_of(client)] == ids
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+@pytest.mark.parametrize("more", [64, 6 << 20], ids=["a little", "over the limit of a message"])
+async def test_what_a_client_sends_beside_its_rows_is_not_stored(home, monkeypatch, more) -> None:
+    async with home.node() as node, node.client() as client:
+        collection = await client.create_collection(home.PEOPLE, shards=1)
+        monkeypatch.setattr(client_module, "encode_rows", lambda rows: bytes(encode_rows(rows)) + bytes(more))
+        await client.insert("people", ROWS)
+        assert await rows_of(client) == ROWS
+        entries = home.log.channels[pchannel_of(collection.vchannels[0])].entries
+        records = [decode(entry.payload) for entry in entries]
+        assert [bytes(record.body) for record in records if record.type is RecordType.ROWS] == [
+            bytes(encode_rows(to_batch(ROWS, home.PEOPLE, op="insert")))
+        ]
 
 
 async def test_an_empty_batch_changes_nothing(home) -> None:

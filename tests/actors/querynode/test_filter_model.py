@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tidewal.actors.querynode.filter import compile_filter
+from tidewal.actors.querynode.query import query
 from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import InvalidFilter
@@ -229,7 +230,7 @@ def test_random_filters_select_what_the_model_selects(seed: int):
         except (Overflow, OverflowError):
             continue
         try:
-            found = store.view().query(compile_filter(text, SCHEMA), ["id"]).column("id").to_pylist()
+            found = query([store.view()], compile_filter(text, SCHEMA), ["id"]).column("id").to_pylist()
         except InvalidFilter as error:  # Arrow looks at all operands, the model at those that it needs
             if "overflow" not in str(error):
                 raise
@@ -247,7 +248,7 @@ def test_a_deleted_row_decides_nothing():
         store.view().count(where)
     store.apply(to_batch({"id": [2]}, SCHEMA, op="delete"))
     assert store.view().count(where) == 1
-    assert store.view().query(where, ["id"]).column("id").to_pylist() == [1]
+    assert query([store.view()], where, ["id"]).column("id").to_pylist() == [1]
 
 
 @pytest.mark.parametrize("column", ["f", "d"])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tidewal.actors.querynode import row_store
 from tidewal.actors.querynode.filter import compile_filter
+from tidewal.actors.querynode.query import query
 from tidewal.actors.querynode.row_store import RowStore
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import to_batch
@@ -27,7 +28,7 @@ def rows_of(count: int, start: int = 0, n: int = 0) -> pa.RecordBatch:
 
 
 def contents(store: RowStore) -> dict[object, object]:
-    rows = store.query(columns=["id", "n"]).to_pylist()
+    rows = query([store.view()], columns=["id", "n"]).to_pylist()
     assert len({row["id"] for row in rows}) == len(rows)
     return {row["id"]: row["n"] for row in rows}
 
@@ -63,14 +64,14 @@ def test_equals_a_dictionary(batches: list[list[tuple[str, int, int]]], schema: 
             for _ in range(care):
                 store.maintain()
             assert contents(store) == model
-            assert store.row_count == store.count() == store.view().count() == len(model)
+            assert store.row_count == store.view().count() == len(model)
         assert store.versions == versions
         while store.maintain():
             pass
         assert contents(store) == model
         keys = [key_of(key) for key in (3, 99, 1, 3, 12, 0)]
         assert store.get(keys, ["id", "n"]).to_pylist() == [{"id": k, "n": model[k]} for k in keys if k in model]
-        assert store.count(compile_filter("n < 50", schema)) == sum(n < 50 for n in model.values())
+        assert store.view().count(compile_filter("n < 50", schema)) == sum(n < 50 for n in model.values())
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_order_and_limit(values: list[tuple[int | None, str | None]], up: bool, 
     rows = [{"id": i, "n": n, "text": text} for i, (n, text) in enumerate(values)]
     for start in range(0, len(rows), 7):
         store.apply(to_batch(rows[start : start + 7], INT_SCHEMA, op="insert"))
-    found = store.query(columns=["id"], order_by=[OrderBy("n", up), OrderBy("text", down)], limit=limit)
+    found = query([store.view()], columns=["id"], order_by=[OrderBy("n", up), OrderBy("text", down)], limit=limit)
     expected = sorted(rows, key=lambda row: row["id"] or 0)
     for name, ascending in (("text", down), ("n", up)):
         known = [row for row in expected if row[name] is not None]
@@ -117,7 +118,7 @@ def test_a_snapshot_never_changes() -> None:
     store.apply(to_batch({"id": ["key-0"]}, SCHEMA, op="delete"))
     while store.maintain():
         pass
-    assert sorted(before.query(columns=["n"]).column("n").to_pylist()) == list(range(10))
+    assert sorted(query([before], columns=["n"]).column("n").to_pylist()) == list(range(10))
     assert store.row_count == 9
 
 
@@ -176,12 +177,12 @@ def test_wrong_columns_and_requests() -> None:
     with pytest.raises(BadRecord):
         store.apply(to_batch({"id": [1]}, INT_SCHEMA, op="insert"))
     store.apply(rows_of(0))
-    assert store.query().num_rows == 0
+    assert query([store.view()]).num_rows == 0
     assert store.get(["a"]).num_rows == 0
     with pytest.raises(InvalidRequest, match="no column"):
-        store.query(columns=["wings"])
+        query([store.view()], columns=["wings"])
     with pytest.raises(InvalidRequest, match="no column"):
-        store.query(order_by=[OrderBy("wings")])
+        query([store.view()], order_by=[OrderBy("wings")])
     with pytest.raises(InvalidRequest, match="negative"):
-        store.query(limit=-1)
-    assert store.query(limit=0).num_rows == 0
+        query([store.view()], limit=-1)
+    assert query([store.view()], limit=0).num_rows == 0
