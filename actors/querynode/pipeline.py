@@ -92,7 +92,7 @@ class RowPipeline:
     async def _load(self) -> tuple[int, list[Position]]:
         """Apply what the table holds, and return its T and the positions stored with it."""
         location = self._node.tables.table(self.collection.name, LOG)
-        if not await self._node.blocking(location.exists):
+        if not location.exists():
             return 0, []
         log = await self._node.blocking(partial(LogTable.open, location))
         time, positions = await self._node.blocking(partial(log.stored, self.collection.vchannels))

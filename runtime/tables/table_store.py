@@ -61,7 +61,8 @@ class TableLocation(ABC):
     @abstractmethod
     def exists(self) -> bool:
         """Whether a table was created here, damaged or not: there is a commit, or rows whose commits are gone. One that
-        is just being created is not there yet."""
+        is just being created is not there yet. Readers call it on the event loop: it takes no longer than to ask for
+        one file."""
 
     @abstractmethod
     def prepare(self) -> None:
