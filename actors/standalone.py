@@ -199,10 +199,9 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     Raises `PositionMismatch` where the settings allow only another kind of log, and `ConfigError`.
     """
     home = _absolute(directory)
-    rocksmq = settings.rocksmq.model_copy(update={"path": str(home / embedded) if settings.rocksmq.path else ""})
-    chosen = settings.model_copy(update={"wal": wal or settings.wal, "rocksmq": rocksmq})
+    chosen = settings.model_copy(update={"wal": wal or settings.wal})
     stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(home / "tables")))
-    return wal_url(chosen, checkpoint_wal_name=stored)
+    return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
 
 
 def node_name() -> str:

@@ -17,24 +17,24 @@ def run(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings, keys as in milvus.yaml.")] = None,
     wal: Annotated[
-        str, typer.Option(help="URL of the log: kafka://…, pulsar://…; rocksmq:// in the directory by default.")
+        str, typer.Option(help="URL of the log; by default that of the settings, an embedded one in the directory.")
     ] = "",
     metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
     """Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
 
-    Settings come from the options, then the environment (TIDEWAL__ROCKSMQ__PATH), then the file; without --wal they
-    choose the log, by mq.type. Without --data or rocksmq.path everything is kept in ./tidewal-data.
+    Settings come from the options, then the environment (TIDEWAL__METRICS__PORT), then the file; without --wal they
+    choose the log, by mq.type. Without --data and a directory in the settings everything is kept in ./tidewal-data.
     """
     import uvloop
 
-    from ..runtime.config.loading import load_settings
+    from ..runtime.config.loading import embedded_directory, load_settings
     from ..runtime.log.redaction import shown_url
     from .signals import Interrupted, until_stopped
 
     settings = load_settings(config, arguments={"wal": wal or None, "metrics.port": metrics_port})
-    configured = Path(settings.rocksmq.path) if settings.rocksmq.path and not settings.wal else DEFAULT_DATA / "log"
+    configured = Path((not settings.wal and embedded_directory(settings)) or DEFAULT_DATA / "log")
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
     async def serve() -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from contextlib import suppress
 
 from ...runtime.catalog.catalog_log import CatalogLog
+from ...runtime.config.section import RetainingSettings
 from ...runtime.config.settings import MIB
 from ...runtime.errors import ChannelExists, ChannelNotFound, ConfigError
 from ...runtime.log.wal import ChannelPolicy, Delivery
@@ -58,8 +59,8 @@ class Pchannels:
         return name
 
     def _policy(self) -> ChannelPolicy:
-        settings = self._node.settings
-        kept = {"kafka": settings.kafka, "pulsar": settings.pulsar}.get(self._node.wal.name, settings.rocksmq)
+        section = self._node.settings.of_backend(self._node.wal.name)
+        kept = section if isinstance(section, RetainingSettings) else RetainingSettings()
         minutes, size = kept.retention_time_in_minutes, kept.retention_size_in_mb
         return ChannelPolicy(
             retention_s=None if minutes < 0 else minutes * 60.0, retention_bytes=None if size < 0 else size * MIB

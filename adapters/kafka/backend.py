@@ -10,8 +10,8 @@ from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
 if TYPE_CHECKING:
-    from ...runtime.config.settings import KafkaSettings
     from ...runtime.metrics.metrics import Metrics
+    from .settings import KafkaSettings
 
 
 class KafkaBackend(WalBackend):
@@ -42,6 +42,11 @@ class KafkaBackend(WalBackend):
         from .wal import KafkaWal
 
         return await KafkaWal.connect(parse(url, settings, **options), metrics, read_only=read_only)
+
+    def settings(self) -> type[KafkaSettings]:
+        from .settings import KafkaSettings
+
+        return KafkaSettings
 
     def capabilities(self) -> Capabilities:
         from .wal import CAPABILITIES

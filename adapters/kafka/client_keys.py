@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ...runtime.config.settings import KafkaSettings
 from ...runtime.errors import ConfigError
+from .settings import KafkaSettings
 
 KIB = 1024
 

@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aiokafka import codec as codecs
 
-from ...runtime.config.settings import KafkaSettings
 from ...runtime.errors import ConfigError
 from ...runtime.log.redaction import shown_url
 from .client_keys import keys_of
+from .settings import KafkaSettings
 
 PREFIX = "tidewal"
 MIB = 1024 * 1024

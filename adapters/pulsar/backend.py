@@ -10,8 +10,8 @@ from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
 if TYPE_CHECKING:
-    from ...runtime.config.settings import PulsarSettings
     from ...runtime.metrics.metrics import Metrics
+    from .settings import PulsarSettings
 
 
 class PulsarBackend(WalBackend):
@@ -44,6 +44,11 @@ class PulsarBackend(WalBackend):
         from .wal import Pulsar
 
         return await Pulsar.open(parse(url, settings, **options), metrics, read_only=read_only)
+
+    def settings(self) -> type[PulsarSettings]:
+        from .settings import PulsarSettings
+
+        return PulsarSettings
 
     def capabilities(self) -> Capabilities:
         from .wal import Pulsar

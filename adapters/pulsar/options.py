@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from ...runtime.config.settings import PulsarSettings
 from ...runtime.errors import ConfigError
 from ...runtime.log.redaction import shown_url
 from .appending import PENDING_BYTES
 from .client import Security
+from .settings import PulsarSettings
 
 SERVICE_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 WEB_PORTS = {"pulsar": 8080, "pulsar+ssl": 8443}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ...runtime.errors import ConfigError
@@ -11,6 +12,10 @@ from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 from .address import Address
+
+if TYPE_CHECKING:
+    from ...runtime.metrics.metric import Metric
+    from .settings import RocksMqSettings
 
 FAILOVER_S = 30.0  # how long calls wait for another owner
 
@@ -58,6 +63,16 @@ class RocksMQBackend(WalBackend):
         return await SharedRocksMQ.connect(
             address, takeover=own is None and not read_only, failover_s=failover_s, **options
         )
+
+    def settings(self) -> type[RocksMqSettings]:
+        from .settings import RocksMqSettings
+
+        return RocksMqSettings
+
+    def metrics(self) -> Sequence[Metric]:
+        from .metric_rows import METRICS
+
+        return METRICS
 
     def capabilities(self) -> Capabilities:
         from .owner.store import CAPABILITIES

@@ -15,20 +15,23 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import quote
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, PositionMismatch
+from ..log.opening import backend_name
 from ..log.redaction import shown_url, split_url
 from ..metrics.metrics import Metrics
+from .defaults import DEFAULT_LOGS
 from .milvus_keys import IGNORED_MILVUS_KEYS
-from .settings import MIB, Settings
+from .section import BackendSettings
+from .settings import BACKEND_SECTIONS, Settings
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "Settings",
+    "embedded_directory",
     "known_keys",
     "load_settings",
     "resolve_mq_type",
@@ -37,13 +40,6 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "TIDEWAL__"
-MQ_TYPES = ("rocksmq", "pulsar", "kafka", "woodpecker")  # in the order that `mq.type=default` tries them
-_SWITCHES = {
-    "rocksmq": "rocksmq.path",
-    "pulsar": "pulsar.address",
-    "kafka": "kafka.brokerList",
-    "woodpecker": "woodpecker.meta.type",
-}  # the keys that enable them
 
 _log = logging.getLogger("tidewal.config")
 
@@ -66,7 +62,7 @@ def load_settings(
     """Merge the sources into checked settings.
 
     `path` is a YAML file; `environment` is the process's own unless given; `arguments` are dotted keys
-    (`{"rocksmq.path": "/data"}`) or nested mappings. Raises `ConfigError` for an unreadable file, an unknown key or a
+    (`{"metrics.port": 9091}`) or nested mappings. Raises `ConfigError` for an unreadable file, an unknown key or a
     value that does not fit.
     """
     given = [
@@ -90,12 +86,12 @@ def load_settings(
 
 
 def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name: str | None = None) -> str:
-    """Name the log's backend that `settings` choose, as the scheme of its URL.
+    """Name the log's backend that `settings` choose.
 
     A checkpoint's own backend (`checkpoint_wal_name`) wins, since its positions mean nothing elsewhere; then a `wal`
-    URL, which is taken as it is (the processes of one machine may share a RocksMQ directory); then `mq.type`. `default`
-    takes the first enabled one of rocksmq (standalone only), pulsar, kafka and woodpecker. Raises `ConfigError` where
-    no answer is safe.
+    URL, which is taken as it is (the processes of one machine may share an embedded log); then `mq.type`. `default`
+    takes the first enabled one of `DEFAULT_LOGS`, for a cluster (not `standalone`) without the embedded ones. Raises
+    `ConfigError` where no answer is safe.
     """
     if checkpoint_wal_name:
         return checkpoint_wal_name
@@ -103,30 +99,34 @@ def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name
         scheme = split_url(settings.wal).scheme
         if not scheme:
             shown = shown_url(settings.wal)
-            raise ConfigError(f"wal={shown!r} is no URL; write it like rocksmq:///var/lib/tidewal", key="wal")
-        return scheme.partition("+")[0]  # pulsar+ssl is pulsar
+            raise ConfigError(f"wal={shown!r} is no URL; write it like file:///var/lib/tidewal", key="wal")
+        return backend_name(settings.wal)
     if settings.mq.type != "default":
         return _permitted(settings, settings.mq.type, standalone)
-    for name in MQ_TYPES:
-        if _url(settings, name) and (standalone or name != "rocksmq"):
+    for name, section in _default_logs(settings):
+        if section.url() and (standalone or not section.embedded):
             return _permitted(settings, name, standalone)
-    keys = "rocksmq.path (standalone only), pulsar.address, kafka.brokerList or woodpecker.meta.type"
+    keys = ", ".join(_switch(name) for name, _ in _default_logs(settings))
     raise ConfigError(f"no log is enabled: set wal, or one of {keys}", key="mq.type")
 
 
-def wal_url(settings: Settings, standalone: bool = True, *, checkpoint_wal_name: str | None = None) -> str:
-    """The URL of the log that `settings` choose, for `open_wal`. A caller that goes on from a checkpoint names its
-    backend (`checkpoint_wal_name`), which overrides `mq.type` where it is enabled. Raises `PositionMismatch`
-    (`expected`, `found`) where the settings lead to another log only, and what `resolve_mq_type` raises."""
+def wal_url(
+    settings: Settings, standalone: bool = True, *, checkpoint_wal_name: str | None = None, directory: str = ""
+) -> str:
+    """The URL of the log that `settings` choose, for `open_wal`; an embedded one lies in `directory` where that is
+    given. A caller that goes on from a checkpoint names its backend (`checkpoint_wal_name`), which overrides `mq.type`
+    where it is enabled. Raises `PositionMismatch` (`expected`, `found`) where the settings lead to another log only,
+    and what `resolve_mq_type` raises."""
     configured = resolve_mq_type(settings, standalone)
     name = resolve_mq_type(settings, standalone, checkpoint_wal_name=checkpoint_wal_name)
-    url = settings.wal if settings.wal and name == configured else _url(settings, name)
+    section = settings.of_backend(name)
+    url = section.url(directory) if section is not None else ""
     if name == configured:
-        if url:
+        if url := settings.wal or url:
             return url
-        raise ConfigError(f"mq.type={name} does not say where: set {_SWITCHES[name]}", key=_SWITCHES[name])
+        raise ConfigError(f"mq.type={name} does not say where: set {_switch(name)}", key=_switch(name))
     if settings.wal or not url:
-        how = f"set {_SWITCHES[name]}, or wal to its URL" if name in _SWITCHES else "set wal to its URL"
+        how = f"set {_switch(name)}, or wal to its URL" if section is not None else "set wal to its URL"
         raise PositionMismatch(
             f"what is stored so far came from {name}, and the settings choose {configured}: positions of one mean "
             f"nothing in the other. To go on with {name} {how}; to begin anew in {configured} take another directory",
@@ -137,56 +137,40 @@ def wal_url(settings: Settings, standalone: bool = True, *, checkpoint_wal_name:
     return url
 
 
-def _url(settings: Settings, name: str) -> str:
-    """The URL of a backend, "" where the settings have none."""
-    match name:
-        case "rocksmq" if settings.rocksmq.path:
-            return f"rocksmq://{quote(os.path.abspath(settings.rocksmq.path))}"
-        case "kafka" if settings.kafka.broker_list:
-            return f"kafka://{settings.kafka.broker_list}"
-        case "pulsar" if settings.pulsar.address:
-            address = settings.pulsar.address
-            return address if "://" in address else f"pulsar://{address}:{settings.pulsar.port}"
-        case "woodpecker" if settings.woodpecker.meta.type:
-            return "woodpecker://"
-        case _:
-            return ""
+def embedded_directory(settings: Settings) -> str:
+    """The directory in which `settings` have a node keep its log where that is an embedded one; "" where they name
+    none."""
+    return next((found for _, section in _default_logs(settings) if (found := section.directory())), "")
 
 
 def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = None) -> dict[str, Any]:
     """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
     options of its adapter, and `metrics`."""
-    scheme = split_url(url or wal_url(settings)).scheme
-    if scheme == "kafka":
-        return {"settings": settings.kafka, "metrics": metrics}
-    if scheme.startswith("pulsar"):
-        return {"settings": settings.pulsar, "metrics": metrics}
-    if scheme != "rocksmq":
-        return {}
-    return {
-        "metrics": metrics,
-        "segment_bytes": settings.rocksmq.segment_size_in_mb * MIB,
-        "free_space_bytes": settings.rocksmq.free_space_in_mb * MIB,
-    }
+    section = settings.of_backend(backend_name(url or wal_url(settings)))
+    return {} if section is None else {**section.open_options(), "metrics": metrics}
 
 
 def known_keys() -> dict[str, str]:
-    """Map every dotted key to its meaning; keys handed through to Kafka's client end in `.*`."""
+    """Map every dotted key to its meaning; those of a section of free keys end in `.*`."""
     return {key: meaning for key, meaning, _ in _walk(Settings, "")}
 
 
+def _default_logs(settings: Settings) -> list[tuple[str, BackendSettings]]:
+    return [(name, found) for name in DEFAULT_LOGS if (found := settings.of_backend(name)) is not None]
+
+
+def _switch(name: str) -> str:
+    """The key that enables a backend."""
+    return f"{name}.{BACKEND_SECTIONS[name].enabled_by}"
+
+
 def _permitted(settings: Settings, name: str, standalone: bool) -> str:
-    if standalone:
-        return name
-    if name == "rocksmq":
-        raise ConfigError("mq.type=rocksmq is embedded: a cluster needs pulsar, kafka or woodpecker", key="mq.type")
-    storage = settings.woodpecker.storage
-    if name == "woodpecker" and storage.type == "local" and not storage.force_local_storage:
-        raise ConfigError(
-            "woodpecker.storage.type=local is one machine's disk: a cluster needs minio or service, "
-            "or woodpecker.storage.forceLocalStorage=true where the disk is shared",
-            key="woodpecker.storage.type",
-        )
+    section = settings.of_backend(name)
+    if section is not None and not standalone:
+        if section.embedded:
+            others = ", ".join(other for other, each in _default_logs(settings) if not each.embedded)
+            raise ConfigError(f"mq.type={name} is embedded: a cluster needs another log, as {others}", key="mq.type")
+        section.check_cluster()
     return name
 
 

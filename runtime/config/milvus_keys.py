@@ -1,20 +1,18 @@
 """Keys that a milvus.yaml may hold and that mean nothing in Tidewal: shell patterns over whole dotted keys.
 
-With them a milvus.yaml can be given as it is; what is ignored is named in one warning.
+Those of a backend's section stand there (`BackendSettings.ignored_keys`). With them a milvus.yaml can be
+given as it is; what is ignored is named in one warning.
 """
 
 from __future__ import annotations
+
+from .settings import BACKEND_SECTIONS
 
 _PATTERNS = """
 autoIndex.* cdc.* credential.* dataCoord.* etcd.* function.* gpu.* grpc.* indexCoord.* indexNode.* internaltls.*
 knowhere.* localStorage.* log.* metastore.* minio.* mixCoord.* natsmq.* queryCoord.* streaming.* streamingNode.*
 tikv.* tls.* trace.*
 mq.ignoreBadPosition mq.receiveBufSize mq.dispatcher.*
-rocksmq.lrucacheratio rocksmq.rocksmqPageSize rocksmq.compactionInterval rocksmq.timtickerInterval
-rocksmq.compressionTypes
-kafka.queuedmaxkbytes
-pulsar.enableClientMetrics pulsar.backlogAutoClearBytes pulsar.producerAccessMode
-woodpecker.client.* woodpecker.logstore.*
 msgChannel.subNamePrefix.* msgChannel.chanNamePrefix.*
 rootCoord.max* rootCoord.min* rootCoord.import* rootCoord.enableActiveStandby rootCoord.ip rootCoord.port
 rootCoord.grpc.*
@@ -40,4 +38,7 @@ quotaAndLimits.limitWriting.memProtection.* quotaAndLimits.limitWriting.growingS
 quotaAndLimits.limitWriting.diskProtection.*
 """
 
-IGNORED_MILVUS_KEYS: tuple[str, ...] = tuple(_PATTERNS.split())
+IGNORED_MILVUS_KEYS: tuple[str, ...] = (
+    *_PATTERNS.split(),
+    *(f"{name}.{pattern}" for name, section in BACKEND_SECTIONS.items() for pattern in section.ignored_keys),
+)

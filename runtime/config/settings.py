@@ -2,43 +2,43 @@
 
 Keys are those of milvus.yaml, in camelCase (`mq.mqBufSize`); the attributes are the same words in snake_case
 (`settings.mq.mq_buf_size`). Defaults are Milvus' unless the description says otherwise. Everything is frozen.
-Secrets are `SecretStr`, and `repr` leaves out values that may hold one (URLs, keys of Kafka's clients).
+Secrets are `SecretStr`, and `repr` leaves out values that may hold one, such as URLs.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SecretStr,
+    create_model,
     field_validator,
 )
-from pydantic.alias_generators import to_camel
 
-KIB = 1024
-MIB = 1024 * KIB
+from ..log.opening import installed_backends
+from .section import BackendSettings, SettingsSection
+
+MIB = 1024 * 1024
 GIB = 1024 * MIB
 
-MqType = Literal["default", "rocksmq", "pulsar", "kafka", "woodpecker"]
+
+def _sections() -> dict[str, type[BackendSettings]]:
+    found = ((backend.name, backend.settings()) for backend in installed_backends())
+    return {name: section for name, section in found if section is not None}
 
 
-class SettingsSection(BaseModel):
-    """A frozen group of keys; unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+BACKEND_SECTIONS = _sections()
+"""The sections of the installed backends, by the backend's name."""
 
 
 class MqSettings(SettingsSection):
     """The choice of the log, and how much of it is buffered."""
 
-    type: MqType = Field(default="default", description="the log's backend; `default` takes the first that is enabled")
+    type: str = Field(default="default", description="the log's backend; `default` takes the first that is enabled")
     mq_buf_size: PositiveInt = Field(default=16, description="packs of 4 MiB that a stream buffers")
     enable_pursuit_mode: bool = Field(
         default=False, description="join small packs of time-ticked streams that are far behind (differs from Milvus)"
@@ -47,102 +47,13 @@ class MqSettings(SettingsSection):
     pursuit_buffer_size: PositiveInt = Field(default=8 * MIB, description="bytes buffered at which packs end, then")
     pursuit_buffer_time: PositiveFloat = Field(default=60.0, description="seconds after which packs end, then")
 
-
-class RetainingSettings(SettingsSection):
-    """How long a log keeps the entries of the data channels that a node creates on it."""
-
-    retention_time_in_minutes: int = Field(
-        default=20160, description="two weeks; negative keeps all (differs from Milvus)"
-    )
-    retention_size_in_mb: int = Field(
-        default=8192, alias="retentionSizeInMB", description="size kept of each channel, MiB; negative keeps all"
-    )
-
-
-class RocksMqSettings(RetainingSettings):
-    """The embedded log."""
-
-    path: str = Field(
-        default="tidewal-data/rocksmq", description="directory of the log; empty disables it (differs from Milvus)"
-    )
-    segment_size_in_mb: PositiveInt = Field(
-        default=32, alias="segmentSizeInMB", description="size of a journal segment, MiB"
-    )
-    free_space_in_mb: NonNegativeInt = Field(
-        default=64, alias="freeSpaceInMB", description="writes are refused below this much free space, MiB"
-    )
-
-
-# ---- brokers: accepted as in milvus.yaml, for the adapter of each ----------------------------------------------------
-
-
-class KafkaSslSettings(SettingsSection):
-    """TLS towards Kafka."""
-
-    enabled: bool = Field(default=False, description="whether to use TLS")
-    tls_cert: str = Field(default="", description="the client's certificate, a file")
-    tls_key: str = Field(default="", description="the client's key, a file")
-    tls_ca_cert: str = Field(default="", description="the certificates of trusted authorities, a file")
-    tls_key_password: SecretStr = Field(default=SecretStr(""), description="password of the key")
-
-
-class KafkaSettings(RetainingSettings):
-    """Kafka. `consumer.*` and `producer.*` are keys of Kafka's own clients; see `adapters/kafka/client_keys.py`."""
-
-    broker_list: str = Field(default="", repr=False, description="host:port, comma separated; empty disables Kafka")
-    sasl_username: str = Field(default="", description="user name")
-    sasl_password: SecretStr = Field(default=SecretStr(""), description="password")
-    sasl_mechanisms: str = Field(default="", description="PLAIN, SCRAM-SHA-256, …")
-    security_protocol: str = Field(default="", description="SASL_SSL, SASL_PLAINTEXT, SSL, …")
-    ssl: KafkaSslSettings = KafkaSslSettings()
-    read_timeout: PositiveFloat = Field(default=10.0, description="no effect: a read waits without a limit")
-    consumer: dict[str, str] = Field(default={}, repr=False, description="keys of Kafka's consumer, see backends.md")
-    producer: dict[str, str] = Field(default={}, repr=False, description="keys of Kafka's producer, see backends.md")
-
-
-class PulsarSettings(RetainingSettings):
-    """Pulsar."""
-
-    address: str = Field(
-        default="localhost", repr=False, description="broker's host, or a pulsar:// URL; empty disables Pulsar"
-    )
-    port: int = Field(default=6650, ge=1, le=65535, description="broker's port")
-    webport: int = Field(
-        default=80, ge=1, le=65535, description="port of the admin API where it is set, else 8080, or 8443 with TLS"
-    )
-    webaddress: str = Field(default="", repr=False, description="URL of the admin API, over webport")
-    max_message_size: PositiveInt = Field(
-        default=2 * MIB, description="bytes of a message where it is set, else the broker's limit"
-    )
-    tenant: str = Field(default="public", description="tenant of the topics, unless a URL names it")
-    namespace: str = Field(default="default", description="namespace of the topics, unless a URL names it")
-    auth_plugin: str = Field(default="", description="how the client authenticates: empty, or token")
-    auth_params: SecretStr = Field(default=SecretStr(""), description="credentials: the token")
-    request_timeout: PositiveFloat = Field(default=60.0, description="s that an append or a call waits for the broker")
-
-
-class WoodpeckerMetaSettings(SettingsSection):
-    """Where Woodpecker keeps its metadata."""
-
-    type: str = Field(default="etcd", description="empty disables Woodpecker")
-    prefix: str = Field(default="woodpecker", description="for the Woodpecker adapter: prefix of its keys")
-
-
-class WoodpeckerStorageSettings(SettingsSection):
-    """Where Woodpecker keeps its segments."""
-
-    type: Literal["minio", "local", "service"] = Field(
-        default="minio", description="for the Woodpecker adapter: minio, local (one machine) or service"
-    )
-    root_path: str = Field(default="default", description="for the Woodpecker adapter: folder in the storage")
-    force_local_storage: bool = Field(default=False, description="permit local storage in a cluster")
-
-
-class WoodpeckerSettings(SettingsSection):
-    """Woodpecker."""
-
-    meta: WoodpeckerMetaSettings = WoodpeckerMetaSettings()
-    storage: WoodpeckerStorageSettings = WoodpeckerStorageSettings()
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, value: str) -> str:
+        known = ("default", *BACKEND_SECTIONS)
+        if value not in known:
+            raise ValueError(f"there is no backend {value!r}; there are {', '.join(known)}")
+        return value
 
 
 # ---- names and roles -------------------------------------------------------------------------------------------------
@@ -276,17 +187,28 @@ class InterpreterSettings(SettingsSection):
     )
 
 
-class Settings(SettingsSection):
+class LogSettings(SettingsSection):
+    """Which log, and the section of each installed backend under the backend's name."""
+
+    wal: str = Field(default="", repr=False, description="URL of the log, such as memory://; see backends.md")
+    mq: MqSettings = MqSettings()
+
+    def of_backend(self, name: str) -> BackendSettings | None:
+        """The section of the backend with this name; None where it has none, or is not installed."""
+        return getattr(self, name) if name in BACKEND_SECTIONS else None
+
+
+if TYPE_CHECKING:
+    _WithBackends = LogSettings
+else:
+    _WithBackends = create_model(
+        "_WithBackends", __base__=LogSettings, **{name: (kind, kind()) for name, kind in BACKEND_SECTIONS.items()}
+    )
+
+
+class Settings(_WithBackends):
     """All settings, complete and checked. `wal`, where given, overrides `mq.*`."""
 
-    wal: str = Field(
-        default="", repr=False, description="URL of the log: rocksmq:///path, kafka://host:port, memory://, …"
-    )
-    mq: MqSettings = MqSettings()
-    rocksmq: RocksMqSettings = RocksMqSettings()
-    kafka: KafkaSettings = KafkaSettings()
-    pulsar: PulsarSettings = PulsarSettings()
-    woodpecker: WoodpeckerSettings = WoodpeckerSettings()
     msg_channel: MsgChannelSettings = MsgChannelSettings()
     root_coord: RootCoordSettings = RootCoordSettings()
     proxy: ProxySettings = ProxySettings()

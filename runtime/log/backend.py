@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .wal import Capabilities, Wal
 
 if TYPE_CHECKING:
+    from ..config.section import BackendSettings
+    from ..metrics.metric import Metric
     from .blocking_reader import BlockingReader
 
 
@@ -48,6 +51,16 @@ class WalBackend:
         return Capabilities(
             atomic_batches=False, seek_by_time=False, truncate=False, multi_process_write=False, one_node=False
         )
+
+    def settings(self) -> type[BackendSettings] | None:
+        """The backend's section of the settings, whose keys begin with `name`; None without one. The module of the
+        section must be light, too. With a section `mq.type` can name the backend, and `open` gets its `open_options`
+        and an option `metrics` (a `Metrics` or None)."""
+        return None
+
+    def metrics(self) -> Sequence[Metric]:
+        """The rows that the backend alone has in the table of metrics; their names begin with `name` and a `_`."""
+        return ()
 
     def check_url(self, url: str) -> None:
         """Raise `ConfigError` for a URL that names no log, as far as that is seen without opening it."""

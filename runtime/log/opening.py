@@ -37,6 +37,11 @@ def find_backend(url: str) -> WalBackend:
     return _opening(_load(_entry_point(url)), url)
 
 
+def backend_name(url: str) -> str:
+    """The name of the backend that a URL means: its scheme, without what follows a `+`. "" for what is no URL."""
+    return split_url(url).scheme.partition("+")[0]
+
+
 def installed_backends() -> list[WalBackend]:
     """The backends of all installed adapters, by name. One that cannot be loaded is left out: `open_wal` says why."""
     entries = {entry.name: entry for entry in reversed(entry_points(group=ENTRY_POINTS))}
@@ -48,8 +53,7 @@ def installed_backends() -> list[WalBackend]:
 
 
 def _entry_point(url: str) -> EntryPoint:
-    scheme = split_url(url).scheme
-    for entry in entry_points(group=ENTRY_POINTS, name=scheme.partition("+")[0]):
+    for entry in entry_points(group=ENTRY_POINTS, name=backend_name(url)):
         return entry
     raise _unknown(url)
 

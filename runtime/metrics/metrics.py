@@ -1,9 +1,9 @@
 """Every metric of Tidewal in one typed table, and a node's own registry of them.
 
-`METRICS` is the only place where a metric gets a name, unit, labels and meaning: `/metrics`, the docs, the dashboards
-and their tests derive from it. Names are Milvus' where the meaning is the same, with `tidewal_` for `milvus_`; counters
-end in `_total`, as Prometheus wants them. Each series carries `node_id`. A lag is a gauge per channel, to be read as
-the maximum over channels: an average hides the one that is stuck.
+`METRICS` has the name, unit, labels and meaning of every metric, those of the installed backends included:
+`/metrics`, the docs, the dashboards and their tests derive from it. Names are Milvus' where the meaning is the same,
+with `tidewal_` for `milvus_`; counters end in `_total`, as Prometheus wants them. Each series carries `node_id`. A lag
+is a gauge per channel, to be read as the maximum over channels: an average hides the one that is stuck.
 
 Handles are cheap, looking them up is not: take them once (`appended = metrics.counter("wal_append_message_total", …)`),
 and count per batch, never per row.
@@ -11,188 +11,116 @@ and count per batch, never per row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..errors import InvalidRequest
+from ..log.opening import installed_backends
+from .metric import BATCH_BUCKETS, COMMIT_SECONDS_BUCKETS, Metric, counter, gauge, milliseconds, seconds, sizes
 
-PREFIX = "tidewal_"
 NODE_LABEL = "node_id"
-
-Kind = Literal["counter", "gauge", "histogram"]
-Unit = Literal["count", "bytes", "seconds", "milliseconds", "info"]
-
-
-def _exponential(first: float, last: float, count: int) -> tuple[float, ...]:
-    factor = (last / first) ** (1 / (count - 1))
-    return tuple(float(f"{first * factor**step:.3g}") for step in range(count))
-
-
-SECONDS_BUCKETS = _exponential(0.001, 5.0, 10)
-COMMIT_SECONDS_BUCKETS = _exponential(0.0001, 2.0, 14)  # an fsync is well below Milvus' first bucket of 1 ms
-BATCH_BUCKETS = _exponential(0.05, 600.0, 12)  # seconds: a micro-batch costs Spark 0.1 s, and may take minutes
-MILLISECONDS_BUCKETS = _exponential(1.0, 5000.0, 10)
-BYTES_BUCKETS = _exponential(64, 8 * 1024 * 1024, 10)
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One row of the table. `name` is without the prefix; `labels` are without `node_id`."""
-
-    name: str
-    kind: Kind
-    unit: Unit
-    labels: tuple[str, ...]
-    meaning: str
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def full_name(self) -> str:
-        """The name as Prometheus shows it."""
-        return PREFIX + self.name
-
-
-def _counter(name: str, meaning: str, *labels: str, unit: Unit = "count") -> Metric:
-    return Metric(name, "counter", unit, labels, meaning)
-
-
-def _gauge(name: str, unit: Unit, meaning: str, *labels: str) -> Metric:
-    return Metric(name, "gauge", unit, labels, meaning)
-
-
-def _seconds(name: str, meaning: str, *labels: str, buckets: tuple[float, ...] = SECONDS_BUCKETS) -> Metric:
-    return Metric(name, "histogram", "seconds", labels, meaning, buckets)
-
-
-def _milliseconds(name: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name, "histogram", "milliseconds", labels, meaning, MILLISECONDS_BUCKETS)
-
-
-def _bytes(name: str, meaning: str, *labels: str) -> Metric:
-    return Metric(name, "histogram", "bytes", labels, meaning, BYTES_BUCKETS)
-
 
 CHANNEL = "channel_name"
 
 _WAL = (
-    _counter("wal_append_message_total", "Records appended, by outcome", CHANNEL, "status"),
-    _bytes("wal_append_message_bytes", "Size of appended batches, over all their channels", "status"),
-    _seconds(
+    counter("wal_append_message_total", "Records appended, by outcome", CHANNEL, "status"),
+    sizes("wal_append_message_bytes", "Size of appended batches, over all their channels", "status"),
+    seconds(
         "wal_append_message_duration_seconds",
         "From append to durable, by batch",
         "status",
         buckets=COMMIT_SECONDS_BUCKETS,
     ),
-    _counter("wal_append_deduplicated_total", "Retries answered from the producer table, not written again"),
-    _counter("wal_append_outcome_unknown_total", "Appends whose outcome was determined only under a new term"),
-    _gauge("wal_term", "count", "The term under which this node owns the channel", CHANNEL),
-    _gauge("wal_last_allocated_time_tick", "seconds", "Highest timestamp given out, as Unix time"),
-    _gauge("wal_last_confirmed_time_tick", "seconds", "Timestamp up to which every append is decided, as Unix time"),
-    _gauge(
+    counter("wal_append_deduplicated_total", "Retries answered from the producer table, not written again"),
+    counter("wal_append_outcome_unknown_total", "Appends whose outcome was determined only under a new term"),
+    gauge("wal_term", "count", "The term under which this node owns the channel", CHANNEL),
+    gauge("wal_last_allocated_time_tick", "seconds", "Highest timestamp given out, as Unix time"),
+    gauge("wal_last_confirmed_time_tick", "seconds", "Timestamp up to which every append is decided, as Unix time"),
+    gauge(
         "wal_clock_ahead_seconds",
         "seconds",
         "How far timestamps lie ahead of the wall clock (it was set back, or the log carries the clock ahead) or, "
         "negative, behind it (it stepped days ahead, which is not followed)",
     ),
-    _counter(
-        "wal_sync_time_tick_total", "Time ticks of channels, by type: stored, or announced in a heartbeat", "type"
-    ),
-    _counter("wal_scan_message_total", "Records read", CHANNEL, "role_name"),
-    _counter("wal_scan_message_bytes_total", "Bytes read", CHANNEL, "role_name", unit="bytes"),
-    _counter(
+    counter("wal_sync_time_tick_total", "Time ticks of channels, by type: stored, or announced in a heartbeat", "type"),
+    counter("wal_scan_message_total", "Records read", CHANNEL, "role_name"),
+    counter("wal_scan_message_bytes_total", "Bytes read", CHANNEL, "role_name", unit="bytes"),
+    counter(
         "wal_scan_time_tick_violation_message_total",
         "Records at or below a tick that came before them; anything but 0 is a defect",
         CHANNEL,
         "role_name",
     ),
-    _counter(
+    counter(
         "wal_scan_duplicate_message_total",
         "Records dropped because their (term, cseq) had been read",
         CHANNEL,
         "role_name",
     ),
-    _counter("wal_scan_fenced_message_total", "Records of a lower term dropped behind a fence", CHANNEL, "role_name"),
-    _counter(
+    counter("wal_scan_fenced_message_total", "Records of a lower term dropped behind a fence", CHANNEL, "role_name"),
+    counter(
         "wal_scan_incomplete_batch_total", "Batches dropped because a part of them was missing", CHANNEL, "role_name"
     ),
-    _gauge("wal_scanner_pending_queue_bytes", "bytes", "Read and not yet consumed", "collection_name", "role_name"),
-    _gauge(
+    gauge("wal_scanner_pending_queue_bytes", "bytes", "Read and not yet consumed", "collection_name", "role_name"),
+    gauge(
         "wal_collection_unreadable",
         "info",
         "1 while the tables of a collection cannot be read, and its queries fail",
         "collection_name",
         "role_name",
     ),
-    _counter("wal_scan_reset_total", "Channels of streams whose next entries retention had removed and reset_to moved"),
-    _counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
-    _counter("wal_dead_letter_message_total", "Bad records that became dead letters, by reason", CHANNEL, "reason"),
+    counter("wal_scan_reset_total", "Channels of streams whose next entries retention had removed and reset_to moved"),
+    counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
+    counter("wal_dead_letter_message_total", "Bad records that became dead letters, by reason", CHANNEL, "reason"),
 )
 
 _BACKEND = (
-    _counter("wal_backend_stall_total", "Appends and readers that the brokers let wait", CHANNEL, "operation"),
-    _gauge(
+    counter("wal_backend_stall_total", "Appends and readers that the brokers let wait", CHANNEL, "operation"),
+    gauge(
         "wal_backend_stalled", "count", "Appends and readers that the brokers leave waiting now", CHANNEL, "operation"
     ),
-    _counter(
+    counter(
         "wal_backend_retry_total",
-        "Attempts that failed and were made again: requests to Kafka, readers and producers of Pulsar",
+        "Attempts that failed and were made again: requests to brokers, and their readers and producers",
         CHANNEL,
         "operation",
     ),
-    _counter(
+    counter(
         "wal_backend_outcome_unknown_total",
         "Entries that are in the log or not: their append ended without an answer",
         CHANNEL,
     ),
 )
 
-_ROCKSMQ = (
-    _seconds(
-        "rocksmq_journal_commit_duration_seconds",
-        "One commit of the journal: write and sync",
-        buckets=COMMIT_SECONDS_BUCKETS,
-    ),
-    _bytes("rocksmq_journal_commit_bytes", "Size of a commit"),
-    _counter("rocksmq_journal_written_bytes_total", "Bytes written to the journal, headers included", unit="bytes"),
-    _gauge("rocksmq_journal_bytes", "bytes", "Size of the journal on disk"),
-    _gauge("rocksmq_journal_segments", "count", "Segments, by state: live or spare", "state"),
-    _counter("rocksmq_journal_recycled_bytes_total", "Bytes that retention removed", unit="bytes"),
-    _counter("rocksmq_groups_cut_off_total", "Consumer groups that lost entries of a channel to retention"),
-    _counter("rocksmq_index_failures_total", "Times that the index was damaged or failed, and was discarded"),
-    _gauge("rocksmq_journal_failed", "info", "1 after a failed write or sync, until reopened"),
-    _gauge("rocksmq_free_space_bytes", "bytes", "Free space of the journal's file system"),
-)
-
 _PROXY = (
-    _gauge("proxy_tt_lag_ms", "milliseconds", "Now minus the last time announced", CHANNEL),
-    _milliseconds("proxy_mutation_latency", "From request to acknowledgement", "status"),
-    _counter("proxy_insert_vectors_total", "Rows inserted", "collection_name"),
-    _counter("proxy_upsert_vectors_total", "Rows upserted", "collection_name"),
-    _counter("proxy_delete_vectors_total", "Rows deleted", "collection_name"),
-    _gauge("proxy_inflight_bytes", "bytes", "Accepted and not yet acknowledged; limit proxy.maxInflightBytes"),
-    _gauge(
+    gauge("proxy_tt_lag_ms", "milliseconds", "Now minus the last time announced", CHANNEL),
+    milliseconds("proxy_mutation_latency", "From request to acknowledgement", "status"),
+    counter("proxy_insert_vectors_total", "Rows inserted", "collection_name"),
+    counter("proxy_upsert_vectors_total", "Rows upserted", "collection_name"),
+    counter("proxy_delete_vectors_total", "Rows deleted", "collection_name"),
+    gauge("proxy_inflight_bytes", "bytes", "Accepted and not yet acknowledged; limit proxy.maxInflightBytes"),
+    gauge(
         "proxy_unflushed_bytes",
         "bytes",
         "In the log and not yet in the table; limit proxy.maxUnflushedBytes",
         "collection_name",
     ),
-    _counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
+    counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
 )
 
 _DATANODE = (
-    _gauge("datanode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark consumed; by vchannel", CHANNEL),
-    _counter("datanode_consume_msg_total", "Records consumed", "msg_type"),
-    _counter("datanode_consume_bytes_total", "Bytes consumed", unit="bytes"),
-    _counter("datanode_msg_rows_total", "Rows consumed"),
-    _gauge("datanode_fg_buffer_size", "bytes", "Buffered for the next flush", "collection_name"),
-    _counter("datanode_flush_req_total", "Flushes, by outcome", "collection_name", "status"),
-    _counter("datanode_maintenance_failed_total", "Compactions and cleanups that failed", "collection_name"),
-    _counter("datanode_flushed_data_size_total", "Bytes flushed to the table", "collection_name", unit="bytes"),
-    _counter("datanode_flushed_data_rows_total", "Rows flushed to the table", "collection_name"),
-    _seconds("datanode_flush_duration_seconds", "One flush: write, commit and announce", "collection_name"),
-    _gauge(
+    gauge("datanode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark consumed; by vchannel", CHANNEL),
+    counter("datanode_consume_msg_total", "Records consumed", "msg_type"),
+    counter("datanode_consume_bytes_total", "Bytes consumed", unit="bytes"),
+    counter("datanode_msg_rows_total", "Rows consumed"),
+    gauge("datanode_fg_buffer_size", "bytes", "Buffered for the next flush", "collection_name"),
+    counter("datanode_flush_req_total", "Flushes, by outcome", "collection_name", "status"),
+    counter("datanode_maintenance_failed_total", "Compactions and cleanups that failed", "collection_name"),
+    counter("datanode_flushed_data_size_total", "Bytes flushed to the table", "collection_name", unit="bytes"),
+    counter("datanode_flushed_data_rows_total", "Rows flushed to the table", "collection_name"),
+    seconds("datanode_flush_duration_seconds", "One flush: write, commit and announce", "collection_name"),
+    gauge(
         "datanode_channel_checkpoint_unix_seconds",
         "seconds",
         "Log time that the table holds up to; by vchannel",
@@ -201,58 +129,58 @@ _DATANODE = (
 )
 
 _QUERYNODE = (
-    _gauge("querynode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark applied; by vchannel", CHANNEL),
-    _counter("querynode_consume_msg_total", "Records consumed", "msg_type"),
-    _counter("querynode_consume_bytes_total", "Bytes consumed", unit="bytes"),
-    _milliseconds("querynode_sq_wait_tsafe_latency", "Wait for the freshness a read asked for", "query_type"),
-    _milliseconds("querynode_sq_req_latency", "A read as a whole", "query_type", "status"),
-    _gauge(
+    gauge("querynode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark applied; by vchannel", CHANNEL),
+    counter("querynode_consume_msg_total", "Records consumed", "msg_type"),
+    counter("querynode_consume_bytes_total", "Bytes consumed", unit="bytes"),
+    milliseconds("querynode_sq_wait_tsafe_latency", "Wait for the freshness a read asked for", "query_type"),
+    milliseconds("querynode_sq_req_latency", "A read as a whole", "query_type", "status"),
+    gauge(
         "querynode_memory_bytes",
         "bytes",
         "Rows and vectors held; limit queryNode.memoryLimitBytes",
         "collection_name",
     ),
-    _gauge("querynode_entity_num", "count", "Rows held", "collection_name"),
+    gauge("querynode_entity_num", "count", "Rows held", "collection_name"),
 )
 
 _MIXCOORD = (
-    _gauge("mixcoord_leader", "info", "1 on the node that leads"),
-    _counter("mixcoord_election_total", "Elections won"),
-    _counter("mixcoord_reply_channel_dropped_total", "Reply channels dropped, of clients that showed no sign of life"),
-    _counter("mixcoord_assignment_total", "Channels assigned, by role", "role_name"),
-    _gauge(
+    gauge("mixcoord_leader", "info", "1 on the node that leads"),
+    counter("mixcoord_election_total", "Elections won"),
+    counter("mixcoord_reply_channel_dropped_total", "Reply channels dropped, of clients that showed no sign of life"),
+    counter("mixcoord_assignment_total", "Channels assigned, by role", "role_name"),
+    gauge(
         "mixcoord_cut_lag_ms", "milliseconds", "Now minus the last stored cut; none is stored while nothing is written"
     ),
-    _gauge("rootcoord_dml_channel_num", "count", "Physical channels for data"),
+    gauge("rootcoord_dml_channel_num", "count", "Physical channels for data"),
 )
 
 _ACTORS = (
-    _gauge("actor_mailbox_depth", "count", "Messages waiting", "actor"),
-    _counter("actor_restart_total", "Restarts after a failure", "actor"),
-    _counter("actor_blocked_total", "Handlers that blocked the event loop too long", "actor"),
-    _gauge("event_loop_lag_seconds", "seconds", "How late the event loop runs callbacks that are due"),
+    gauge("actor_mailbox_depth", "count", "Messages waiting", "actor"),
+    counter("actor_restart_total", "Restarts after a failure", "actor"),
+    counter("actor_blocked_total", "Handlers that blocked the event loop too long", "actor"),
+    gauge("event_loop_lag_seconds", "seconds", "How late the event loop runs callbacks that are due"),
 )
 
 QUERY = "query_name"
 
 _SPARK = (
-    _gauge("spark_query_num", "count", "Streaming queries of the driver that run"),
-    _counter("spark_query_ended_total", "Streaming queries that ended, by outcome", "status"),
-    _counter("spark_input_rows_total", "Rows read, by all sources of the query", QUERY),
-    _gauge("spark_input_rows_per_second", "count", "Rows per second between the last two triggers", QUERY),
-    _gauge("spark_processed_rows_per_second", "count", "Rows per second while Spark processed them", QUERY),
-    _seconds("spark_batch_duration_seconds", "One micro-batch, from trigger to commit", QUERY, buckets=BATCH_BUCKETS),
-    _gauge("spark_cut_lag_ms", "milliseconds", "The newest cut that was seen minus the one that was read up to", QUERY),
-    _gauge("spark_read_unix_seconds", "seconds", "Log time that the query has read up to", QUERY),
-    _gauge("spark_state_rows", "count", "Rows in the state of all operators", QUERY),
-    _gauge("spark_state_bytes", "bytes", "Memory of the state of all operators", QUERY),
-    _counter("spark_late_rows_total", "Rows that operators with state dropped behind the watermark", QUERY),
+    gauge("spark_query_num", "count", "Streaming queries of the driver that run"),
+    counter("spark_query_ended_total", "Streaming queries that ended, by outcome", "status"),
+    counter("spark_input_rows_total", "Rows read, by all sources of the query", QUERY),
+    gauge("spark_input_rows_per_second", "count", "Rows per second between the last two triggers", QUERY),
+    gauge("spark_processed_rows_per_second", "count", "Rows per second while Spark processed them", QUERY),
+    seconds("spark_batch_duration_seconds", "One micro-batch, from trigger to commit", QUERY, buckets=BATCH_BUCKETS),
+    gauge("spark_cut_lag_ms", "milliseconds", "The newest cut that was seen minus the one that was read up to", QUERY),
+    gauge("spark_read_unix_seconds", "seconds", "Log time that the query has read up to", QUERY),
+    gauge("spark_state_rows", "count", "Rows in the state of all operators", QUERY),
+    gauge("spark_state_bytes", "bytes", "Memory of the state of all operators", QUERY),
+    counter("spark_late_rows_total", "Rows that operators with state dropped behind the watermark", QUERY),
 )
 
 METRICS: tuple[Metric, ...] = (
     *_WAL,
     *_BACKEND,
-    *_ROCKSMQ,
+    *(row for backend in installed_backends() for row in backend.metrics()),
     *_PROXY,
     *_DATANODE,
     *_QUERYNODE,

@@ -19,8 +19,8 @@ from tests.brokers.pulsar import PulsarStandalone
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.kafka.options import OVERHEAD_BYTES
+from tidewal.adapters.kafka.settings import KafkaSettings
 from tidewal.adapters.pulsar.wal import METADATA_BYTES
-from tidewal.runtime.config.settings import KafkaSettings
 from tidewal.runtime.errors import MessageTooLarge
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import RecordType, decode

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -88,6 +90,56 @@ async def test_an_adapter_that_needs_its_package_to_open_names_it_too(install):
     assert find_backend("late://x").name == "late"
     with pytest.raises(ConfigError, match=r"another_that_nobody_has.*pip install 'third-party-late\[late\]'"):
         await open_wal("late://x")
+
+
+WITH_SETTINGS = (
+    ADAPTER
+    + """
+from typing import ClassVar
+from tidewal.runtime.config.section import BackendSettings
+from tidewal.runtime.metrics.metric import counter
+
+class ThirdSettings(BackendSettings):
+    enabled_by: ClassVar[str] = "path"
+    ignored_keys: ClassVar[tuple[str, ...]] = ("old*",)
+    path: str = ""
+
+    def url(self, directory=""):
+        return f"third://{self.path}" if self.path else ""
+
+ThirdBackend.settings = lambda self: ThirdSettings
+ThirdBackend.metrics = lambda self: (counter("third_turns_total", "Turns"),)
+"""
+)
+
+USING = """
+import asyncio
+from tidewal.runtime.config.loading import load_settings, wal_options, wal_url
+from tidewal.runtime.errors import ConfigError
+from tidewal.runtime.log.opening import open_wal
+from tidewal.runtime.metrics.metrics import Metrics
+
+settings = load_settings(arguments={"mq.type": "third", "third.path": "x", "third.oldAge": 7}, environment={})
+metrics = Metrics()
+metrics.counter("third_turns_total").inc(3)
+url, options = asyncio.run(open_wal(wal_url(settings), **wal_options(settings, metrics=metrics)))
+assert url == "third://x"
+assert options["settings"] is settings.of_backend("third")
+assert options["metrics"].value("third_turns_total") == 3
+try:
+    wal_url(load_settings(arguments={"mq.type": "third"}, environment={}))
+except ConfigError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.slow
+def test_a_third_party_gets_settings_metrics_and_a_type(install, tmp_path):
+    install("third", WITH_SETTINGS)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", USING], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "mq.type=third does not say where: set third.path\n"
 
 
 async def test_streams_have_the_configured_buffers():

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from tidewal.actors.standalone import standalone
 from tidewal.adapters.kafka.options import parse as kafka_options
+from tidewal.adapters.kafka.settings import KafkaSettings
 from tidewal.adapters.pulsar.options import parse as pulsar_options
+from tidewal.adapters.pulsar.settings import PulsarSettings
 from tidewal.cli.main import app
 from tidewal.runtime.config.loading import load_settings
-from tidewal.runtime.config.settings import KafkaSettings, PulsarSettings, Settings
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import ConfigError, TidewalError
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.redaction import shown_url

@@ -17,7 +17,7 @@ from tests.brokers.fixtures import require
 from tests.brokers.kafka import KafkaCluster
 from tests.brokers.processes import free_ports
 from tidewal.adapters.kafka import open_wal
-from tidewal.runtime.config.settings import KafkaSettings
+from tidewal.adapters.kafka.settings import KafkaSettings
 from tidewal.runtime.errors import ConfigError, Unavailable
 from tidewal.runtime.log.wal import ChannelPolicy, From
 

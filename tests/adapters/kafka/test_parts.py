@@ -22,9 +22,9 @@ from tidewal.adapters.kafka.fetching import last_before
 from tidewal.adapters.kafka.options import CODECS, parse
 from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, prefix, to_rows
 from tidewal.adapters.kafka.send_queue import Backlog, ChannelSendQueue, SubmitCall, SubmitPart
+from tidewal.adapters.kafka.settings import KafkaSettings
 from tidewal.adapters.kafka.topics import catalog_topic, channel_topic, configs
 from tidewal.runtime.clock import compose
-from tidewal.runtime.config.settings import KafkaSettings
 from tidewal.runtime.errors import ConfigError, InvalidRequest, Overloaded, TidewalError, Unavailable
 from tidewal.runtime.log.wal import ChannelPolicy
 

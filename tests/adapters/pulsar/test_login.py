@@ -18,7 +18,7 @@ from tests.brokers.fixtures import require
 from tests.brokers.processes import free_ports
 from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar import open_wal
-from tidewal.runtime.config.settings import PulsarSettings as PulsarSettings
+from tidewal.adapters.pulsar.settings import PulsarSettings
 from tidewal.runtime.errors import ConfigError, TidewalError
 from tidewal.runtime.log.wal import ChannelPolicy, From
 
