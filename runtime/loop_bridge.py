@@ -71,6 +71,12 @@ class LoopNotifier:
         self._queue.append((future, result))
         self._notify(thread)
 
+    def settle_at_once(self, future: asyncio.Future[T], result: T | TidewalError) -> None:
+        """As `settle`, and a thread that gathers results does not gather this one."""
+        self.settle(future, result)
+        if threading.get_ident() == self._notifiers.gathering_thread:
+            self._notifiers.flush()
+
     def settle_all(self, futures: Sequence[asyncio.Future[T]], results: Sequence[T]) -> None:
         """Give each of the futures its result; at once when called on the loop's own thread."""
         thread = threading.get_ident()

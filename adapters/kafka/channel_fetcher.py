@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import ChannelNotFound, TidewalError, Unavailable
+from ...runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable
+from ...runtime.log.read_ahead import ReadAhead
 from ...runtime.log.wal import Start
-from ...runtime.loop_bridge import LoopNotifier
 from . import faults, lookup
 from .catalog import KafkaChannel
 from .cluster import PAUSE_S, Cluster
@@ -30,84 +28,36 @@ _log = logging.getLogger(__name__)
 
 
 class ChannelFetcher:
-    """Fetches batches of one channel for one reader. `run` belongs to the I/O loop, `take` and `wait` to the reader's
-    loop, `close` and `fail` to any thread."""
+    """Fetches batches of one channel for one reader. `run` belongs to the I/O loop, `ready` is where the reader takes
+    them from: undecoded, with the requested offset. `close` and `fail` may be called on any thread."""
 
-    def __init__(
-        self, channel: KafkaChannel, start: Start, wake: Callable[[LoopNotifier, asyncio.Future[None]], None]
-    ) -> None:
-        """`wake` settles a future of the reader's loop, from any thread."""
+    def __init__(self, channel: KafkaChannel, start: Start, prefetch_bytes: int) -> None:
+        """Over `prefetch_bytes` that the reader has not taken no more is fetched."""
         self.channel = channel
-        self._start, self._wake_reader = start, wake
-        self._lock = threading.Lock()
-        self._batches: deque[tuple[Sequence[Any], int, int]] = (
-            deque()
-        )  # with their size in bytes and the requested offset
-        self._size = 0
-        self._error: TidewalError | None = None
-        self._ended = False
-        self._waiter: tuple[LoopNotifier, asyncio.Future[None]] | None = None
+        self.ready: ReadAhead[tuple[Sequence[Any], int]] = ReadAhead(prefetch_bytes, self._signal_room)
+        self._start = start
         self._room = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # of `run`
         self._task: asyncio.Task[Any] | None = None  # of `run`
 
-    # ---- the reader's side -------------------------------------------------------------------------------------------
-
-    def take(self) -> tuple[Sequence[Any], int] | None:
-        """The next batches and the requested offset; None when none are ready. Raises the error that ended fetching
-        once all batches are taken, and `StopAsyncIteration` when closed."""
-        with self._lock:
-            if self._ended:
-                raise StopAsyncIteration
-            if not self._batches:
-                if self._error is not None:
-                    raise self._error
-                return None
-            batches, size, offset = self._batches.popleft()
-            self._size -= size
-            full = not self._room.is_set()
-        if full:
-            self._signal_room()
-        return batches, offset
-
-    async def wait(self, notifier: LoopNotifier) -> None:
-        """Return when `take` may have a result. `notifier` is the one of the reader's loop."""
-        waiter: asyncio.Future[None] = notifier.loop.create_future()
-        with self._lock:
-            if self._batches or self._error is not None or self._ended:
-                return
-            self._waiter = (notifier, waiter)
-        await waiter
-
     def close(self) -> None:
-        """End without an error: `take` returns no more batches, and a waiting reader is woken."""
-        with self._lock:
-            self._ended = True
-            self._batches.clear()
-            self._wake()
-
-    # ---- the I/O side ------------------------------------------------------------------------------------------------
-
-    def cancel(self) -> None:
-        """After `close`, on the I/O loop: cancel `run`. A `run` that has not begun yet ends by itself."""
-        if self._task is not None:
-            self._task.cancel()
-
-    @property
-    def ended(self) -> bool:
-        return self._ended or self._error is not None
+        """End; the reader gets no more batches, but `Closed`."""
+        self.ready.end(Closed("the log or the reader is closed"), discard=True)
 
     def fail(self, error: TidewalError) -> None:
         """End with an error, which the reader raises once it has taken what was fetched."""
-        with self._lock:
-            self._error = self._error or error
-            self._wake()
+        self.ready.end(error)
 
     def dropped(self, error: ChannelNotFound) -> None:
         """The channel is gone: discard what was fetched and end with `error`."""
-        with self._lock:
-            self._batches.clear()
-        self.fail(error)
+        self.ready.end(error, discard=True)
+
+    # ---- on the I/O loop ---------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """After `close`: cancel `run`. A `run` that has not begun yet ends by itself."""
+        if self._task is not None:
+            self._task.cancel()
 
     async def run(
         self, cluster: Cluster, connection: int, ready: Callable[[], Awaitable[None]], started: Callable[[], None]
@@ -129,7 +79,7 @@ class ChannelFetcher:
 
     async def _begin(self, cluster: Cluster, connection: int, ready: Callable[[], Awaitable[None]]) -> int:
         async def find() -> int:
-            if self.ended:  # the channel was dropped, or the reader closed
+            if self.ready.ended:  # the channel was dropped, or the reader closed
                 return 0
             await ready()
             return await lookup.first_offset(cluster, self.channel, self._start, connection)
@@ -143,15 +93,16 @@ class ChannelFetcher:
     async def _fetch(
         self, cluster: Cluster, connection: int, offset: int, ready: Callable[[], Awaitable[None]]
     ) -> None:
-        while not self.ended:
+        while not self.ready.ended:
             fetched = await self._fetch_next(cluster, connection, offset, ready)
             if fetched is None:
                 return
             offset = fetched.next_offset  # past aborted batches too
             if fetched.batches:
-                room = self._put(fetched.batches, fetched.size, fetched.offset, cluster.options.prefetch_bytes)
-                if not room:
-                    await self._room.wait()
+                self.ready.put((fetched.batches, fetched.offset), fetched.size)
+            while not self.ready.has_room():
+                self._room.clear()
+                await self._room.wait()
 
     async def _fetch_next(
         self, cluster: Cluster, connection: int, offset: int, ready: Callable[[], Awaitable[None]]
@@ -160,7 +111,7 @@ class ChannelFetcher:
         waiting = cluster.stalls.begin("read", self.channel.name)
         channel, doubtful = self.channel, False  # whether the topic may be gone
         try:
-            while not self.ended:
+            while not self.ready.ended:
                 try:
                     if doubtful:
                         await ready()
@@ -181,30 +132,8 @@ class ChannelFetcher:
             cluster.stalls.end(waiting)
         return None
 
-    def _put(self, batches: Sequence[Any], size: int, offset: int, limit: int) -> bool:
-        """Pass batches to the reader. Returns whether there is room for more, up to `limit` bytes."""
-        with self._lock:
-            if not self._ended:
-                self._batches.append((batches, size, offset))
-                self._size += size
-            room = self._size < limit
-            if room:
-                self._room.set()
-            else:
-                self._room.clear()
-            self._wake()
-        return room
-
-    def _wake(self) -> None:
-        """Wake the reader, and `run` where this has ended. The caller has the lock."""
-        waiting, self._waiter = self._waiter, None
-        if waiting is not None:
-            self._wake_reader(*waiting)
-        if self.ended:
-            self._signal_room()
-
     def _signal_room(self) -> None:
-        """Let `run` go on: there is room, or this has ended."""
+        """Let `run` go on, from any thread."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and `run` with it

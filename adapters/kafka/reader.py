@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ...runtime.errors import Closed
 from ...runtime.log.wal import Entry, Start
 from ...runtime.loop_bridge import LoopNotifier
 from .channel_fetcher import ChannelFetcher
@@ -43,9 +44,12 @@ class Reader:
                 self._fetcher = await self._source.open_fetcher(self._channel, self._start)
                 if self._fetcher is None:
                     break
-            taken = self._fetcher.take()
+            try:
+                taken = self._fetcher.ready.take()
+            except Closed:
+                break
             if taken is None:
-                await self._fetcher.wait(self._source.notifier())
+                await self._fetcher.ready.wait(self._source.notifier())
             else:
                 channel = self._fetcher.channel
                 if found := entries(*taken, channel.prefix, largest_unpacked(channel.policy)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -85,7 +84,6 @@ class KafkaWal(GroupWal):
         self._fetchers: set[ChannelFetcher] = set()
         self._reading_connections: list[int] = []  # those that no fetcher uses
         self._new_connections = itertools.count(CONTROL + 1)
-        self._io_thread = 0
         self._writes: Cluster
         self._reads: Cluster
         self._catalog: ChannelCatalog
@@ -99,7 +97,6 @@ class KafkaWal(GroupWal):
     async def _open(self) -> None:
         """Connect. Runs on the I/O loop, as the methods whose names end with `_io`."""
         self._notifiers.gather()
-        self._io_thread = threading.get_ident()
         self._writes, self._reads = (Cluster(self._options, self._stalls) for _ in range(2))
         self._clusters = [self._writes, self._reads]
         await self._writes.open()
@@ -178,7 +175,7 @@ class KafkaWal(GroupWal):
             return None
 
     def _begin_fetching(self, channel: KafkaChannel, start: Start) -> ChannelFetcher:
-        fetcher = ChannelFetcher(channel, start, self._wake)
+        fetcher = ChannelFetcher(channel, start, self._options.prefetch_bytes)
         with self._backlog.lock:
             self._check_open()
             self._fetchers.add(fetcher)
@@ -217,11 +214,6 @@ class KafkaWal(GroupWal):
     def notifier(self) -> LoopNotifier:
         """`ReaderSource.notifier`."""
         return self._notifiers.current()
-
-    def _wake(self, notifier: LoopNotifier, waiter: asyncio.Future[None]) -> None:
-        notifier.settle(waiter, None)
-        if threading.get_ident() == self._io_thread:
-            self._notifiers.flush()
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 

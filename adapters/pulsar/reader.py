@@ -18,6 +18,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable
+from ...runtime.log.read_ahead import ReadAhead
 from ...runtime.log.stalls import StallWatch, Waiting
 from ...runtime.log.wal import Entry
 from ...runtime.loop_bridge import LoopNotifier
@@ -29,7 +30,8 @@ from .topics import TopicContents
 
 log = logging.getLogger("tidewal.pulsar")
 
-READY_BYTES = 8 * 1024 * 1024  # decoded and waiting for the iterator
+READY_BYTES = 4 * 1024 * 1024  # decoded and waiting for the iterator; over it no more is taken from the library
+BURST_BYTES = 4 * 1024 * 1024  # passed on together, and one message more
 ENTRY_OVERHEAD_BYTES = 200
 BURST_ENTRIES = 512  # passed on together while more messages are available
 REST_OF_BATCH_MS = 100  # the batch is in the client library already
@@ -64,48 +66,26 @@ class ChannelFetcher:
         self._read_upto = after  # `after`, or the place before the ledger in use once all earlier ones are read
         self._native = source.open_reader(channel, after)
         self._closed = False
-        self._lock = threading.Lock()
-        self._taken = threading.Condition(self._lock)
-        self._ready: list[Entry] = []
-        self._ready_bytes = 0
-        self._end: TidewalError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._room = threading.Event()
+        self._ready: ReadAhead[Sequence[Entry]] = ReadAhead(READY_BYTES, self._room.set)
         self._thread = threading.Thread(target=self._run, name=f"tidewal-pulsar-read-{channel}", daemon=True)
         self._thread.start()
 
-    def take(self) -> Sequence[Entry]:
-        """The entries that are ready. Raises what has ended the fetcher, once none is ready any more."""
-        with self._lock:
-            taken, self._ready = self._ready, []
-            self._ready_bytes = 0
-            self._taken.notify()
-            if not taken and self._end is not None:
-                raise self._end
-        return taken
+    def take(self) -> Sequence[Entry] | None:
+        """The entries of the next burst; None when none are ready. Raises what has ended the fetcher, once none is
+        ready any more."""
+        return self._ready.take()
 
     async def wait(self) -> None:
         """Return when `take` has entries, or the fetcher has ended."""
-        waiter: asyncio.Future[None] = self._notifier.loop.create_future()
-        with self._lock:
-            if self._ready or self._end is not None:
-                return
-            self._waiter = waiter
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+        await self._ready.wait(self._notifier)
 
     def end(self, error: TidewalError) -> None:
         """End with this error, which `take` raises; from any thread, without waiting."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._end = error
-            self._taken.notify()
-            waiter = self._waiter
-        if waiter is not None:
-            self._notifier.settle(waiter, None)
+        if self._closed:
+            return
+        self._closed = True
+        self._ready.end(error)
         self._native.close_async(ignore)
 
     @property
@@ -130,7 +110,7 @@ class ChannelFetcher:
         size = 0
         message: NativeMessage | None = None
         try:
-            while len(burst) < BURST_ENTRIES and size < READY_BYTES:
+            while len(burst) < BURST_ENTRIES and size < BURST_BYTES:
                 message = self._first() if message is None else self._next(message)
                 if message is None:
                     return
@@ -154,14 +134,10 @@ class ChannelFetcher:
         return None
 
     def _hand_over(self, burst: list[Entry], size: int) -> None:
-        with self._lock:
-            while self._ready_bytes and self._ready_bytes + size > READY_BYTES and not self._closed:
-                self._taken.wait()
-            self._ready += burst
-            self._ready_bytes += size
-            waiter = self._waiter
-        if waiter is not None:
-            self._notifier.settle(waiter, None)
+        self._ready.put(burst, size)
+        while not self._ready.has_room():
+            self._room.wait()
+            self._room.clear()
 
     def _entry(self, message: NativeMessage) -> Entry | None:
         """The message as an entry; None when it was read before."""

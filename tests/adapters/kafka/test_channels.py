@@ -198,8 +198,9 @@ async def test_a_slow_reader_holds_a_bounded_part(kafka, opening, helpers):
     ids = await wal.append_many([Append("a", bytes(50_000)) for _ in range(100)])
     reader = wal.read("a", From.EARLIEST)
     entries = list(await anext(reader))
-    await helpers.until(lambda: reader._fetcher._size >= 300_000 and not reader._fetcher._room.is_set())
-    assert reader._fetcher._size <= 300_000 + 150_000
+    fetcher = reader._fetcher
+    await helpers.until(lambda: fetcher.ready._size >= 300_000 and not fetcher._room.is_set())
+    assert fetcher.ready._size <= 300_000 + 150_000
     while len(entries) < 100:
         entries += await asyncio.wait_for(anext(reader), WITHIN_S)
     assert [entry.id for entry in entries] == ids
