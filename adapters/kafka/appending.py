@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...runtime.errors import Closed, TidewalError
+from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_size
 from ...runtime.log.payloads import as_bytes
 from ...runtime.log.wal import Append, Durability, OnAppended
@@ -17,7 +18,7 @@ from .io_thread import IoThread
 from .management import Management
 from .options import KafkaOptions
 from .positions import Row, to_rows
-from .send_queue import ROW_BYTES, Backlog, ChannelSendQueue, SubmitCall, SubmitPart
+from .send_queue import ROW_BYTES, ChannelSendQueue, SubmitCall, SubmitPart
 from .sender import ACKS_ALL, ACKS_LEADER, Sender
 from .topics import UNPACKED_BYTES
 
@@ -40,14 +41,14 @@ class Appender:
         cluster: Cluster,
         catalog: ChannelCatalog,
         management: Management,
-        backlog: Backlog,
+        pending: PendingBytes,
         io: IoThread,
         connections: range,
         flush: Callable[[], None],
     ) -> None:
         """The send queues share `connections`; `flush` is called on the I/O loop after calls have been answered."""
         self._cluster, self._catalog, self._management = cluster, catalog, management
-        self._backlog, self._io = backlog, io
+        self._pending, self._io = pending, io
         self._connections, self._flush = connections, flush
         self._send_queues: dict[KafkaChannel, ChannelSendQueue] = {}
         self._starting: list[ChannelSendQueue] = []
@@ -67,8 +68,8 @@ class Appender:
             _check_sizes(known, names, sizes, self._cluster.options)
         rows = to_rows(timestamps, payloads, int(time.time() * 1000))
         submitted = SubmitColumns(names, rows, sizes, SubmitCall(done, len(names), size))
-        with self._backlog.lock:
-            self._backlog.admit(size)
+        with self._pending.lock:
+            self._pending.admit(size)
             if self._finding or len(known) < len(found):
                 self._unknown.append(submitted)
                 post = None if self._finding else self._start_finding
@@ -79,7 +80,8 @@ class Appender:
             self._io.post(post)
 
     def send_queue(self, channel: KafkaChannel) -> ChannelSendQueue:
-        """The send queue of a channel, created where there is none. The caller has the backlog's lock."""
+        """The send queue of a channel, created where there is none. The caller has the lock of
+        the pending bytes."""
         send_queue = self._send_queues.get(channel)
         if send_queue is None:
             all_copies = channel.policy.acks is Durability.ALL and not channel.policy.ephemeral
@@ -93,7 +95,7 @@ class Appender:
                 lambda: channel.topic_id,
             )
             batch_bytes = min(self._cluster.options.batch_bytes, UNPACKED_BYTES)  # the most that readers unpack
-            send_queue = self._send_queues[channel] = ChannelSendQueue(channel, sender, self._backlog, batch_bytes)
+            send_queue = self._send_queues[channel] = ChannelSendQueue(channel, sender, self._pending, batch_bytes)
         return send_queue
 
     def acknowledged_to(self, channel: KafkaChannel) -> int:
@@ -103,7 +105,7 @@ class Appender:
 
     def forget_dropped(self) -> None:
         """Remove the send queues of dropped channels."""
-        with self._backlog.lock:
+        with self._pending.lock:
             self._send_queues = {
                 channel: send_queue for channel, send_queue in self._send_queues.items() if not channel.dropped
             }
@@ -129,7 +131,7 @@ class Appender:
     # ---- on the I/O loop ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        with self._backlog.lock:
+        with self._pending.lock:
             send_queues, self._starting = self._starting, []
         for send_queue in send_queues:
             self._io.spawn(send_queue.run(self._flush))
@@ -147,7 +149,7 @@ class Appender:
                 except TidewalError as error:
                     self._refuse(error)
                     continue
-                with self._backlog.lock:
+                with self._pending.lock:
                     self._unknown.popleft()
                     start = self._put(found, submitted)
                 if start:
@@ -158,15 +160,15 @@ class Appender:
             raise
 
     def _next_unknown(self) -> SubmitColumns | None:
-        with self._backlog.lock:
+        with self._pending.lock:
             self._finding = bool(self._unknown)
             return self._unknown[0] if self._unknown else None
 
     def _refuse(self, error: TidewalError) -> None:
-        with self._backlog.lock:
+        with self._pending.lock:
             call = self._unknown.popleft().call
         call.finished(error)
-        self._backlog.release(call)
+        self._pending.release(call.size, call.answer)
         self._flush()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -18,11 +17,11 @@ from ...runtime.errors import (
     ChannelNotFound,
     Closed,
     InvalidRequest,
-    Overloaded,
     TidewalError,
     Unavailable,
     of_unknown_outcome,
 )
+from ...runtime.log.admission import PendingBytes
 from ...runtime.log.wal import OnAppended
 from . import faults
 from .batch import ProducerBatch
@@ -73,10 +72,7 @@ class SubmitCall:
         error = self._error
         if error is not None and self._partly:
             error = of_unknown_outcome(error)
-        try:
-            self._done(self._ids if error is None else error)
-        except Exception:  # an error of the caller; the channel goes on
-            _log.exception("the callback of an append failed")
+        self._done(self._ids if error is None else error)
 
 
 class SubmitPart:
@@ -123,44 +119,15 @@ class OpenBatch:
         return end
 
 
-class Backlog:
-    """What all send queues of a log share: the lock, and the number of bytes that are not answered yet."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.lock = threading.Lock()
-        self.limit_bytes, self.bytes = limit_bytes, 0
-        self.closed = False
-        self.on_drained: Callable[[], None] | None = None  # called when no call is unanswered any more
-
-    def admit(self, size: int) -> None:
-        """Count the `size` in bytes of a submit, or raise `Overloaded`, `Closed`. The caller has the lock."""
-        if self.closed:
-            raise Closed("the log is closed")
-        if self.bytes and self.bytes + size > self.limit_bytes:
-            raise Overloaded(
-                f"{self.bytes} bytes wait for Kafka already, the limit is {self.limit_bytes}", limit="pending_bytes"
-            )
-        self.bytes += size
-
-    def release(self, call: SubmitCall) -> None:
-        """Answer a call and discount its bytes."""
-        with self.lock:
-            self.bytes -= call.size
-            on_drained = self.on_drained if not self.bytes else None
-        call.answer()
-        if on_drained is not None:
-            on_drained()
-
-
 class ChannelSendQueue:
-    """The send queue of one channel. `add`, `pause` and `resume` are called under the backlog's lock, from any thread;
+    """The send queue of one channel. `add`, `pause` and `resume` are called on any thread, under the lock of `pending`;
     `run` belongs to the I/O loop."""
 
-    def __init__(self, channel: KafkaChannel, sender: Sender, backlog: Backlog, batch_bytes: int) -> None:
+    def __init__(self, channel: KafkaChannel, sender: Sender, pending: PendingBytes, batch_bytes: int) -> None:
         self.channel = channel
         self.last_offset = -1
         self.running = False
-        self._sender, self._backlog, self._batch_bytes = sender, backlog, batch_bytes
+        self._sender, self._pending, self._batch_bytes = sender, pending, batch_bytes
         self._open_batches: deque[OpenBatch] = deque()  # the last one is being filled
         self._pauses = 0
         self._resumed: asyncio.Event | None = None
@@ -191,7 +158,7 @@ class ChannelSendQueue:
         batch is sent: the tasks that it wakes compete for the interpreter."""
         loop = asyncio.get_running_loop()
         while True:
-            with self._backlog.lock:
+            with self._pending.lock:
                 resumed = self._resumed = asyncio.Event() if self._pauses else None
                 open_batch = self._open_batches.popleft() if self._open_batches and resumed is None else None
                 self.running = resumed is not None or open_batch is not None
@@ -206,7 +173,7 @@ class ChannelSendQueue:
 
     def _prepare_next(self, flush: Callable[[], None]) -> None:
         """While a batch is in flight: encode the next full one, and `flush`."""
-        with self._backlog.lock:
+        with self._pending.lock:
             full = self._open_batches[0].batch if len(self._open_batches) > 1 else None
         try:
             if full is not None:
@@ -267,11 +234,11 @@ class ChannelSendQueue:
     def _fail_waiting(self, error: TidewalError) -> None:
         """Fail the waiting batches too when a batch failed for lack of a broker: they were not sent, and have waited as
         long."""
-        with self._backlog.lock:
+        with self._pending.lock:
             spans = [span for open_batch in self._open_batches for span in open_batch.spans]
             self._open_batches.clear()
         self._fail(spans, faults.never_sent(error))
 
     def _finish(self, part: SubmitPart, error: TidewalError | None) -> None:
         if part.call.finished(error):
-            self._backlog.release(part.call)
+            self._pending.release(part.call.size, part.call.answer)

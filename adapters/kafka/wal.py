@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ...runtime.errors import Closed
 from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.groups.group_wal import GroupWal
+from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_name
 from ...runtime.log.stalls import StallWatch
 from ...runtime.log.wal import (
@@ -34,7 +35,7 @@ from .io_thread import IoThread
 from .management import Management
 from .options import KafkaOptions
 from .reader import Reader
-from .send_queue import Backlog, ChannelSendQueue
+from .send_queue import ChannelSendQueue
 
 T = TypeVar("T")
 
@@ -80,7 +81,7 @@ class KafkaWal(GroupWal):
         self._options, self._read_only = options, read_only
         self._stalls = StallWatch(metrics)
         self._io = IoThread("tidewal-kafka")
-        self._backlog = Backlog(options.pending_bytes)
+        self._pending = PendingBytes(options.pending_bytes, self._shown)
         self._fetchers: set[ChannelFetcher] = set()
         self._reading_connections: list[int] = []  # those that no fetcher uses
         self._new_connections = itertools.count(CONTROL + 1)
@@ -111,7 +112,7 @@ class KafkaWal(GroupWal):
             self._writes,
             self._catalog,
             self._management,
-            self._backlog,
+            self._pending,
             self._io,
             SEND_CONNECTIONS,
             self._notifiers.flush,
@@ -176,7 +177,7 @@ class KafkaWal(GroupWal):
 
     def _begin_fetching(self, channel: KafkaChannel, start: Start) -> ChannelFetcher:
         fetcher = ChannelFetcher(channel, start, self._options.prefetch_bytes)
-        with self._backlog.lock:
+        with self._pending.lock:
             self._check_open()
             self._fetchers.add(fetcher)
             send_queue = self._appender.send_queue(channel) if start is From.LATEST else None
@@ -188,7 +189,7 @@ class KafkaWal(GroupWal):
     async def _fetch_io(self, fetcher: ChannelFetcher, send_queue: ChannelSendQueue | None) -> None:
         def started() -> None:
             if send_queue is not None:
-                with self._backlog.lock:
+                with self._pending.lock:
                     send_queue.resume()
 
         connection = self._reading_connections.pop() if self._reading_connections else next(self._new_connections)
@@ -230,16 +231,14 @@ class KafkaWal(GroupWal):
 
     async def _close(self) -> None:
         """Submitted entries are answered first, after `delivery_timeout_s` with `Unavailable`."""
-        future, drained = self._notifiers.promise()
-        with self._backlog.lock:
-            self._closed = self._backlog.closed = True
-            self._backlog.on_drained = lambda: drained([])
-            waiting = bool(self._backlog.bytes)
+        answered, drained = self._notifiers.promise()
+        with self._pending.lock:
+            self._closed = True
             fetchers, self._fetchers = self._fetchers, set()
         for fetcher in fetchers:
             fetcher.close()
-        if waiting:
-            await future
+        self._pending.close(lambda: drained([]))
+        await answered
         await self._io.call(self._close_groups)
         await self._io.call(self._close_io)
         await self._io.stop()

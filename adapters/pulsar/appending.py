@@ -12,8 +12,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 
-from ...runtime.errors import Closed, Overloaded, TidewalError
+from ...runtime.errors import TidewalError
+from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_size
 from ...runtime.log.payloads import as_bytes
 from ...runtime.log.wal import Append, OnAppended
@@ -32,14 +34,14 @@ OpenProducer = Callable[[str], ChannelProducer]
 class _Submission:
     """The entries of one `submit`, until all are answered."""
 
-    __slots__ = ("_answered", "_answers", "_done", "_last", "_release", "channels", "entries", "size")
+    __slots__ = ("_answered", "_answers", "_done", "_last", "_pending", "channels", "entries", "size")
 
-    def __init__(self, entries: Sequence[Append], done: OnAppended, release: Callable[[int], None]) -> None:
+    def __init__(self, entries: Sequence[Append], done: OnAppended, pending: PendingBytes) -> None:
         self.entries = entries
         self.channels = dict.fromkeys(entry.channel for entry in entries)
         self.size = sum(len(entry.payload) for entry in entries) + ENTRY_OVERHEAD_BYTES * len(entries)
         self._done = done
-        self._release = release
+        self._pending = pending
         self._answers: list[bytes | TidewalError] = [b""] * len(entries)
         self._last = len(entries)
         self._answered = itertools.count(1)  # counts on several threads without a lock
@@ -65,26 +67,17 @@ class _Submission:
         self._finish(error)
 
     def _finish(self, result: list[bytes] | TidewalError) -> None:
-        self._release(self.size)
-        try:
-            self._done(result)
-        except Exception:
-            log.exception("the callback of an append failed")
+        self._pending.release(self.size, partial(self._done, result))
 
 
 class Appender:
     """Accepts submissions from any thread, and sends them on its own thread."""
 
-    def __init__(self, open_producer: OpenProducer, executor: Executor, pending_bytes: int) -> None:
-        """`open_producer` blocks, and runs on the executor. `pending_bytes` limits the unanswered entries."""
+    def __init__(self, open_producer: OpenProducer, executor: Executor, pending: PendingBytes) -> None:
+        """`open_producer` blocks, and runs on the executor."""
         self._open_producer = open_producer
         self._executor = executor
-        self._limit = pending_bytes
-        self._lock = threading.Lock()  # for the size and whether it is closed
-        self._emptied = threading.Condition(self._lock)
-        self._size = 0
-        self._count = 0
-        self._closed = False
+        self._pending = pending
         self._paused: Counter[str] = Counter()
         self._arrived: deque[_Submission] = deque()
         self._waiting: list[_Submission] = []  # for producers that are being opened
@@ -127,23 +120,18 @@ class Appender:
             producer = self._producers.get(entry.channel)
             if producer is not None:
                 _check_size(entry, producer)
-        submission = _Submission(own, done, self._release)
-        with self._lock:
-            if self._closed:
-                raise Closed("the Pulsar log is closed")
-            if self._size and self._size + submission.size > self._limit:
-                raise Overloaded(f"{self._size} bytes wait for Pulsar already", limit="pending_bytes")
-            self._size += submission.size
-            self._count += 1
+        submission = _Submission(own, done, self._pending)
+        with self._pending.lock:
+            self._pending.admit(submission.size)
             self._arrived.append(submission)
 
     def pause(self, channel: str) -> None:
         """Hold back entries for the channel that are submitted from now on, until as many calls of `resume`."""
-        with self._lock:
+        with self._pending.lock:
             self._paused[channel] += 1
 
     def resume(self, channel: str) -> None:
-        with self._lock:
+        with self._pending.lock:
             self._paused[channel] -= 1
             if not self._paused[channel]:
                 del self._paused[channel]
@@ -158,23 +146,15 @@ class Appender:
     def close(self) -> None:
         """Refuse new submissions, wait until all are answered (within the client's timeout), and close the producers.
         Blocks."""
-        with self._lock:
-            self._closed = True
-            while self._count:
-                self._emptied.wait()
+        answered = threading.Event()
+        self._pending.close(answered.set)
+        answered.wait()
         self._ended = True
         self.wake()
         self._thread.join()
         self._signal.close()
         for producer in self._producers.values():
             producer.close()
-
-    def _release(self, size: int) -> None:
-        with self._lock:
-            self._size -= size
-            self._count -= 1
-            if not self._count:
-                self._emptied.notify_all()
 
     def _run(self) -> None:
         while not self._ended:

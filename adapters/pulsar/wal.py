@@ -32,6 +32,7 @@ from ...runtime.errors import (
 )
 from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.groups.group_wal import GroupWal
+from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_name, is_name, not_found, other_policy
 from ...runtime.log.read_only import refused
 from ...runtime.log.stalls import Operation, StallWatch
@@ -118,7 +119,7 @@ class Pulsar(GroupWal):
         self._fetchers: dict[ChannelFetcher, str] = {}
         self._openings: dict[Future[ChannelFetcher], str] = {}  # for which readers still wait
         self._groups: Groups | None = None  # created with the first call that needs them, on its loop
-        self._appender = Appender(self._open_producer, self._executor, options.pending_bytes)
+        self._appender = Appender(self._open_producer, self._executor, PendingBytes(options.pending_bytes, self._shown))
         self.stalls.start()
 
     @staticmethod

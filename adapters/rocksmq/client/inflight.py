@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from ....runtime.clock import Clock
-from ....runtime.errors import OutcomeUnknown, Overloaded, TidewalError, Unavailable, of_unknown_outcome
+from ....runtime.errors import OutcomeUnknown, TidewalError, Unavailable, of_unknown_outcome
+from ....runtime.log.admission import PendingBytes
 from ....runtime.log.payloads import owned
 from ....runtime.log.wal import Append, OnAppended
 from ..journal.dedup_table import CLIENT_EXPIRY_S
@@ -18,8 +17,6 @@ from .owner import Owner
 
 RETRY_LIMIT_S = CLIENT_EXPIRY_S / 2  # an append that was sent longer ago is not sent again: owners forget clients
 ENTRY_OVERHEAD_BYTES = 200  # what an entry costs in memory beside its payload
-
-_log = logging.getLogger(__name__)
 
 
 class InflightAppend:
@@ -36,20 +33,18 @@ class InflightAppends:
     """Numbers appends and remembers them until they are answered. Thread-safe; the order of `submit` is the order in
     which the owner gets them, also when it gets them again.
 
-    `pending_bytes` bounds the bytes of appends in flight. `lost` is called, on any thread, with an owner that answered
+    `pending` bounds the bytes of appends in flight. `lost` is called, on any thread, with an owner that answered
     `Unavailable`.
     """
 
-    def __init__(self, pending_bytes: int, clock: Clock, lost: Callable[[Owner], None]) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, pending: PendingBytes, clock: Clock, lost: Callable[[Owner], None]) -> None:
+        self.lock = pending.lock
         self._client = os.urandom(CLIENT_ID_BYTES)
-        self._pending_bytes, self._clock, self._lost = pending_bytes, clock, lost
+        self._pending, self._clock, self._lost = pending, clock, lost
         self._owner: Owner | None = None
         self._boot = 0  # of the owner
         self._number = 0
-        self._size = 0
         self._appends: dict[int, InflightAppend] = {}
-        self._all_answered: Callable[[], None] | None = None
 
     @property
     def client(self) -> bytes:
@@ -61,13 +56,11 @@ class InflightAppends:
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> bool:
         """Send to the owner, at once or when there is one; `done` gets the ids or the error, on any thread. Returns
-        whether there is an owner. Raises `Overloaded`."""
+        whether there is an owner. Raises `Overloaded`, and `Closed` after `close`."""
         entries, size = _frozen(entries)
         now = self._clock.monotonic()
         with self.lock:
-            if self._size + size > self._pending_bytes:
-                raise Overloaded(f"{self._pending_bytes} bytes wait for the log's owner", limit="pending_bytes")
-            self._size += size
+            self._pending.admit(size)
             number = self._number = self._number + 1
             append = self._appends[number] = InflightAppend(entries, done, size, now)
             owner = self._owner
@@ -106,13 +99,9 @@ class InflightAppends:
             for number, append in list(self._appends.items()):
                 self._settle(number, of_unknown_outcome(error) if append.sent_to else error)
 
-    def when_all_answered(self, call: Callable[[], None]) -> None:
-        """Call once no append is in flight, on any thread, or at once where there is none."""
-        with self.lock:
-            if self._appends:
-                self._all_answered = call
-                return
-        call()
+    def close(self, on_drained: Callable[[], None]) -> None:
+        """Take no more appends. `on_drained` is called once none is in flight: now, or on any thread."""
+        self._pending.close(on_drained)
 
     def _send(self, owner: Owner, boot: int, number: int, append: InflightAppend) -> None:
         append.sent_to = append.sent_to or boot
@@ -128,16 +117,8 @@ class InflightAppends:
     def _settle(self, number: int, result: list[bytes] | TidewalError) -> None:
         with self.lock:
             append = self._appends.pop(number, None)
-            if append is None:
-                return
-            self._size -= append.size
-            all_answered = None if self._appends else self._all_answered
-        try:
-            append.done(result)
-        except Exception:
-            _log.exception("an append's callback failed")
-        if all_answered is not None:
-            all_answered()
+        if append is not None:
+            self._pending.release(append.size, partial(append.done, result))
 
 
 def _frozen(entries: Sequence[Append]) -> tuple[Sequence[Append], int]:

@@ -20,6 +20,7 @@ from ....runtime.errors import Closed, DirectoryInUse, Fenced, Overloaded, Tidew
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.groups.group_consumer import GroupConsumer
 from ....runtime.groups.group_wal import GroupWal
+from ....runtime.log.admission import PendingBytes
 from ....runtime.log.wal import (
     Append,
     ChannelInfo,
@@ -88,7 +89,8 @@ class SharedRocksMQ(GroupWal):
         self._takeover = takeover and bool(address.directory)
         self._clock: Clock = options.get("clock") or SystemClock()
         self._loop = asyncio.get_running_loop()
-        self._inflight = InflightAppends(options.get("pending_bytes", PENDING_BYTES), self._clock, self._lose)
+        pending = PendingBytes(options.get("pending_bytes", PENDING_BYTES), self._shown)
+        self._inflight = InflightAppends(pending, self._clock, self._lose)
         self._shared_client = SharedCoordinatorClient(self)
         self._store: RocksMQ | None = None  # once this process owns the directory
         self._owner: Owner | None = None
@@ -339,7 +341,7 @@ class SharedRocksMQ(GroupWal):
         the log, another process takes it over."""
         self._closed = True
         answered, answer = self._notifiers.promise()
-        self._inflight.when_all_answered(lambda: answer([]))
+        self._inflight.close(lambda: answer([]))
         await answered
         for reader in list(self._readers):
             await reader.aclose()

@@ -21,11 +21,12 @@ from tidewal.adapters.kafka.catalog import ChannelCatalog, KafkaChannel
 from tidewal.adapters.kafka.fetching import last_before
 from tidewal.adapters.kafka.options import CODECS, parse
 from tidewal.adapters.kafka.positions import FRESH_MS, from_native, offset_of, prefix, to_rows
-from tidewal.adapters.kafka.send_queue import Backlog, ChannelSendQueue, SubmitCall, SubmitPart
+from tidewal.adapters.kafka.send_queue import ChannelSendQueue, SubmitCall, SubmitPart
 from tidewal.adapters.kafka.settings import KafkaSettings
 from tidewal.adapters.kafka.topics import catalog_topic, channel_topic, configs
 from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import ConfigError, InvalidRequest, Overloaded, TidewalError, Unavailable
+from tidewal.runtime.log.admission import PendingBytes
 from tidewal.runtime.log.wal import ChannelPolicy
 
 NOW_MS = 1_700_000_000_000
@@ -188,8 +189,8 @@ class Rig:
     def __init__(self, batch_bytes=1000, limit_bytes=10**6):
         self.sender = FakeSender()
         self.channel = KafkaChannel("a", 5, ChannelPolicy(), "t.a.5", prefix(5))
-        self.backlog = Backlog(limit_bytes)
-        self.send_queue = ChannelSendQueue(self.channel, self.sender, self.backlog, batch_bytes)
+        self.pending = PendingBytes(limit_bytes, "kafka://one:1")
+        self.send_queue = ChannelSendQueue(self.channel, self.sender, self.pending, batch_bytes)
         self.answers: dict[str, object] = {}
         self.task: asyncio.Task[None] | None = None
         self.flushed: list[tuple[int, list[str]]] = []  # how many batches were sent by then, and what was answered
@@ -199,8 +200,8 @@ class Rig:
         call = call or SubmitCall(lambda result: self.answers.__setitem__(name, result), len(payloads), size)
         part = SubmitPart(call, indexes or range(len(payloads)))
         rows = to_rows([0] * len(payloads), payloads, NOW_MS)
-        with self.backlog.lock:
-            self.backlog.admit(size)
+        with self.pending.lock:
+            self.pending.admit(size)
             started = self.send_queue.add(part, rows, list(map(len, payloads)))
         if started:
             self.task = asyncio.ensure_future(self.send_queue.run(self.flush))
@@ -223,7 +224,7 @@ async def test_what_comes_while_a_batch_is_under_way_becomes_the_next_one():
     await rig.task
     assert rig.sender.batches == [[b"1"], [b"two", b"three"]]
     assert [rig.ids(name) for name in ("one", "two", "three")] == [[0], [1], [2]]
-    assert rig.backlog.bytes == 0
+    assert rig.pending.bytes == 0
 
 
 async def test_while_a_batch_is_under_way_a_full_one_is_prepared_and_the_answers_before_are_given():
@@ -251,7 +252,7 @@ async def test_one_refused_message_costs_only_its_own_submit():
     rig.send_queue.pause()
     for name in ("before", "refused", "behind"):
         rig.submit(name, name.encode())
-    with rig.backlog.lock:
+    with rig.pending.lock:
         rig.send_queue.resume()
     await rig.task
     assert (rig.ids("before"), rig.ids("behind")) == ([0], [1])
@@ -280,7 +281,7 @@ async def test_what_is_left_of_a_submit_that_failed_is_not_sent():
     rig.send_queue.pause()
     rig.submit("one", b"refused", bytes(200), b"rest")
     rig.submit("other", b"other")
-    with rig.backlog.lock:
+    with rig.pending.lock:
         rig.send_queue.resume()
     await rig.task
     assert isinstance(rig.answers["one"], InvalidRequest)
@@ -300,10 +301,10 @@ async def test_every_submit_is_answered_and_has_the_ids_of_its_entries(submits, 
     for number, sizes in enumerate(submits):
         payloads = [size if isinstance(size, bytes) else bytes([number]) * size for size in sizes]
         rig.submit(number, *payloads)
-    with rig.backlog.lock:
+    with rig.pending.lock:
         rig.send_queue.resume()
     await rig.task
-    assert rig.backlog.bytes == 0
+    assert rig.pending.bytes == 0
     assert list(rig.answers) == list(range(len(submits)))
     offsets = []
     for number, sizes in enumerate(submits):
@@ -336,7 +337,7 @@ async def test_a_submit_that_is_partly_in_has_an_unknown_outcome():
     rig.submit("half", bytes(200), b"refused")
     await rig.task
     assert rig.answers["half"].fields == {"outcome_unknown": True}
-    assert rig.backlog.bytes == 0
+    assert rig.pending.bytes == 0
 
 
 @pytest.mark.parametrize("unknown_first", [True, False])
@@ -358,7 +359,7 @@ async def test_no_batch_begins_while_a_reader_finds_its_start():
     for _ in range(10):
         await asyncio.sleep(0)
     assert rig.sender.batches == []
-    with rig.backlog.lock:
+    with rig.pending.lock:
         rig.send_queue.resume()
     await rig.task
     assert rig.ids("one") == [0]

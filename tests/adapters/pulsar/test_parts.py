@@ -28,6 +28,7 @@ from tidewal.runtime.errors import (
     Overloaded,
     Unavailable,
 )
+from tidewal.runtime.log.admission import PendingBytes
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, Durability, From, FromId, FromTime
 
@@ -263,7 +264,7 @@ class Producer:
 @contextlib.contextmanager
 def appending(open_producer, pending_bytes=1_000_000):
     with ThreadPoolExecutor(2) as executor:
-        appender = Appender(open_producer, executor, pending_bytes)
+        appender = Appender(open_producer, executor, PendingBytes(pending_bytes, "pulsar://here"))
         yield appender
         appender.close()
 

@@ -27,6 +27,7 @@ from tidewal.runtime.errors import (
     TidewalError,
     Unavailable,
 )
+from tidewal.runtime.log.admission import PendingBytes
 from tidewal.runtime.log.opening import open_wal as open_any
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 from tidewal.runtime.testing.clock import VirtualClock
@@ -378,7 +379,7 @@ class Recorder:
 
 @pytest.fixture
 def inflight(clock):
-    return InflightAppends(10_000, clock, lambda _: None)
+    return InflightAppends(PendingBytes(10_000, "rocksmq://here"), clock, lambda _: None)
 
 
 def submit(inflight, payload, channel="a"):
