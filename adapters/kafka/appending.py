@@ -80,8 +80,8 @@ class Appender:
             self._io.post(post)
 
     def send_queue(self, channel: KafkaChannel) -> ChannelSendQueue:
-        """The send queue of a channel, created where there is none. The caller has the lock of
-        the pending bytes."""
+        """The send queue of a channel, created where there is none. The caller has the lock of the
+        pending bytes."""
         send_queue = self._send_queues.get(channel)
         if send_queue is None:
             all_copies = channel.policy.acks is Durability.ALL and not channel.policy.ephemeral

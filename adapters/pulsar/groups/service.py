@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
+from ....runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
 from ....runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, ReadOnly, TidewalError, Unavailable
 from ....runtime.groups.coordinator_client import Ack, MemberAssignment
 from ....runtime.log.checks import check_name
@@ -48,11 +47,13 @@ class Groups:
     def __init__(self, wal: GroupsHost) -> None:
         self._wal = wal
         self._finder = ChannelFinder(wal)
-        self._heartbeat = ProcessHeartbeat()
+        self._heartbeat = HeartbeatThread()  # of this process, in each group where it has members
+        self._beating: dict[GroupLog, HeartbeatCallback] = {}
         self._sessions: dict[str, asyncio.Task[GroupSession]] = {}
         self._users: Counter[asyncio.Task[GroupSession]] = Counter()  # calls in progress, besides the members
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._heartbeat.start()
 
     # ---- administration ---------------------------------------------------------------------------------------------
 
@@ -116,7 +117,8 @@ class Groups:
         await asyncio.gather(leaving, return_exceptions=True)
 
     async def _leave_all(self) -> None:
-        self._heartbeat.stop()
+        for group_log in list(self._beating):
+            self._stop_beating(group_log)
         tasks = list(self._sessions.values())
         await asyncio.gather(*tasks, return_exceptions=True)
         sessions = [each for each in map(_result, tasks) if each is not None]
@@ -141,7 +143,7 @@ class Groups:
             except BaseException:
                 del session.log.local[member]
                 raise
-            self._heartbeat.add(session.log)
+            self._beat_now(session.log)
             session.look()
 
         for _ in range(MAKE_ATTEMPTS):
@@ -212,7 +214,7 @@ class Groups:
                 self._open_session(group, make), name=f"open group {group}"
             )
             if ended is not None:
-                self._heartbeat.remove(ended.log)
+                self._stop_beating(ended.log)
                 await ended.close()
         self._users[task] += 1
         try:
@@ -229,7 +231,7 @@ class Groups:
         if self._sessions.get(group) is task:
             del self._sessions[group]
         if session is not None:
-            self._heartbeat.remove(session.log)
+            self._stop_beating(session.log)
             await session.close()
 
     async def _open_session(self, group: str, make: bool) -> GroupSession:
@@ -251,6 +253,21 @@ class Groups:
             )  # the process that dropped it may have died
         raise Unavailable(f"group {group} is dropped again and again")
 
+    def _beat_now(self, group_log: GroupLog) -> None:
+        """Send a heartbeat of this process now, and again and again from now on."""
+        beating = self._beating.get(group_log)
+        if beating is None:
+            beating = self._heartbeat.every(
+                lambda: group_log.beat_every_s, group_log.beat, f"in the log {group_log.topic}"
+            )
+            self._beating[group_log] = beating
+        beating.within(0)
+
+    def _stop_beating(self, group_log: GroupLog) -> None:
+        beating = self._beating.pop(group_log, None)
+        if beating is not None:
+            beating.cancel()
+
     def _create_topic(self, topic: Topic) -> None:
         admin = self._wal.admin
         admin.create(topic)
@@ -260,52 +277,6 @@ class Groups:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the Pulsar log is closed")
-
-
-class ProcessHeartbeat:
-    """A thread that sends this process's heartbeats in the groups where it has members, however busy the event loop is.
-    It runs while there are such groups. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._next: dict[GroupLog, float] = {}
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, group_log: GroupLog) -> None:
-        """Send heartbeats to this log from now on."""
-        with self._changed:
-            self._next[group_log] = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tidewal-heartbeat", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def remove(self, group_log: GroupLog) -> None:
-        """Stop the heartbeats to this log; an unknown one is ignored."""
-        with self._changed:
-            self._next.pop(group_log, None)
-            self._changed.notify()
-
-    def stop(self) -> None:
-        """Stop all heartbeats."""
-        with self._changed:
-            self._next.clear()
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._next:
-                    self._thread = None
-                    return
-                now = time.monotonic()
-                due = [group_log for group_log, at in self._next.items() if at <= now]
-                for group_log in due:
-                    self._next[group_log] = now + group_log.beat_every_s
-                if not due:
-                    self._changed.wait(min(self._next.values()) - now)
-            for group_log in due:
-                group_log.beat()
 
 
 def _result(task: asyncio.Task[GroupSession] | None) -> GroupSession | None:

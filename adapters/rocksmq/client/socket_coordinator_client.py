@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, cast
 
+from ....runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
 from ....runtime.groups.coordinator_client import Ack, AssignedChannel, MemberAssignment
 from ....runtime.log.payloads import owned
 from ....runtime.log.wal import Append, From, GroupInfo
@@ -85,47 +85,42 @@ class SocketCoordinatorClient:
 
 
 class SessionHeartbeat:
-    """A thread that sends the heartbeats of each member's session, however busy the event loop is. The thread runs
-    while there are members. Thread-safe."""
+    """Sends the heartbeats of each member's session on a thread, however busy the event loop is."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._timeouts_s: dict[tuple[str, str], float] = {}
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._heartbeat = HeartbeatThread()
+        self._beating: HeartbeatCallback | None = None
+        self._heartbeat.start()
 
     def add(self, group: str, member: str, session_timeout_s: float) -> None:
         """Send heartbeats for a member from now on, `BEATS_PER_TIMEOUT` in each session timeout (seconds)."""
-        with self._changed:
-            self._timeouts_s[group, member] = session_timeout_s
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tidewal-heartbeat", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        self._timeouts_s[group, member] = session_timeout_s
+        if self._beating is None:
+            self._beating = self._heartbeat.every(self._interval_s, self._beat, "of group members")
+        else:
+            self._beating.within(self._interval_s())
 
     def remove(self, group: str, member: str) -> None:
         """Send no more heartbeats for a member; an unknown member is fine."""
-        with self._changed:
-            self._timeouts_s.pop((group, member), None)
-            self._changed.notify()
+        self._timeouts_s.pop((group, member), None)
+        if not self._timeouts_s:
+            self.stop()
 
     def stop(self) -> None:
         """Send no more heartbeats."""
-        with self._changed:
-            self._timeouts_s.clear()
-            self._changed.notify()
+        self._timeouts_s.clear()
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.cancel()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if self._timeouts_s:
-                    self._changed.wait(min(self._timeouts_s.values()) / BEATS_PER_TIMEOUT)
-                members = list(self._timeouts_s)
-                if not members:
-                    self._thread = None
-                    return
-            try:
-                for group, member in members:
-                    self._notify("beat", group, member)
-            except RuntimeError:  # the connection's loop is closed, and its members are gone
-                self.stop()
+    def _interval_s(self) -> float:
+        return min(list(self._timeouts_s.values()), default=1.0) / BEATS_PER_TIMEOUT
+
+    def _beat(self) -> None:
+        try:
+            for group, member in list(self._timeouts_s):
+                self._notify("beat", group, member)
+        except RuntimeError:  # the connection's loop is closed, and its members are gone
+            self.stop()

@@ -213,7 +213,7 @@ def test_the_thread_ends_with_the_last_member_and_comes_back_with_the_next():
     heartbeat = SessionHeartbeat(notify)
     heartbeat.add("g", "one", 1000.0)
     heartbeat.add("g", "two", 0.003)
-    thread = heartbeat._thread
+    thread = heartbeat._heartbeat._thread
     assert beaten.wait(20)
     heartbeat.remove("g", "two")
     heartbeat.remove("g", "one")
@@ -221,7 +221,7 @@ def test_the_thread_ends_with_the_last_member_and_comes_back_with_the_next():
     assert not thread.is_alive()
     assert set(said) == {("beat", "g", "one"), ("beat", "g", "two")}
     heartbeat.add("g", "one", 1000.0)
-    thread = heartbeat._thread
+    thread = heartbeat._heartbeat._thread
     assert thread.is_alive()
     heartbeat.stop()
     thread.join(20)
@@ -260,7 +260,7 @@ async def test_a_member_that_leaves_leaves_nothing_behind(store, connect):
 
 def threads_of(remote):
     remote.close()
-    thread = remote._heartbeat._thread
+    thread = remote._heartbeat._heartbeat._thread
     if thread is not None:
         thread.join(20)
     return int(thread is not None and thread.is_alive())

@@ -35,6 +35,39 @@ def test_missed_turns_are_not_made_up_for():
     assert beats == [10.25]
 
 
+def test_an_interval_that_is_a_function_is_asked_each_time_and_a_call_can_be_had_sooner():
+    clock, beats, interval_s = VirtualClock(), [], [4.0]
+    heartbeat = HeartbeatThread(clock)
+    beating = heartbeat.every(lambda: interval_s[0], lambda: beats.append(clock.monotonic()), "beat")
+    interval_s[0] = 1.0
+    assert heartbeat.run_due() == 4
+    beating.within(2)
+    beating.within(10)  # that is due before anyway
+    assert heartbeat.run_due() == 2
+    clock.advance(2)
+    assert heartbeat.run_due() == 1
+    beating.within(0)
+    heartbeat.run_due()
+    assert beats == [2, 2]
+
+
+def test_the_thread_ends_without_callbacks_and_comes_back_with_the_next():
+    heartbeat, beaten = HeartbeatThread(name="test-heart-3"), threading.Event()
+    heartbeat.start()
+    assert heartbeat._thread is None
+    first, later = heartbeat.every(0.001, beaten.set, "first"), heartbeat.every(1000, beaten.set, "later")
+    thread = heartbeat._thread
+    assert beaten.wait(10)
+    first.cancel()
+    later.cancel()
+    thread.join(10)
+    assert not thread.is_alive()
+    beaten.clear()
+    heartbeat.every(0.001, beaten.set, "again")
+    assert beaten.wait(10)
+    heartbeat.stop()
+
+
 def test_a_callback_that_raises_is_reported_and_stays():
     clock, errors, beats = VirtualClock(), [], []
     heartbeat = HeartbeatThread(clock, on_error=lambda name, error: errors.append((name, str(error))))
