@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
 from typing import Any, TypeVar
+
+from anyio.from_thread import start_blocking_portal
 
 from ..errors import Closed, PositionLost
 from .wal import Entry, FromId, Wal
@@ -18,28 +21,27 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         """Start it. `name` is the thread's."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
+        self._running = ExitStack()
+        self._portal = self._running.enter_context(start_blocking_portal(name=name))
+        self._thread = self._portal.call(threading.current_thread)
         self._later: set[asyncio.Task[None]] = set()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """The result of `work`, for any thread but the loop's own. Raises `TimeoutError` after `timeout_s` seconds."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        return self._portal.start_task_soon(lambda: work).result(timeout_s)
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` and wait for its end, but on the loop's own thread, which must not wait for itself."""
         if threading.current_thread() is not self._thread:
             self.run(work)
         else:
-            self._later.add(task := self._loop.create_task(work))
+            self._later.add(task := asyncio.get_running_loop().create_task(work))
             task.add_done_callback(self._later.discard)
 
     def end(self) -> None:
-        """Stop the loop, and wait for its thread. Call it once."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Cancel what is running, stop the loop, and wait for its thread. Call it once."""
+        self._portal.call(self._portal.stop, True)
+        self._running.close()
 
 
 class LoopReader:

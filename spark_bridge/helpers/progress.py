@@ -6,11 +6,10 @@ client.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from ...runtime.log.loop_thread import LoopThread
 from ...runtime.metrics.metrics import Metrics
 from ...runtime.metrics.server import MetricsServer
 
@@ -73,13 +72,11 @@ class ProgressEndpoint:
         self.metrics = Metrics(name)
         self._spark = spark
         self._listener = observe(spark, self.metrics)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tidewal-spark-metrics", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("tidewal-spark-metrics")
         self._server = MetricsServer(self.metrics, self._listener.health, host=host, port=port)
         self._closed = False
         try:
-            asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result()
+            self._loop.run(self._server.start())
         except BaseException:
             self.close()
             raise
@@ -96,10 +93,8 @@ class ProgressEndpoint:
             return
         self._closed = True
         stop_observing(self._spark, self._listener)
-        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._loop.run(self._server.stop())
+        self._loop.end()
 
     def __enter__(self) -> ProgressEndpoint:
         return self

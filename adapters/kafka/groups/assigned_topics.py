@@ -105,7 +105,7 @@ class AssignedTopics:
         raise epoch_over(channel, epoch)
 
     async def assignment(self, seen: int | None, wait_s: float) -> MemberAssignment:
-        """`CoordinatorClient.shares`. Raises what ended the session."""
+        """`CoordinatorClient.assignment`. Raises what ended the session."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self._version == seen and self._over is None:

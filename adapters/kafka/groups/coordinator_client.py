@@ -86,7 +86,7 @@ class Sessions:
             self._free.append(joining)
 
     async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
-        """`CoordinatorClient.shares`."""
+        """`CoordinatorClient.assignment`."""
         session, _ = self._find(group, member)
         return await session.assigned_topics.assignment(seen, wait_s)
 

@@ -180,7 +180,7 @@ class GroupLog:
         self.propose(ProcessBeat(self._wal.process, self._beats))
 
     async def assignment(self, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
-        """`CoordinatorClient.shares`."""
+        """`CoordinatorClient.assignment`."""
         changed = self.local.setdefault(member, asyncio.Event())
         try:
             async with asyncio.timeout(max(wait_s, 0.0)):
