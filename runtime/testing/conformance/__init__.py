@@ -15,6 +15,7 @@ import pytest
 
 _MODULES = (
     "appending",
+    "capabilities",
     "channels",
     "deliveries",
     "group_helpers",
@@ -31,6 +32,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from .appending import TestAppending  # noqa: E402
 from .backend_under_test import BackendUnderTest  # noqa: E402
+from .capabilities import TestCapabilities  # noqa: E402
 from .channels import TestChannels  # noqa: E402
 from .deliveries import TestDeliveries  # noqa: E402
 from .group_positions import TestGroupPositions  # noqa: E402
@@ -44,6 +46,7 @@ from .rpc import TestRpc  # noqa: E402
 __all__ = [
     "BackendUnderTest",
     "TestAppending",
+    "TestCapabilities",
     "TestChannels",
     "TestDeliveries",
     "TestGroupPositions",
