@@ -73,7 +73,7 @@ class Role(Actor):
     @property
     def superseded(self) -> bool:
         """Whether another node leads than this one, as far as this role has read the catalog."""
-        return bool(self.node.incarnation) and self.catalog.catalog.leader not in ("", self.node.incarnation)
+        return bool(self.node.incarnation) and self.catalog.leader.node not in ("", self.node.incarnation)
 
     @property
     def doubtful(self) -> bool:
@@ -84,7 +84,7 @@ class Role(Actor):
     async def _end_when_superseded(self) -> None:
         while not self.superseded:
             await self.catalog.changed()
-        successor = self.catalog.catalog.leader
+        successor = self.catalog.leader.node
         self.system.escalate(self.name, Fenced(f"{successor} has taken the log over: there is one node to a log"))
         self.stop()
 

@@ -17,6 +17,7 @@ from ..runtime.log.names import DEFAULT_PREFIX, Names
 from ..runtime.log.record import decode
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
+from ..runtime.replicated.fold import Fold
 from .groups import describe_groups
 from .groups import lines as group_lines
 from .open_log import catalog_of, local_directory, opened, shown_time, stored
@@ -98,7 +99,8 @@ async def _counts(wal: Wal, name: str) -> dict[str, int]:
     return {"entries": counted, "bytes": size}
 
 
-def _catalog(catalog: Catalog) -> dict[str, Any]:
+def _catalog(fold: Fold[Catalog]) -> dict[str, Any]:
+    catalog, claim = fold.state, fold.claim
     collections = [
         {
             "name": each.name,
@@ -121,7 +123,7 @@ def _catalog(catalog: Catalog) -> dict[str, Any]:
         }
         for name, state in sorted(catalog.channels.items())
     ]
-    return {"leader": {"node": catalog.leader, "term": catalog.term}, "collections": collections, "leases": leases}
+    return {"leader": {"node": claim.node, "term": claim.term}, "collections": collections, "leases": leases}
 
 
 async def _cuts(wal: Wal, names: Names) -> list[dict[str, Any]]:

@@ -7,16 +7,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ..adapters.rocksmq.address import Address
-from ..runtime.catalog.catalog import Catalog
+from ..runtime.catalog.catalog import Catalog, catalog_fold
 from ..runtime.clock import physical_ms
 from ..runtime.config.loading import load_settings, wal_options
-from ..runtime.errors import ChannelNotFound, ConfigError, Unavailable
+from ..runtime.errors import ChannelNotFound, ConfigError, CorruptLog, PositionLost, Unavailable
 from ..runtime.log.names import Names
 from ..runtime.log.opening import open_wal
 from ..runtime.log.read_only import ReadOnlyWal
 from ..runtime.log.redaction import shown_url, split_url
 from ..runtime.log.wal import Entry, FromId, Start, Wal
+from ..runtime.replicated.fold import Fold
 from ..runtime.streams.stream_base import reading
+
+ATTEMPTS = 10  # to read a state up to its end before the next snapshot has removed that
 
 
 @asynccontextmanager
@@ -91,12 +94,19 @@ async def stored(wal: Wal, channel: str) -> AsyncIterator[Entry]:
             yield entry
 
 
-async def catalog_of(wal: Wal, names: Names) -> Catalog:
+async def catalog_of(wal: Wal, names: Names) -> Fold[Catalog]:
     """The catalog as the log has it now."""
-    catalog = Catalog()
-    async for entry in stored(wal, names.catalog):
-        catalog.fold(entry)
-    return catalog
+    for attempts_left in reversed(range(ATTEMPTS)):
+        fold = catalog_fold()
+        try:
+            async for entry in stored(wal, names.catalog):
+                fold.read(entry)
+            fold.finish()
+            return fold
+        except (PositionLost, CorruptLog):  # a snapshot has replaced the next entries
+            if not attempts_left:
+                raise
+    raise AssertionError
 
 
 def shown_time(ts: int) -> str:

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runtime.catalog.catalog import Catalog, decode_event
+from ..runtime.catalog.catalog import Catalog
 from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound, FormatTooNew
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.record import Record, RecordType, decode
 from ..runtime.log.wal import Entry, From, Wal
+from ..runtime.replicated.records import decode_event
 from ..runtime.rows.schema import OP_COLUMN, Op
 from .open_log import catalog_of, entries, opened, shown_time, stored
 from .signals import INTERRUPTED, Interrupted, until_stopped
@@ -59,7 +60,7 @@ def tail(
 
     async def show() -> None:
         async with opened(url) as wal:
-            catalog = await catalog_of(wal, Names(prefix))
+            catalog = (await catalog_of(wal, Names(prefix))).state
             chosen = await _choose(wal, catalog, channel)
             begin = From.EARLIEST if start is TailStart.earliest else From.LATEST
             shown = 0

@@ -81,6 +81,13 @@ class Fenced(TidewalError):
     """A newer owner holds the channel (`channel`, `term`): nothing this owner writes counts any more. Stop."""
 
 
+class PreconditionFailed(TidewalError):
+    """What the decision rested on holds no more: another one came before it in the log. It had no effect. Read the
+    state, and decide again."""
+
+    retryable = True
+
+
 class OutcomeUnknown(TidewalError):
     """Whether the write happened is not known any more (its producer entry expired). Read before writing again."""
 

@@ -209,9 +209,10 @@ class MixCoord(Role):
 
     async def _grant_channels(self, pchannels: Iterable[str], again: bool) -> None:
         channels = self.catalog.catalog.channels
+        last = {name: channels[name].term if name in channels else 0 for name in set(pchannels)}
         terms = {
-            name: (channels[name].term if name in channels else 0) + 1
-            for name in sorted(set(pchannels))
+            name: last[name] + 1
+            for name in sorted(last)
             if again or name not in channels or name in self._interrupted or not self._is_owned(channels[name])
         }
         if not terms:
@@ -221,10 +222,12 @@ class MixCoord(Role):
         # the new owner's clock begins behind the old limits
         past = max((channels[name].limit for name in terms if name in channels), default=0)
         limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
-        await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": terms, "limit": limit})
+        granted = {name: (term, last[name]) for name, term in terms.items()}
+        await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": granted, "limit": limit})
         grants = [self._wire_grant(name) for name in terms]
         reply = await self._ask_proxy("take", {"grants": grants})
-        await self.catalog.append({"kind": "fenced", "channels": reply.values["fences"]})
+        fences = {name: (terms[name], id) for name, id in reply.values["fences"].items()}
+        await self.catalog.append({"kind": "fenced", "channels": fences})
         await self._ask_proxy("open", {"channels": list(terms)})
         self._interrupted.difference_update(terms)
         self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))

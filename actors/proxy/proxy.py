@@ -126,11 +126,11 @@ class Proxy(Role):
                 await self._outdated.wait()
 
     async def _watch_leader(self) -> None:
-        leader = self.catalog.catalog.leader_id
+        leader = self.catalog.leader
         while True:
-            catalog = await self.catalog.changed()
-            if catalog.leader_id != leader and not self.superseded:
-                leader = catalog.leader_id
+            await self.catalog.changed()
+            if self.catalog.leader != leader and not self.superseded:
+                leader = self.catalog.leader
                 self.register()
 
     async def _ready(self, _: Request) -> Answer:

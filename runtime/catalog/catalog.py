@@ -1,44 +1,38 @@
 """The catalog: the collections and the owners of the pchannels, folded from the records of the `collection_schema`
 channel.
 
-All readers that have read that channel to its end have the same state. A record is a msgpack map with a version `v`, a
-`kind` and the fields below; the record header's term is the leader's, and what a superseded leader still writes does
-not count. The header's cseq numbers the events of a term: one that lands behind a later one, after an outcome that was
-unknown, does not count either. Every reader skips what cannot be read. An event of a later version or of an unknown
-kind, or with a schema of a later version, stops every reader: `FormatTooNew`.
+All readers that have read that channel to its end have the same state. Its records are those of a replicated state with
+a leader (`runtime/replicated/records.py`), of these kinds. Each names what it rests on; where that does not hold any
+more it is refused, and changes nothing. An event of a later version or of an unknown kind, or with a schema of a later
+version, stops every reader: `FormatTooNew`.
 
-    leader    node, previous            a claim of leadership: it wins only if `previous` is the id of the last winning
-                                        claim
-    create    collection                a collection begins to exist (its channels may not have the record yet)
+    create    collection                a collection begins to exist (its channels may not have the record yet): none
+                                        has its name, and no earlier one had its id
     ready     id                        every channel of the collection has the record
     drop      id                        the collection stops to exist
     dropped   id                        every channel has the record, its tables may be removed
-    grant     node, channels, limit     pchannels (name -> term) belong to a node; it may stamp up to `limit`
-    fenced    channels                  the fences (name -> message id) of the last grants are in the log
+    grant     node, channels, limit     pchannels (name -> term and the one before) belong to a node; it may stamp up to
+                                        `limit`
+    fenced    channels                  the fences (name -> term and message id) of the present grants are in the log
     lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
-    snapshot  state                     the whole state, so that the records before it may be removed
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import msgpack
-
-from ..errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema, check_version
-from ..log.record import DECODE_ERRORS, Record, RecordType, decode
+from ..errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema, PreconditionFailed
+from ..log.record import DECODE_ERRORS, RecordType
 from ..log.wal import Entry
+from ..replicated.fold import Fold
+from ..replicated.records import FIRST_LEVEL, Event, typed
 from ..rows.schema import CollectionSchema
 from ..streams.channel_reader import Granted
 
-VERSION = 1
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
-
-Event = Mapping[str, Any]
-Typed = TypeVar("Typed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +70,10 @@ class Collection:
         if wire["state"] not in (CREATING, READY, DROPPING):
             raise ValueError(f"a collection that is {wire['state']!r}")
         return cls(
-            _typed(wire["id"], int),
+            typed(wire["id"], int),
             CollectionSchema.from_wire(wire["schema"]),
-            tuple(_typed(name, str) for name in wire["vchannels"]),
-            _typed(wire["created_ts"], int),
+            tuple(typed(name, str) for name in wire["vchannels"]),
+            typed(wire["created_ts"], int),
             wire["state"],
         )
 
@@ -98,61 +92,25 @@ class PChannelState:
 
 
 class Catalog:
-    """The state after the records applied so far. `leader_id` names the record of the last winning claim."""
+    """What collections there are, and who owns which pchannel: a `StateMachine`."""
 
     def __init__(self) -> None:
-        self.term = 0
-        self.cseq = 0  # of the term's last event
-        self.leader = ""
-        self.leader_id = b""
         self.next_id = 1
         self.collections: dict[str, Collection] = {}
         self.channels: dict[str, PChannelState] = {}
 
-    def fold(self, entry: Entry, on_bad: Callable[[BadRecord], None] | None = None) -> Record | None:
-        """Fold in an entry of the channel. Returns its record if that counts. The error of an entry that cannot be read
-        is given to `on_bad`, and the entry is skipped. Raises `FormatTooNew`, as `apply` does."""
-        try:
-            record = decode(entry.payload, entry.id)
-            if record.type is not RecordType.CATALOG:
-                raise BadRecord(f"a record of type {record.type.name} in the catalog", reason="type")
-            return record if self.apply(record) else None
-        except BadRecord as error:
-            if on_bad is not None:
-                on_bad(error)
-            return None
-
-    def apply(self, record: Record) -> bool:
-        """Fold one record in; False when it does not count. Raises `BadRecord` for one that cannot be read, and
-        `FormatTooNew` for an event that counts, or may count, and that only a newer Tidewal knows (its version, its
-        kind or the version of its schema); nothing has changed then."""
-        if record.type is not RecordType.CATALOG:
-            return False
-        event = decode_event(record)
+    def apply(self, event: Event) -> None:
+        """`StateMachine.apply`."""
         kind = event["kind"]
-        if not self._may_count(record, kind):
-            return False
-        check_version(f"the catalog has an event {kind!r}", event["v"], VERSION)
-        if kind == "leader":
-            return self._claim(record, event)
         handler = getattr(self, f"_on_{kind}", None)
         if handler is None:
             raise FormatTooNew(
-                f"the catalog has an event {kind!r}, which this Tidewal does not know: upgrade", supported=VERSION
+                f"the catalog has an event {kind!r}, which this Tidewal does not know: upgrade", supported=FIRST_LEVEL
             )
         try:
             handler(event)
         except (*DECODE_ERRORS, LookupError, AttributeError, InvalidSchema) as error:
             raise BadRecord(f"malformed catalog record {kind!r}: {error!r}", reason="body") from error
-        self.term, self.cseq = record.term, record.cseq
-        return True
-
-    def _may_count(self, record: Record, kind: str) -> bool:
-        if kind == "leader":
-            return record.term > self.term
-        if kind == "snapshot" and self.term == 0:  # the log before it was removed, the claim included
-            return True
-        return record.term == self.term and record.cseq > self.cseq
 
     def collection(self, name: str) -> Collection:
         """The collection of that name, if it is ready. Raises `CollectionNotFound`."""
@@ -179,33 +137,35 @@ class Catalog:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """The event that holds all of this state."""
+        """`StateMachine.snapshot`."""
         channels = {
             name: (state.owner, state.term, state.limit, state.previous_limit, state.checkpoint, state.fences)
             for name, state in self.channels.items()
         }
-        state = {
-            "leader": self.leader,
-            "leader_id": self.leader_id,
-            "next_id": self.next_id,
-            "collections": [collection.to_wire() for collection in self.collections.values()],
-            "channels": channels,
+        collections = [collection.to_wire() for collection in self.collections.values()]
+        return {"next_id": self.next_id, "collections": collections, "channels": channels}
+
+    def restore(self, snapshot: Any) -> None:
+        """`StateMachine.restore`."""
+        next_id = typed(snapshot["next_id"], int)
+        collections = [Collection.from_wire(wire) for wire in snapshot["collections"]]
+        channels = {
+            name: PChannelState(
+                owner, typed(term, int), typed(limit, int), typed(previous, int), checkpoint, dict(fences)
+            )
+            for name, (owner, term, limit, previous, checkpoint, fences) in snapshot["channels"].items()
         }
-        return {"kind": "snapshot", "state": state}
+        self.next_id, self.channels = next_id, channels
+        self.collections = {collection.name: collection for collection in collections}
 
     # ---- one method per kind ----------------------------------------------------------------------------------------
 
-    def _claim(self, record: Record, event: Event) -> bool:
-        node = event.get("node")
-        if event.get("previous") != self.leader_id or record.term != self.term + 1 or not isinstance(node, str):
-            return False
-        self.leader, self.leader_id, self.term, self.cseq = node, record.id, record.term, record.cseq
-        return True
-
     def _on_create(self, event: Event) -> None:
         collection = Collection.from_wire(event["collection"])
+        if collection.name in self.collections or collection.id < self.next_id:
+            raise PreconditionFailed(f"there is a collection {collection.name} by now, or one with id {collection.id}")
         self.collections[collection.name] = collection
-        self.next_id = max(self.next_id, collection.id + 1)
+        self.next_id = collection.id + 1
 
     def _on_ready(self, event: Event) -> None:
         self._set_state(event, READY)
@@ -214,30 +174,43 @@ class Catalog:
         self._set_state(event, DROPPING)
 
     def _on_dropped(self, event: Event) -> None:
-        found = self.by_id(event["id"])
-        if found is not None:
-            del self.collections[found.name]
+        del self.collections[self._present(event).name]
 
     def _set_state(self, event: Event, state: str) -> None:
+        found = self._present(event)
+        self.collections[found.name] = replace(found, state=state)
+
+    def _present(self, event: Event) -> Collection:
         found = self.by_id(event["id"])
-        if found is not None:
-            self.collections[found.name] = replace(found, state=state)
+        if found is None:
+            raise PreconditionFailed(f"there is no collection with id {event['id']} any more")
+        return found
 
     def _on_grant(self, event: Event) -> None:
-        node, limit = _typed(event["node"], str), _typed(event["limit"], int)
-        for name, term in _mapping(event["channels"], int).items():
+        node, limit = typed(event["node"], str), typed(event["limit"], int)
+        grants = {
+            typed(name, str): (typed(term, int), typed(after, int)) for name, (term, after) in event["channels"].items()
+        }
+        for name, (term, after) in grants.items():
+            present = self.channels[name].term if name in self.channels else 0
+            if not present == after < term:
+                raise PreconditionFailed(f"{name} has term {present} by now, and cannot have {term} after {after}")
+        for name, (term, _) in grants.items():
             channel = self.channels.setdefault(name, PChannelState())
             channel.previous_limit = max(channel.previous_limit, channel.limit)
             channel.owner, channel.term, channel.limit = node, term, limit
 
     def _on_fenced(self, event: Event) -> None:
-        fences = _mapping(event["channels"], bytes)
-        for channel, id in [(self.channels[name], id) for name, id in fences.items()]:
-            channel.fences[channel.term] = id
+        fences = {name: (typed(term, int), typed(id, bytes)) for name, (term, id) in event["channels"].items()}
+        for name, (term, _) in fences.items():
+            if self.channels[name].term != term:
+                raise PreconditionFailed(f"{name} has term {self.channels[name].term} by now, not {term}")
+        for name, (term, id) in fences.items():
+            self.channels[name].fences[term] = id
 
     def _on_lease(self, event: Event) -> None:
-        node, limit = _typed(event["node"], str), _typed(event["limit"], int)
-        checkpoints = _mapping(event["checkpoints"], bytes)
+        node, limit = typed(event["node"], str), typed(event["limit"], int)
+        checkpoints = {name: typed(id, bytes) for name, id in event["checkpoints"].items()}
         for name, channel in self.channels.items():
             if channel.owner == node:
                 channel.limit = limit
@@ -245,47 +218,7 @@ class Catalog:
                 if event.get("released"):
                     channel.owner = ""
 
-    def _on_snapshot(self, event: Event) -> None:
-        state = event["state"]
-        leader, leader_id, next_id = (
-            _typed(state["leader"], str),
-            _typed(state["leader_id"], bytes),
-            _typed(state["next_id"], int),
-        )
-        collections = [Collection.from_wire(wire) for wire in state["collections"]]
-        channels = {
-            name: PChannelState(
-                owner, _typed(term, int), _typed(limit, int), _typed(previous, int), checkpoint, dict(fences)
-            )
-            for name, (owner, term, limit, previous, checkpoint, fences) in state["channels"].items()
-        }
-        self.leader, self.leader_id, self.next_id, self.channels = leader, leader_id, next_id, channels
-        self.collections = {collection.name: collection for collection in collections}
 
-
-def _typed(value: object, kind: type[Typed]) -> Typed:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r} is no {kind.__name__}")
-    return cast(Typed, value)
-
-
-def _mapping(value: object, kind: type[Typed]) -> dict[str, Typed]:
-    entries = cast("dict[object, object]", _typed(value, dict))
-    return {_typed(name, str): _typed(each, kind) for name, each in entries.items()}
-
-
-def encode_event(term: int, event: Event) -> Record:
-    """The record of one event, to be stamped with the leader's `term`."""
-    return Record(RecordType.CATALOG, term=term, body=cast(bytes, msgpack.packb({"v": VERSION, **event})))
-
-
-def decode_event(record: Record) -> Event:
-    """The event in a catalog record, of any version. Raises `BadRecord`."""
-    try:
-        event = cast("dict[str, Any]", _typed(cast(object, msgpack.unpackb(record.body, strict_map_key=False)), dict))
-        _typed(event["v"], int)
-        if not _typed(event["kind"], str):
-            raise ValueError("an event without a kind")
-    except (*DECODE_ERRORS, LookupError) as error:
-        raise BadRecord(f"unreadable catalog record: {error}", reason="body") from error
-    return event
+def catalog_fold(on_bad: Callable[[Entry, BadRecord], None] | None = None) -> Fold[Catalog]:
+    """An empty fold of the catalog's channel. `on_bad` gets the entries that cannot be read."""
+    return Fold(Catalog, RecordType.CATALOG, led=True, on_bad=on_bad)

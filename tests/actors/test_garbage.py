@@ -116,7 +116,7 @@ async def test_a_node_outlives_garbage_in_every_channel_and_says_what_it_skipped
 
         def term() -> int:
             mixcoord = next(cell for cell in catalog.values() if cell.name == "mixcoord")._life.actor
-            return max(mixcoord.catalog.catalog.term, *(mixcoord.catalog.granted(name).term for name in owned))
+            return max(mixcoord.catalog.leader.term, *(mixcoord.catalog.granted(name).term for name in owned))
 
         garbage = Garbage(rng, seen, term)
         for number in range(entries // AT_ONCE):

@@ -2,35 +2,81 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.catalog.catalog import CREATING, DROPPING, READY, Catalog, Collection, decode_event, encode_event
+from tidewal.runtime.catalog.catalog import CREATING, DROPPING, READY, Collection, catalog_fold
 from tidewal.runtime.errors import BadRecord, CollectionNotFound, FormatTooNew
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import Entry
+from tidewal.runtime.replicated.records import Claim, decode_event, encode_event, pages_of
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 
 class Log:
-    """Catalog records in order, each with its id."""
+    """Catalog records in order, each with its id, on the last claim of its term."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[Entry] = []
+        self.claims: dict[int, Claim] = {}
 
-    def put(self, term: int, kind: str, **fields: object) -> Record:
-        id = (len(self.records) + 1).to_bytes(8, "big")
-        record = dataclasses.replace(encode_event(term, {"kind": kind, **fields}), id=id, cseq=len(self.records) + 1)
-        self.records.append(record)
-        return record
+    def put(self, term: int, kind: str, **fields: object) -> Entry:
+        number = len(self.records) + 1
+        id = number.to_bytes(8, "big")
+        claim = self.claims.get(term, Claim(b"no claim", term))
+        record = encode_event(RecordType.CATALOG, {"kind": kind, **fields}, "m", number, claim)
+        if kind == "leader":
+            self.claims.setdefault(term, Claim(id, term))
+        self.records.append(Entry(id, 0, encode(record)))
+        return self.records[-1]
+
+    def snapshot(self, catalog: Reader) -> list[Entry]:
+        pages = pages_of(catalog.fold.snapshot(), catalog.fold.as_of, 1)
+        return [self.put(catalog.term, **page) for page in pages]
 
 
-def state(catalog: Catalog) -> dict[str, object]:
-    return {"term": catalog.term, **catalog.snapshot()}
+class Reader:
+    """Folds entries, and says which count."""
+
+    def __init__(self) -> None:
+        self.bad: list[BadRecord] = []
+        self.fold = catalog_fold(lambda _, error: self.bad.append(error))
+
+    @property
+    def term(self) -> int:
+        return self.fold.claim.term
+
+    @property
+    def leader(self) -> str:
+        return self.fold.claim.node
+
+    @property
+    def leader_id(self) -> bytes:
+        return self.fold.claim.id
+
+    def begin(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            assert self.fold.read(entry) is None
+        self.fold.finish()
+
+    def apply(self, entry: Entry) -> bool:
+        if not self.fold.settled:
+            self.fold.settle()
+        applied = self.fold.read(entry)
+        if self.bad:
+            raise self.bad.pop()
+        assert applied is not None
+        return applied.error is None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.fold.state, name)
+
+
+def state(catalog: Reader) -> dict[str, object]:
+    return {"claim": catalog.fold.claim, **catalog.fold.state.snapshot()}
 
 
 def collection(id: int, name: str, channels: int = 2) -> dict[str, object]:
@@ -38,8 +84,8 @@ def collection(id: int, name: str, channels: int = 2) -> dict[str, object]:
     return Collection(id, schema, tuple(f"p{n}_{id}v{n}" for n in range(channels)), created_ts=id * 10).to_wire()
 
 
-def led(log: Log, term: int = 1, node: str = "m", previous: bytes = b"") -> Catalog:
-    catalog = Catalog()
+def led(log: Log, term: int = 1, node: str = "m", previous: bytes = b"") -> Reader:
+    catalog = Reader()
     assert catalog.apply(log.put(term, "leader", node=node, previous=previous))
     return catalog
 
@@ -73,8 +119,6 @@ def test_of_two_claims_the_first_in_the_log_wins_and_superseded_leaders_have_no_
     assert (catalog.leader, catalog.term, catalog.leader_id) == ("second", 2, won.id)
     assert not catalog.apply(log.put(1, "create", collection=collection(1, "zombie")))
     assert not catalog.apply(log.put(3, "create", collection=collection(1, "impostor")))
-    assert not catalog.apply(log.put(1, **catalog.snapshot()))
-    assert not catalog.apply(log.put(9, **Catalog().snapshot()))
     assert not catalog.apply(log.put(2, "leader", node="again", previous=won.id))  # a new claim needs a new term
     assert catalog.collections == {}
     assert catalog.leader == "second"
@@ -83,11 +127,11 @@ def test_of_two_claims_the_first_in_the_log_wins_and_superseded_leaders_have_no_
 def test_grants_leases_and_fences_give_the_next_owner_what_it_must_pass():
     log = Log()
     catalog = led(log)
-    catalog.apply(log.put(1, "grant", node="a", channels={"p0": 1, "p1": 1}, limit=100))
-    catalog.apply(log.put(1, "fenced", channels={"p0": b"f1", "p1": b"g1"}))
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0), "p1": (1, 0)}, limit=100))
+    catalog.apply(log.put(1, "fenced", channels={"p0": (1, b"f1"), "p1": (1, b"g1")}))
     catalog.apply(log.put(1, "lease", node="a", limit=200, checkpoints={"p0": b"c", "p1": b"", "gone": b"x"}))
-    catalog.apply(log.put(1, "grant", node="b", channels={"p0": 2}, limit=150))
-    catalog.apply(log.put(1, "fenced", channels={"p0": b"f2"}))
+    catalog.apply(log.put(1, "grant", node="b", channels={"p0": (2, 1)}, limit=150))
+    catalog.apply(log.put(1, "fenced", channels={"p0": (2, b"f2")}))
     first, second = catalog.channels["p0"], catalog.channels["p1"]
     assert (first.owner, first.term, first.limit, first.previous_limit, first.checkpoint) == ("b", 2, 150, 200, b"c")
     assert (second.owner, second.term, second.limit, second.previous_limit, second.checkpoint) == ("a", 1, 200, 0, b"")
@@ -105,7 +149,7 @@ events = st.one_of(
         st.fixed_dictionaries(
             {
                 "node": names,
-                "channels": st.dictionaries(pchannels, st.integers(1, 9), min_size=1),
+                "channels": st.dictionaries(pchannels, st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1),
                 "limit": st.integers(0, 999),
             }
         ),
@@ -138,26 +182,26 @@ def test_a_snapshot_and_the_rest_give_the_state_of_the_whole_log(history, data):
             case "zombie":
                 record = log.put(max(0, catalog.term - 1), "dropped", **fields)
             case "fence":
-                record = log.put(catalog.term, "fenced", channels=dict.fromkeys(catalog.channels, fields["id"]))
+                terms = {name: (state.term, fields["id"]) for name, state in catalog.channels.items()}
+                record = log.put(catalog.term, "fenced", channels=terms)
             case _:
                 record = log.put(catalog.term, kind, **fields)
         catalog.apply(record)
-    whole = Catalog()
+    whole = Reader()
     cut = data.draw(st.integers(1, len(log.records)))
+    landed = data.draw(st.integers(cut, len(log.records)))
     for record in log.records[:cut]:
         whole.apply(record)
-    wire = msgpack.unpackb(encode_event(whole.term, whole.snapshot()).body, strict_map_key=False)
-    snapshot = Record(RecordType.CATALOG, term=whole.term, cseq=whole.cseq, id=b"s", body=msgpack.packb(wire))
-    late = Catalog()
-    assert late.apply(snapshot)
+    between, behind = log.records[cut:landed], log.records[landed:]
+    kept = [record for record in log.records[:landed] if record.id >= whole.fold.as_of]
+    late = Reader()
+    late.begin([*kept, *log.snapshot(whole)])
+    for record in between:
+        whole.apply(record)
     assert state(late) == state(whole)
-    for record in log.records[cut:]:
+    for record in behind:
         assert late.apply(record) == whole.apply(record)
     assert state(late) == state(whole) == state(catalog)
-
-
-def test_other_records_are_ignored():
-    assert Catalog().apply(Record(RecordType.ROWS)) is False
 
 
 @given(st.binary(max_size=40))
@@ -175,12 +219,12 @@ def test_arbitrary_bytes_are_bad_records(body):
         {"kind": "create", "collection": {"schema": {}}},
         {"kind": "ready"},
         {"kind": "grant", "channels": 3, "node": "n", "limit": 1},
-        {"kind": "grant", "channels": {"p0": 1, "p1": "one"}, "node": "n", "limit": 1},
-        {"kind": "grant", "channels": {"p0": 1}, "node": "n", "limit": 1.5},
+        {"kind": "grant", "channels": {"p0": (1, 0), "p1": ("one", 0)}, "node": "n", "limit": 1},
+        {"kind": "grant", "channels": {"p0": (1, 0)}, "node": "n", "limit": 1.5},
+        {"kind": "grant", "channels": {"p0": 1}, "node": "n", "limit": 1},
         {"kind": "lease", "node": "n", "limit": 1, "checkpoints": {"p0": 7}},
-        {"kind": "fenced", "channels": {"unknown": b"f"}},
-        {"kind": "snapshot", "state": {}},
-        {"kind": "snapshot"},
+        {"kind": "fenced", "channels": {"unknown": (1, b"f")}},
+        {"kind": "level", "level": "high"},
     ],
 )
 def test_a_malformed_event_is_a_bad_record_and_changes_nothing(event):
@@ -201,8 +245,7 @@ NEWER_SCHEMA = {**collection(5, "flights"), "schema": {"v": 2, "what": "nobody k
         {"kind": "unheard_of"},
         {"kind": "ready", "id": 1, "v": 2},
         {"kind": "create", "collection": NEWER_SCHEMA},
-        {"kind": "snapshot", "v": 2, "state": {}},
-        {"kind": "snapshot", "state": {**Catalog().snapshot()["state"], "collections": [NEWER_SCHEMA]}},
+        {"kind": "level", "level": 2},
     ],
 )
 def test_an_event_that_only_a_newer_one_knows_stops_the_reader_where_it_counts(event):
@@ -228,7 +271,7 @@ def test_a_claim_of_a_newer_tidewal_stops_the_reader_unless_it_is_too_late():
 def test_an_event_that_lands_behind_a_later_one_of_its_term_does_not_count():
     log = Log()
     catalog = led(log)
-    catalog.apply(log.put(1, "grant", node="a", channels={"p0": 1}, limit=100))
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0)}, limit=100))
     first = log.put(1, "lease", node="a", limit=200, checkpoints={})  # of unknown outcome, and tried again
     late = log.put(1, "create", collection=collection(5, "flights"))
     for record in (
@@ -242,10 +285,8 @@ def test_an_event_that_lands_behind_a_later_one_of_its_term_does_not_count():
     assert not catalog.apply(late)
     assert catalog.channels["p0"].limit == 300
     assert catalog.collections == {}
-    snapshot = log.put(1, **catalog.snapshot())
-    assert catalog.apply(snapshot)
-    behind = Catalog()
-    assert behind.apply(snapshot)
+    behind = Reader()
+    behind.begin([log.records[-1], *log.snapshot(catalog)])
     assert not behind.apply(late), "a snapshot tells which events it holds"
 
 
@@ -258,16 +299,38 @@ def test_a_claim_under_any_other_term_than_the_next_does_not_count():
 
 def test_entries_that_are_no_events_are_handed_over_and_skipped():
     log = Log()
-    catalog = led(log)
     bad: list[str] = []
+    fold = catalog_fold(lambda _, error: bad.append(str(error.reason)))
+    fold.settle()
+    fold.read(log.put(1, "leader", node="m", previous=b""))
     entries = [
         b"garbage",
         encode(Record(RecordType.ROWS, ts=2**63 - 1)),
         encode(Record(RecordType.CATALOG, term=1, cseq=9)),
     ]
     for payload in entries:
-        assert catalog.fold(Entry(b"x", 0, payload), lambda error: bad.append(str(error.reason))) is None
+        assert fold.read(Entry(b"x", 0, payload)) is None
     assert bad == ["length", "type", "body"]
-    record = catalog.fold(Entry(b"y", 0, encode(log.put(1, "ready", id=1))))
-    assert record is not None
-    assert record.id == b"y"
+    applied = fold.read(log.put(1, "create", collection=collection(5, "flights")))
+    assert applied is not None
+    assert applied.error is None
+
+
+def test_what_a_decision_rested_on_must_still_hold():
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "create", collection=collection(5, "flights")))
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0), "p1": (1, 0)}, limit=100))
+    catalog.apply(log.put(1, "grant", node="b", channels={"p0": (2, 1)}, limit=100))
+    before = state(catalog)
+    for kind, fields in [
+        ("create", {"collection": collection(6, "flights")}),
+        ("create", {"collection": collection(4, "trains")}),
+        ("ready", {"id": 4}),
+        ("dropped", {"id": 4}),
+        ("grant", {"node": "c", "channels": {"p1": (2, 1), "p0": (2, 1)}, "limit": 100}),
+        ("grant", {"node": "c", "channels": {"p1": (1, 1)}, "limit": 100}),
+        ("fenced", {"channels": {"p1": (1, b"f"), "p0": (1, b"the fence of a late owner")}}),
+    ]:
+        assert not catalog.apply(log.put(1, kind, **fields))
+        assert state(catalog) == before

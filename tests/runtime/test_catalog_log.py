@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tidewal.runtime.catalog import catalog_log
-from tidewal.runtime.catalog.catalog import Catalog, Collection, decode_event, encode_event
+from tidewal.runtime.catalog.catalog import Collection
 from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import MAX_TIMESTAMP, HybridClock
 from tidewal.runtime.errors import (
@@ -24,8 +23,11 @@ from tidewal.runtime.errors import (
     Unavailable,
 )
 from tidewal.runtime.log.names import Names
-from tidewal.runtime.log.record import Record, RecordType, decode, encode, stamp
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import ControlAppend
+from tidewal.runtime.replicated import replica
+from tidewal.runtime.replicated.records import Claim, claim_event, decode_event, encode_event
+from tidewal.runtime.replicated.replica import SnapshotPacing
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -49,6 +51,11 @@ async def following(wal: MemoryWal) -> AsyncIterator[CatalogLog]:
         await catalog.close()
 
 
+def foreign(leader: CatalogLog, event: dict[str, object], number: int) -> bytes:
+    """An event that the leader did not write, under its name and claim."""
+    return encode(encode_event(RecordType.CATALOG, event, leader.leader.node, number, leader.leader))
+
+
 def test_followers_see_what_the_leader_wrote() -> None:
     async def main() -> None:
         wal = MemoryWal()
@@ -57,7 +64,7 @@ def test_followers_see_what_the_leader_wrote() -> None:
             await leader.append(created(1))
             assert sorted(leader.catalog.collections) == ["c1"], "what is written is known to its writer"
             assert sorted((await follower.catch_up()).collections) == ["c1"]
-            assert follower.catalog.leader == "a"
+            assert follower.leader.node == "a"
         async with following(wal) as late:
             assert late.catalog.snapshot() == leader.catalog.snapshot()
 
@@ -82,17 +89,17 @@ def test_only_a_leader_has_an_effect() -> None:
 
 
 def test_the_loser_of_an_election_has_no_effect_under_the_winners_term(monkeypatch) -> None:
-    monkeypatch.setattr(catalog_log, "CLAIMS_MAX", 1)
+    monkeypatch.setattr(replica, "CLAIMS_MAX", 1)
 
     async def main() -> None:
         wal = MemoryWal()
         async with following(wal) as one, following(wal) as two:
             await one.claim("one")
 
-            async def behind() -> Catalog:
-                return Catalog()  # as it was before that claim
+            async def behind() -> Claim:
+                return Claim()  # as it was before that claim
 
-            monkeypatch.setattr(two, "catch_up", behind)
+            monkeypatch.setattr(two, "_last_claim", behind)
             with pytest.raises(Fenced, match="lost an election"):
                 await two.claim("two")
             with pytest.raises(Fenced, match="claim first"):
@@ -111,7 +118,7 @@ def test_of_many_that_claim_at_once_all_agree_on_one() -> None:
         await asyncio.gather(*(each.claim(f"node-{number}") for number, each in enumerate(logs)))
         for each in logs:
             await each.catch_up()
-        assert len({each.catalog.leader for each in logs}) == 1
+        assert len({each.leader for each in logs}) == 1
         writes = await asyncio.gather(
             *(each.append(created(number + 1)) for number, each in enumerate(logs)), return_exceptions=True
         )
@@ -122,13 +129,12 @@ def test_of_many_that_claim_at_once_all_agree_on_one() -> None:
     run_virtual(main())
 
 
-def test_snapshots_hide_nothing_that_is_written_at_the_same_time(monkeypatch, seed: int) -> None:
-    monkeypatch.setattr(catalog_log, "SNAPSHOT_EVENTS", 3)
-
+def test_snapshots_hide_nothing_that_is_written_at_the_same_time(seed: int) -> None:
     async def main() -> None:
         log = MemoryLog()
         wal = MemoryWal(log, FaultPlan(seed, Rates(delay=0.5)))
         async with following(wal) as leader, following(wal) as follower:
+            leader.pacing = SnapshotPacing(records=3, factor=0)
             await leader.claim("a")
             await asyncio.gather(*(leader.append(created(id)) for id in range(1, 60)))
             names = sorted(f"c{id}" for id in range(1, 60))
@@ -139,23 +145,20 @@ def test_snapshots_hide_nothing_that_is_written_at_the_same_time(monkeypatch, se
             async with following(wal) as late:
                 assert late.catalog.snapshot() == leader.catalog.snapshot()
                 await late.claim("b")
-                assert late.catalog.term > 1
+                assert late.leader.term > 1
 
     run_virtual(main())
 
 
 @pytest.mark.parametrize("step", ["write", "truncate"])
 @pytest.mark.parametrize("error", [DiskPressure, Unavailable, MessageTooLarge])
-def test_a_snapshot_that_fails_does_not_fail_the_event_before_it(monkeypatch, caplog, step, error) -> None:
-    monkeypatch.setattr(catalog_log, "SNAPSHOT_EVENTS", 10)
-    monkeypatch.setattr(catalog_log, "SNAPSHOT_RETRY_EVENTS", 4)
-
+def test_a_snapshot_that_fails_does_not_fail_the_event_before_it(caplog, step, error) -> None:
     class Refusing(MemoryWal):
         failing = True
 
         def submit(self, entries, done) -> None:
             event = decode_event(decode(entries[0].payload))
-            if step == "write" and self.failing and event["kind"] == "snapshot":
+            if step == "write" and self.failing and event["kind"] == "page":
                 raise error("not now")
             super().submit(entries, done)
 
@@ -168,6 +171,7 @@ def test_a_snapshot_that_fails_does_not_fail_the_event_before_it(monkeypatch, ca
         log = MemoryLog()
         wal = Refusing(log)
         async with following(wal) as leader, following(MemoryWal(log)) as follower:
+            leader.pacing = SnapshotPacing(records=10, retry_records=4, factor=0)
             await leader.claim("a")
             for id in range(1, 18):
                 await leader.append(created(id))
@@ -282,7 +286,7 @@ def test_a_leader_goes_on_behind_what_another_wrote_under_its_term() -> None:
         wal = MemoryWal()
         async with following(wal) as leader:
             await leader.claim("a")
-            await wal.append(NAMES.catalog, stamp(encode_event(1, {"kind": "ready", "id": 9}), 1, 1, 500))
+            await wal.append(NAMES.catalog, foreign(leader, {"kind": "noop"}, 500))
             await leader.catch_up()
             await leader.append(created(1))
             assert sorted(leader.catalog.collections) == ["c1"]
@@ -322,7 +326,7 @@ def test_a_claim_is_made_again_when_the_log_has_recovered() -> None:
     async def main() -> None:
         async with following(Recovering()) as node:
             await node.claim("a")
-            assert node.catalog.leader == "a"
+            assert node.leader.node == "a"
 
     run_virtual(main())
 
@@ -332,9 +336,10 @@ def test_the_loser_of_every_election_is_fenced() -> None:
         """Another node's claim comes before each claim of this one."""
 
         def submit(self, entries, done) -> None:
-            event = {"kind": "leader", "node": "b", "previous": other.catalog.leader_id}
-            term = other.catalog.term + 1
-            super().submit([entries[0]._replace(payload=stamp(encode_event(term, event), 1, term, 1))], lambda _: None)
+            claim = other.leader
+            event, stand = claim_event("b", claim), Claim(b"", claim.term + 1)
+            payload = encode(encode_event(RecordType.CATALOG, event, "b", 1, stand))
+            super().submit([entries[0]._replace(payload=payload)], lambda _: None)
             super().submit(entries, done)
 
     async def main() -> None:

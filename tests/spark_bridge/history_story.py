@@ -10,7 +10,6 @@ import pyarrow as pa
 from story import NAMES, Append, ListLog, Story, number, random_row
 
 from tidewal.actors.datanode.log_table import LogTable
-from tidewal.runtime.catalog.catalog import Catalog
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import Record, RecordType, decode
@@ -94,10 +93,7 @@ class StoredStory:
 
     def removable(self) -> dict[str, bytes]:
         """`truncate`, and what MixCoord lets go of: the catalog before a snapshot of it, and old cuts."""
-        catalog = Catalog()
-        for entry in self.log.entries[NAMES.catalog]:
-            catalog.apply(decode(entry.payload, entry.id))
-        snapshot = self.story.event({**catalog.snapshot()})
+        snapshot = self.story.snapshot()
         self.story.cut(self.flights)
         return {**self.truncate(), NAMES.catalog: snapshot, NAMES.cuts: self.log.entries[NAMES.cuts][-1].id}
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
-from tidewal.runtime.catalog.catalog import Collection, encode_event
+from tidewal.runtime.catalog.catalog import Collection, catalog_fold
 from tidewal.runtime.catalog.cuts import Cut, CutEnd
 from tidewal.runtime.clock import compose, physical_ms
 from tidewal.runtime.errors import ChannelNotFound, PositionLost
 from tidewal.runtime.log.names import Names, pchannel_of
-from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode, stamp
+from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.log.wal import Entry
+from tidewal.runtime.replicated.records import Claim, claim_event, encode_event, pages_of
 from tidewal.runtime.rows.row_codec import encode_rows
 from tidewal.runtime.rows.schema import OPS, CollectionSchema, Field
 
@@ -105,14 +106,34 @@ class Story:
         self.cuts: list[Cut] = []
         self.term = 1
         self._events = 0
+        self._terms: dict[str, int] = {}
+        self._catalog = catalog_fold()
+        self._catalog.settle()
         self._cseq: dict[str, int] = {}
         self._ends: dict[str, CutEnd] = {}
-        self.event({"kind": "leader", "node": "n", "previous": b""})
+        self.claim("n")
 
-    def event(self, event: dict[str, object], term: int = 1) -> bytes:
+    def claim(self, node: str) -> None:
+        """A node begins to lead."""
+        claim = self._catalog.claim
+        self._event(claim_event(node, claim), Claim(b"", claim.term + 1, node))
+
+    def event(self, event: Mapping[str, object]) -> None:
+        """An event of the present leader."""
+        self._event(event, self._catalog.claim)
+
+    def _event(self, event: Mapping[str, object], claim: Claim) -> None:
         self.now += 1
         self._events += 1
-        return self.append(NAMES.catalog, stamp(encode_event(term, event), 0, term, self._events), self.now)
+        payload = encode(encode_event(RecordType.CATALOG, event, claim.node, self._events, claim))
+        self._catalog.read(Entry(self.append(NAMES.catalog, payload, self.now), self.now, payload))
+
+    def snapshot(self) -> bytes:
+        """A snapshot of the catalog; returns the id before which the catalog's entries may go."""
+        as_of = self._catalog.as_of
+        for page in pages_of(self._catalog.snapshot(), as_of, 1):
+            self.event(page)
+        return as_of
 
     def create(
         self, id: int = 7, schema: CollectionSchema = FLIGHTS, shards: int = 2, pchannels: int | None = None
@@ -128,9 +149,11 @@ class Story:
     def own(self, pchannels: Sequence[str], term: int) -> None:
         """A new owner: fences in the channels, and in the catalog."""
         self.term = term
-        self.event({"kind": "grant", "node": "n", "channels": dict.fromkeys(pchannels, term), "limit": 1 << 62})
+        grants = {channel: (term, self._terms.get(channel, 0)) for channel in pchannels}
+        self._terms.update(dict.fromkeys(pchannels, term))
+        self.event({"kind": "grant", "node": "n", "channels": grants, "limit": 1 << 62})
         self._cseq.update(dict.fromkeys(pchannels, 0))
-        fences = {channel: self.record(channel, Record(RecordType.FENCE)) for channel in pchannels}
+        fences = {channel: (term, self.record(channel, Record(RecordType.FENCE))) for channel in pchannels}
         self.event({"kind": "fenced", "channels": fences})
 
     def record(self, channel: str, record: Record) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
-from tidewal.runtime.catalog.catalog import Catalog
-from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.record import Record, RecordType
 from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.rows.row_codec import encode_rows
-from tidewal.spark_bridge.log import open_log
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import SEGMENT_BYTES, Owner
@@ -74,11 +71,13 @@ def test_rows_that_retention_removed_before_a_query_came(
     for _ in range(3):
         story.write(flights, 0, [random_row(rng)])
     fill_segment(owner)
-    snapshot(owner, story)
+    story.claim("other")
+    catalog_from = story.snapshot()
     story.write(flights, 1, [random_row(rng)])
     story.write(flights, 0, [random_row(rng)])
     story.cut(flights)
-    for channel in (NAMES.catalog, NAMES.cuts, NAMES.pchannel(0), NAMES.pchannel(1)):
+    owner._run(owner._wal.truncate(NAMES.catalog, catalog_from))
+    for channel in (NAMES.cuts, NAMES.pchannel(0), NAMES.pchannel(1)):
         owner._run(owner._wal.truncate(channel, owner._run(owner._wal.latest_id(channel))))
     assert owner._wal.retain_now()
     with pytest.raises(StreamingQueryException, match=r"retention has removed .*new checkpoint.*failOnDataLoss=false"):
@@ -86,17 +85,6 @@ def test_rows_that_retention_removed_before_a_query_came(
     [batch] = collect(stream(spark, options, failOnDataLoss="false"))
     *_, one, other = [row for row in story.rows if number(row, "_ts") > begin]
     assert identities(batch) == identities([one, other])
-
-
-def snapshot(owner: Owner, story: Story) -> None:
-    """Write the catalog anew, so that what it was made of may go."""
-    catalog = Catalog()
-    with closing(open_log(owner.url)) as log:
-        for entries in log.read(NAMES.catalog, None, None):
-            for entry in entries:
-                catalog.apply(decode(entry.payload, entry.id))
-    story.event({"kind": "leader", "node": "other", "previous": catalog.leader_id}, term=2)
-    story.event({**catalog.snapshot()}, term=2)
 
 
 def fill_segment(owner: Owner) -> None:

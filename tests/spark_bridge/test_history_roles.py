@@ -14,10 +14,10 @@ from tests.backends import Backend, fill_segment
 from tidewal.actors.client import Client
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.standalone import Standalone
-from tidewal.runtime.catalog import catalog_log
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.wal import Wal
+from tidewal.runtime.replicated.replica import Replica
 from tidewal.runtime.tables.table_store import LOG, open_tables
 from tidewal.spark_bridge.connection_cache import close_idle
 from tidewal.spark_bridge.log import open_log
@@ -108,7 +108,7 @@ def heartbeat_ends_the_last_pack(tables: Path, now: int) -> None:
 async def test_what_a_node_has_stored_and_forgotten_is_read_from_its_tables(
     backend: Any, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_log, "SNAPSHOT_EVENTS", 1)  # so that the catalog holds no old segment
+    monkeypatch.setattr(Replica, "snapshot_due", True)  # so that the catalog holds no old segment
     tables = tmp_path / "tables"
     settings = Settings.model_validate({"dataNode": {"flushIntervalS": 3600}})
     applied: Applied = {}

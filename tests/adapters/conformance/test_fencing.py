@@ -207,10 +207,13 @@ class Scene:
         await self._coordinator.close()
 
     async def _grant(self, owner: str, term: int, limit: int) -> None:
-        await self._coordinator.append({"kind": "grant", "node": owner, "channels": {CHANNEL: term}, "limit": limit})
+        await self._coordinator.append(
+            {"kind": "grant", "node": owner, "channels": {CHANNEL: (term, term - 1)}, "limit": limit}
+        )
 
     async def _fenced(self, fence: bytes) -> None:
-        await self._coordinator.append({"kind": "fenced", "channels": {CHANNEL: fence}})
+        term = self._coordinator.catalog.channels[CHANNEL].term
+        await self._coordinator.append({"kind": "fenced", "channels": {CHANNEL: (term, fence)}})
 
     async def old_works_and_is_stopped(self, start_owner) -> None:
         """Its lease is over when this returns."""

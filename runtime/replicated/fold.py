@@ -1,0 +1,271 @@
+"""Fold the records of a log to the state that all its readers have. Pure: the result depends on the entries alone.
+
+A record counts only by where it lies in the log, and for every reader alike, its author included:
+
+- its author has written no record with a higher number before it (so a record that lands late, after an outcome that
+  was unknown, or lands twice, does not count);
+- where the state has a leader: it stands on the last winning claim;
+- the state machine does not refuse it: what the author's decision rested on, its precondition, still holds.
+
+A reader that begins first reads to the end of the log, and begins with the snapshot as of the latest record among those
+whose following records it has all read; where there is none, with the record that begins the log. So a page of a
+superseded leader, an incomplete snapshot and one that lands late do no harm: each says what the state was after one
+record, and the records after that are applied to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+
+import msgpack
+
+from ..errors import (
+    BadRecord,
+    CorruptLog,
+    Fenced,
+    FormatTooNew,
+    InvalidRequest,
+    PreconditionFailed,
+    TidewalError,
+    check_version,
+)
+from ..log.record import DECODE_ERRORS, RecordType
+from ..log.wal import Entry
+from . import records
+from .records import FIRST_LEVEL, LEADER, PAGE, Claim, Event, PageCollector, Proposed, decode_entry, typed
+
+AUTHORS_MAX = 1_000  # of a state without leader, whose last numbers are remembered
+
+
+class StateMachine(Protocol):
+    """What is replicated. It depends on nothing but the events: on no clock, no random number, no other channel."""
+
+    def apply(self, event: Event) -> None:
+        """Apply the next event. Raises an error and changes nothing where the event is refused, such as
+        `PreconditionFailed`; `BadRecord` for a malformed one, `FormatTooNew` for a kind that it does not know."""
+        ...
+
+    def snapshot(self) -> object:
+        """The whole state, in a form that msgpack can encode."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Become the state of a snapshot. Raises `BadRecord` for a malformed one."""
+        ...
+
+
+State = TypeVar("State", bound=StateMachine)
+
+
+class Applied(NamedTuple):
+    """A record that was read, and the error with which it is refused; None: it counts."""
+
+    proposed: Proposed
+    error: TidewalError | None
+
+
+class Fold(Generic[State]):
+    """The state after the entries read so far.
+
+    `settle` is to be called once all entries were read that the log had when reading began. `state` is empty before,
+    and so is `claim`, the last winning one. `begun` says whether the log has its beginning: nothing counts before that.
+    `position` is the id of the last entry that was read, `as_of` that of the last record that this state rests on."""
+
+    def __init__(
+        self,
+        create: Callable[[], State],
+        type: RecordType,
+        *,
+        led: bool,
+        supported: int = FIRST_LEVEL,
+        on_bad: Callable[[Entry, BadRecord], None] | None = None,
+    ) -> None:
+        """`create` returns an empty state. `led`: only records on the last winning claim count. `supported` is the
+        highest feature level that this process knows. `on_bad` gets what cannot be read, which is skipped."""
+        self.state = create()
+        self.claim = Claim()
+        self.level = FIRST_LEVEL
+        self.position = self.as_of = b""
+        self.settled = self.begun = False
+        self.read_bytes = 0
+        self.snapshot_bytes = 0  # the size of the last snapshot that was read or taken
+        self._type, self._led, self._supported, self._on_bad = type, led, supported, on_bad
+        self._numbers: dict[str, int] = {}  # the last one of each author, those that wrote last at the end
+        self._first = b""
+        self._early: list[Proposed] = []
+        self._pages = PageCollector()
+
+    def number_of(self, author: str) -> int:
+        """The number of the author's last record; 0 for none."""
+        return self._numbers.get(author, 0)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self, entry: Entry) -> Applied | None:
+        """Read the next entry. None: it is no proposal, or it is applied once `settle` was called. Raises
+        `FormatTooNew` for a record that counts and that only a newer Tidewal knows; nothing has changed then."""
+        self._first = self._first or entry.id
+        applied = self._read(entry)
+        self.position = entry.id
+        self.read_bytes += len(entry.payload)
+        return applied
+
+    def _read(self, entry: Entry) -> Applied | None:
+        try:
+            proposed = decode_entry(entry, self._type)
+            if proposed.kind == PAGE:
+                self._read_page(proposed)
+                return None
+        except BadRecord as error:
+            self._report(entry, error)
+            return None
+        if self.settled:
+            return self.apply(proposed)
+        self._early.append(proposed)
+        return None
+
+    def settle(self) -> None:
+        """Begin with what was read. Raises `CorruptLog` where entries were removed and no snapshot replaces them. One
+        may have come into the log behind the end that was read."""
+        if self._pages.snapshot is not None:
+            self._restore(self._pages.snapshot)
+            self._early = [proposed for proposed in self._early if proposed.id > self.as_of]
+        elif self._lacks_beginning():
+            raise CorruptLog("entries were removed, and no snapshot holds what they were")
+        self._pages = PageCollector()
+        self.settled = True
+
+    def _lacks_beginning(self) -> bool:
+        """Whether there are records of a log that began earlier. A replica that could not write the first record of a
+        log may have written one of no effect."""
+        if any(proposed.begins for proposed in self._early):
+            return False
+        return any(self._led or proposed.kind != records.NOOP for proposed in self._early)
+
+    def replay(self) -> Iterator[Applied]:
+        """Apply the records that `settle` found behind the snapshot, or behind the beginning."""
+        early, self._early = self._early, []
+        for proposed in early:
+            yield self.apply(proposed)
+
+    def finish(self) -> None:
+        """`settle`, if that was not called before, and `replay`: for readers that only want the state."""
+        if not self.settled:
+            self.settle()
+            for _ in self.replay():
+                pass
+
+    def _report(self, entry: Entry, error: BadRecord) -> None:
+        if self._on_bad is not None:
+            self._on_bad(entry, error)
+
+    def _read_page(self, page: Proposed) -> None:
+        if self.settled:
+            return
+        as_of = page.event.get("as_of")
+        if isinstance(as_of, bytes) and as_of >= self._first:  # otherwise not all records after that were read
+            self._check_level(page.event["v"])
+            self._pages.add(page.event)
+
+    # ---- applying ---------------------------------------------------------------------------------------------------
+
+    def apply(self, proposed: Proposed) -> Applied:
+        """Apply a record of the log; see `read`."""
+        try:
+            if proposed.kind == LEADER and self._led:
+                self._claim(proposed)
+            else:
+                self._check(proposed)
+                self.begun = True
+                self._apply(proposed)
+        except FormatTooNew:
+            raise
+        except TidewalError as error:
+            if isinstance(error, BadRecord):
+                self._report(proposed.entry, error)
+            return Applied(proposed, error)
+        return Applied(proposed, None)
+
+    def _check(self, proposed: Proposed) -> None:
+        """Raise unless the record counts, as far as that does not depend on the state."""
+        record = proposed.record
+        if not (self.begun or proposed.begins):
+            raise PreconditionFailed("the log has not begun")
+        if self._led and (proposed.event.get("claim") != self.claim.id or record.term != self.claim.term):
+            raise Fenced(f"{self.claim.node} leads now, with term {self.claim.term}", term=self.claim.term)
+        if record.pseq <= self.number_of(record.producer):
+            raise PreconditionFailed(f"record {record.pseq} of {record.producer} comes too late, or again")
+        self._check_level(proposed.event["v"])
+        self._numbers.pop(record.producer, None)
+        self._numbers[record.producer] = record.pseq
+        self.as_of = proposed.id
+        if len(self._numbers) > AUTHORS_MAX:
+            del self._numbers[next(iter(self._numbers))]
+
+    def _apply(self, proposed: Proposed) -> None:
+        match proposed.kind:
+            case records.NOOP | records.BEGIN:
+                pass
+            case records.LEVEL:
+                self._raise_level(proposed.event.get("level"))
+            case _:
+                self.state.apply(proposed.event)
+
+    def _claim(self, proposed: Proposed) -> None:
+        record, node = proposed.record, proposed.event.get("node")
+        if record.term <= self.claim.term:
+            raise Fenced(f"{self.claim.node} leads now, with term {self.claim.term}", term=self.claim.term)
+        self._check_level(proposed.event["v"])
+        if proposed.event.get("previous") != self.claim.id or record.term != self.claim.term + 1:
+            raise Fenced(f"{self.claim.node} leads now, with term {self.claim.term}", term=self.claim.term)
+        if not isinstance(node, str):
+            raise BadRecord("a claim without a node", reason="body")
+        self.begun = True
+        self.claim = Claim(proposed.id, record.term, node)
+        self._numbers = {record.producer: record.pseq}
+        self.as_of = proposed.id
+
+    def _raise_level(self, level: object) -> None:
+        self._check_level(level)
+        assert isinstance(level, int)
+        if level <= self.level:
+            raise PreconditionFailed(f"the feature level is {self.level}, and never falls")
+        self.level = level
+
+    def _check_level(self, needed: object) -> None:
+        check_version("a record of feature level", needed, self._supported)
+
+    def check_event(self, event: Event) -> None:
+        """Raise `InvalidRequest` for an event that not all readers know yet."""
+        if event.get("v", FIRST_LEVEL) > self.level:
+            raise InvalidRequest(f"an event {event['kind']!r} of level {event['v']}: the log's level is {self.level}")
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """The state after the record `as_of`, with all that decides which of the next records count."""
+        wire = {
+            "claim": list(self.claim),
+            "level": self.level,
+            "numbers": self._numbers,
+            "state": self.state.snapshot(),
+        }
+        packed = cast(bytes, msgpack.packb(wire))
+        self.snapshot_bytes = len(packed)
+        return packed
+
+    def _restore(self, packed: bytes) -> None:
+        try:
+            wire = cast("dict[str, Any]", msgpack.unpackb(packed, strict_map_key=False))
+            id, term, node = wire["claim"]
+            numbers = {typed(author, str): typed(number, int) for author, number in wire["numbers"].items()}
+            self._check_level(typed(wire["level"], int))
+            self.state.restore(wire["state"])
+        except FormatTooNew:
+            raise
+        except (*DECODE_ERRORS, LookupError, AttributeError, TidewalError) as error:
+            raise CorruptLog(f"the snapshot cannot be read: {error!r}") from error
+        self.begun = True
+        self.claim, self.level, self._numbers = Claim(id, term, node), wire["level"], numbers
+        self.as_of, self.snapshot_bytes = self._pages.as_of, len(packed)

@@ -1,0 +1,143 @@
+"""The records of a replicated state: proposals of its writers, and what the mechanism itself writes.
+
+The record's header names the author of a record (`producer`) and its number among the author's records (`pseq`); where
+the state has a leader, also the number of the leader's claim (`term`). The body is a msgpack map with `v`, the feature
+level that a reader needs, `kind`, where the state has a leader the id of the claim that the record stands on (`claim`),
+and the fields of the kind. The mechanism's own kinds are these, all others are the state machine's:
+
+    leader  node, previous      a claim of leadership: it wins only if `previous` is the id of the last winning one
+    begin                       the log of a state without leader begins here
+    noop                        nothing; what its author sent before is in the log by now, or never counts
+    level   level               from here on the log may hold records of this feature level
+    page    as_of, page, of,    a part of a snapshot: the state after the record with the id `as_of`
+            digest, data
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+
+import msgpack
+import xxhash
+
+from ..errors import BadRecord
+from ..log.record import DECODE_ERRORS, Record, RecordType, decode
+from ..log.wal import Entry
+
+LEADER, BEGIN, NOOP, LEVEL, PAGE = "leader", "begin", "noop", "level", "page"
+FIRST_LEVEL = 1
+PAGE_BYTES = 512 * 1024  # below what any backend takes in one message
+
+Event: TypeAlias = Mapping[str, Any]
+Typed = TypeVar("Typed")
+
+
+class Claim(NamedTuple):
+    """The last winning claim of leadership: its record's id, its number and its node. The first one has number 1."""
+
+    id: bytes = b""
+    term: int = 0
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A record of the log whose frame is intact. `event` is the body."""
+
+    entry: Entry
+    record: Record
+    event: Event
+
+    @property
+    def id(self) -> bytes:
+        return self.entry.id
+
+    @property
+    def kind(self) -> str:
+        return self.event["kind"]
+
+    @property
+    def begins(self) -> bool:
+        """Whether a log begins with this record: it names nothing before it."""
+        return self.kind == BEGIN or (self.kind == LEADER and self.event.get("previous") == b"")
+
+
+def encode_event(type: RecordType, event: Event, author: str, number: int, claim: Claim | None) -> Record:
+    """The record of an event, to be stamped with its time. `claim` is None where the state has no leader."""
+    standing = {} if claim is None else {"claim": claim.id}
+    body = cast(bytes, msgpack.packb({"v": FIRST_LEVEL, **event, **standing}))
+    return Record(type, term=0 if claim is None else claim.term, producer=author, pseq=number, body=body)
+
+
+def claim_event(node: str, previous: Claim) -> Event:
+    """The event by which a node claims leadership after `previous`."""
+    return {"kind": LEADER, "node": node, "previous": previous.id}
+
+
+def decode_event(record: Record) -> Event:
+    """The event in a record, of any feature level. Raises `BadRecord`."""
+    try:
+        event = cast("dict[str, Any]", typed(cast(object, msgpack.unpackb(record.body, strict_map_key=False)), dict))
+        typed(event["v"], int)
+        if not typed(event["kind"], str):
+            raise ValueError("an event without a kind")
+    except (*DECODE_ERRORS, LookupError) as error:
+        raise BadRecord(f"unreadable record of a replicated state: {error}", reason="body") from error
+    return event
+
+
+def decode_entry(entry: Entry, type: RecordType) -> Proposed:
+    """The record in an entry. Raises `BadRecord` for what is none of `type`."""
+    record = decode(entry.payload, entry.id)
+    if record.type is not type:
+        raise BadRecord(f"a record of type {record.type.name} in a log of type {type.name}", reason="type")
+    return Proposed(entry, record, decode_event(record))
+
+
+def typed(value: object, kind: type[Typed]) -> Typed:
+    """`value`, which must be of that very type. Raises `ValueError`."""
+    if type(value) is not kind:
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return cast(Typed, value)
+
+
+# ---- pages of snapshots ---------------------------------------------------------------------------------------------
+
+
+def pages_of(snapshot: bytes, as_of: bytes, level: int) -> Sequence[Event]:
+    """The events that hold a snapshot, each small enough for one message."""
+    parts = [snapshot[at : at + PAGE_BYTES] for at in range(0, len(snapshot), PAGE_BYTES)]
+    common = {"v": level, "kind": PAGE, "as_of": as_of, "of": len(parts), "digest": _digest(snapshot)}
+    return [{**common, "page": number, "data": part} for number, part in enumerate(parts)]
+
+
+class PageCollector:
+    """Puts the pages of snapshots together; one without all its pages is none. Of several snapshots it keeps the one
+    as of the latest record."""
+
+    def __init__(self) -> None:
+        self.as_of = b""
+        self.snapshot: bytes | None = None
+        self._parts: dict[tuple[bytes, int, bytes], dict[int, bytes]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take a page. Raises `BadRecord` for a malformed one."""
+        try:
+            as_of, of, digest = typed(event["as_of"], bytes), typed(event["of"], int), typed(event["digest"], bytes)
+            number, data = typed(event["page"], int), typed(event["data"], bytes)
+        except (ValueError, LookupError) as error:
+            raise BadRecord(f"malformed page of a snapshot: {error!r}", reason="body") from error
+        parts = self._parts.setdefault((as_of, of, digest), {})
+        parts[number] = data
+        if as_of < self.as_of or parts.keys() != set(range(of)):
+            return
+        del self._parts[as_of, of, digest]
+        snapshot = b"".join(parts[number] for number in range(of))
+        if _digest(snapshot) == digest:
+            self.as_of, self.snapshot = as_of, snapshot
+
+
+def _digest(snapshot: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(snapshot)

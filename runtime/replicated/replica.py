@@ -1,0 +1,305 @@
+"""Propose records to a replicated state, and store snapshots of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from ..errors import BadRecord, Fenced, TidewalError, Unavailable
+from ..log.record import RecordType, stamp
+from ..log.wal import ControlAppend, Entry, OnAppended
+from ..loop_bridge import conclude
+from .fold import Applied, Fold, State
+from .follower import Follower, ReplicatedLog
+from .records import BEGIN, LEVEL, NOOP, Claim, Event, claim_event, encode_event, pages_of
+
+CLAIMS_MAX = 10
+CLAIM_PAUSE_S = 0.1  # after a claim that the log refused; twice as long after each further one
+CLAIM_PAUSE_S_MAX = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPacing:
+    """When a snapshot is due: once the log since the last one has `records` records, and `factor` times its bytes.
+    After one that failed, `retry_records` later."""
+
+    records: int = 1_000
+    retry_records: int = 100
+    factor: float = 2.0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A record of this replica whose outcome is awaited."""
+
+    number: int
+    claim: bytes | None
+    outcome: Applied | TidewalError | None = None  # None: not known yet
+
+
+class _Submitted(NamedTuple):
+    """Records on their way into the log."""
+
+    pending: Sequence[_Pending]
+    ids: asyncio.Future[list[bytes]]
+
+
+class Replica(Follower[State]):
+    """A follower that also proposes, under the name `author`. Belongs to one event loop; only `submit` may be called
+    from any thread.
+
+    In a state without leader every replica's records count, so `author` must never be used again. Where the state has a
+    leader, records count on its claim alone, so the name need not be new: `claim` takes the node's name.
+    """
+
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        channel: str,
+        create: Callable[[], State],
+        type: RecordType,
+        *,
+        led: bool,
+        author: str = "",
+        now: Callable[[], int] = lambda: 0,
+        holder: str | None = None,
+        pacing: SnapshotPacing | None = None,
+        on_bad: Callable[[str, Entry, BadRecord], object] | None = None,
+    ) -> None:
+        """`now` returns the timestamps of the records. `holder` keeps what is in no snapshot from retention; None where
+        the channel has none."""
+        super().__init__(log, channel, lambda on_bad: Fold(create, type, led=led, on_bad=on_bad), on_bad=on_bad)
+        self.pacing = pacing or SnapshotPacing()
+        self.snapshots_failed = 0
+        self._type, self._led = type, led
+        self._author, self._now, self._holder = author, now, holder
+        self._standing: Claim | None = None  # the claim that this replica's records stand on
+        self._number = 0
+        self._submitting = threading.Lock()  # so that records lie in the log in the order of their numbers
+        self._pending: dict[int, _Pending] = {}  # by number
+        self._standings: set[bytes | None] = set() if led else {None}  # all claims that this replica has won
+        self._unresolved = False  # whether a record of this replica may still take effect unnoticed
+        self._snapshotting = asyncio.Lock()
+        self._records = self._records_at_snapshot = self._bytes_at_snapshot = 0
+
+    async def open(self) -> None:
+        """`Follower.open`; the log of a state without leader gets its first record where it is empty."""
+        await super().open()
+        if not (self._led or self.fold.begun):
+            await self.propose({"kind": BEGIN})
+
+    # ---- proposing --------------------------------------------------------------------------------------------------
+
+    async def propose(self, *events: Event) -> None:
+        """Write events, one after another; when this returns they are durable, count, and are in the state.
+
+        Raises the error with which the first one is refused: `Fenced` where another node leads, `PreconditionFailed`,
+        or what the state machine raises; the ones behind it may count. Raises `Unavailable` and other errors of the
+        log; with the field `outcome_unknown` where a record may be in the log, or may still come into it. That is
+        looked up before: behind a record of unknown outcome another one is written and read back."""
+        if self._unresolved:
+            await self._resolve()
+        submitted = self._submit(events)
+        try:
+            await self._read_back(submitted)
+            for pending in submitted.pending:
+                self._raise_refusal(pending)
+        finally:
+            self._forget(submitted)
+
+    def submit(self, event: Event) -> None:
+        """Write an event without waiting for it. From any thread. Raises what `Wal.submit` raises."""
+        self._send([event], lambda _: None, self._standing)
+
+    async def raise_level(self, level: int) -> None:
+        """Let the log have records of this feature level from here on. Processes that do not know it stop following
+        with `FormatTooNew`: to be called when all know it."""
+        await self.propose({"kind": LEVEL, "level": level})
+
+    def _submit(self, events: Sequence[Event], standing: Claim | None = None) -> _Submitted:
+        ids: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        pending = self._send(events, partial(conclude, ids), standing or self._standing, awaited=True)
+        return _Submitted(pending, ids)
+
+    def _send(
+        self, events: Sequence[Event], done: OnAppended, standing: Claim | None, *, awaited: bool = False
+    ) -> Sequence[_Pending]:
+        if self._led and standing is None:
+            raise Fenced("this node does not lead; claim first", term=self.fold.claim.term)
+        for event in events:
+            self.fold.check_event(event)
+        with self._submitting:
+            first = max(self._number, self.fold.number_of(self._author)) + 1
+            claim = None if standing is None else standing.id
+            pending = [_Pending(number, claim) for number, _ in enumerate(events, first)]
+            ts = self._now()
+            entries = [
+                self._entry(event, each.number, standing, ts) for event, each in zip(events, pending, strict=True)
+            ]
+            if awaited:  # before the records can be read back
+                self._pending.update((each.number, each) for each in pending)
+            self._number = pending[-1].number
+            try:
+                self._log.submit(entries, done)
+            except BaseException:
+                for each in pending:
+                    self._pending.pop(each.number, None)
+                raise
+        return pending
+
+    def _entry(self, event: Event, number: int, standing: Claim | None, ts: int) -> ControlAppend:
+        record = encode_event(self._type, event, self._author, number, standing)
+        return ControlAppend(self.channel, stamp(record, ts, record.term, 0), ts)
+
+    def _forget(self, submitted: _Submitted) -> None:
+        for pending in submitted.pending:
+            del self._pending[pending.number]
+
+    async def _read_back(self, submitted: _Submitted) -> None:
+        try:
+            ids = await submitted.ids
+        except TidewalError as error:
+            if not error.fields.get("outcome_unknown"):
+                raise
+            self._unresolved = True
+            with suppress(TidewalError):
+                await self._resolve()
+            if self._unresolved:
+                raise
+        else:
+            await self.until(lambda: self.fold.position >= ids[-1])
+
+    async def _resolve(self) -> None:
+        """Write a record and read it back: what was sent before it is in the log, or never counts."""
+        submitted = self._submit([{"kind": NOOP}])
+        try:
+            ids = await submitted.ids
+            await self.until(lambda: self.fold.position >= ids[-1])
+        finally:
+            self._forget(submitted)
+        self._unresolved = False
+
+    def _raise_refusal(self, pending: _Pending) -> None:
+        outcome = pending.outcome or self._removed_unread()
+        error = outcome if isinstance(outcome, TidewalError) else outcome.error
+        if error is not None:
+            raise error
+
+    def _removed_unread(self) -> TidewalError:
+        return Unavailable(
+            f"truncation of {self.channel} was faster than its reader: check whether the record counts",
+            outcome_unknown=True,
+        )
+
+    def on_applied(self, applied: Applied) -> None:
+        self._records += 1
+        record, claim = applied.proposed.record, applied.proposed.event.get("claim")
+        if record.producer != self._author:
+            return
+        own = self._pending.get(record.pseq)
+        if own is not None and own.claim == claim:
+            own.outcome = own.outcome or applied
+        if claim in self._standings:
+            for pending in self._pending.values():
+                if pending.number < record.pseq and pending.outcome is None:
+                    pending.outcome = Unavailable(
+                        f"a record for {self.channel} was lost, and will not count: repeat it"
+                    )
+
+    def on_restored(self) -> None:
+        for pending in self._pending.values():  # it may have counted among the records that were removed
+            pending.outcome = pending.outcome or self._removed_unread()
+        self._records = self._records_at_snapshot = self._bytes_at_snapshot = 0
+
+    # ---- leadership -------------------------------------------------------------------------------------------------
+
+    async def claim(self, node: str) -> None:
+        """Become the leader under the name `node`: name the last winning claim; log order decides between claims that
+        name the same one. Raises `Fenced` when other nodes won `CLAIMS_MAX` times; where the log refused the last
+        claim, that error."""
+        self._author = node
+        error: TidewalError = Fenced("no election was held")
+        pause_s = CLAIM_PAUSE_S
+        for _ in range(CLAIMS_MAX):
+            try:
+                return await self._try_to_claim(node)
+            except Fenced as lost:
+                error = lost
+            except TidewalError as refused:  # whether it won or not, the next claim names what was read after it
+                if not refused.retryable:
+                    raise
+                error = refused
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, CLAIM_PAUSE_S_MAX)
+        raise error
+
+    async def _last_claim(self) -> Claim:
+        await self.catch_up()
+        return self.fold.claim
+
+    async def _try_to_claim(self, node: str) -> None:
+        previous = await self._last_claim()
+        self._standing = None  # no event of this node may count under the claim that it is about to replace
+        submitted = self._submit([claim_event(node, previous)], Claim(b"", previous.term + 1, node))
+        try:
+            ids = await submitted.ids
+            await self.until(lambda: self.fold.position >= ids[-1])
+            try:
+                self._raise_refusal(submitted.pending[0])
+            except Fenced:
+                raise Fenced(f"{node} lost an election to {self.fold.claim.node}") from None
+            self._standing = Claim(ids[-1], previous.term + 1, node)
+            self._standings.add(ids[-1])
+        finally:
+            self._forget(submitted)
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether the log is long enough for a snapshot."""
+        pacing, fold = self.pacing, self.fold
+        long_enough = self._records - self._records_at_snapshot >= pacing.records
+        return long_enough and fold.read_bytes - self._bytes_at_snapshot >= pacing.factor * fold.snapshot_bytes
+
+    async def snapshot_if_due(self) -> None:
+        """Store a snapshot where one is due. One that fails raises nothing: it is counted (`snapshots_failed`), logged,
+        and tried again `SnapshotPacing.retry_records` later."""
+        if not self.snapshot_due:
+            return
+        async with self._snapshotting:
+            if not self.snapshot_due:
+                return
+            try:
+                await self._snapshot()
+            except Exception as error:
+                self.snapshots_failed += 1
+                _log.warning("%s goes on without a new snapshot: %s", self.channel, error)
+                self._records_at_snapshot = self._records - self.pacing.records + self.pacing.retry_records
+
+    async def snapshot(self) -> None:
+        """Store the state as of the last record that was read, and truncate what lies before that."""
+        async with self._snapshotting:
+            await self._snapshot()
+
+    async def _snapshot(self) -> None:
+        if not self.fold.as_of:
+            return
+        records, read_bytes = self._records, self.fold.read_bytes
+        as_of, pages = self.fold.as_of, pages_of(self.fold.snapshot(), self.fold.as_of, self.fold.level)
+        for page in pages:
+            ids: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+            self._log.submit([self._entry(page, 0, self._standing, self._now())], partial(conclude, ids))
+            await ids
+        if self._holder is not None:
+            await self._log.hold(self.channel, self._holder, as_of)
+        await self._log.truncate(self.channel, as_of)
+        self._records_at_snapshot, self._bytes_at_snapshot = records, read_bytes

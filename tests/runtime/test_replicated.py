@@ -1,0 +1,362 @@
+"""A replicated state with several proposers, while the log fails, answers late and doubles records, processes die, and
+snapshots replace what lies before them: all readers agree, and what was answered is so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tidewal.runtime.errors import (
+    CorruptLog,
+    Fenced,
+    FormatTooNew,
+    InvalidRequest,
+    PreconditionFailed,
+    TidewalError,
+    Unavailable,
+)
+from tidewal.runtime.log.record import RecordType, encode
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, OnAppended
+from tidewal.runtime.replicated import records
+from tidewal.runtime.replicated.fold import Fold
+from tidewal.runtime.replicated.records import Event, encode_event
+from tidewal.runtime.replicated.replica import Replica, SnapshotPacing
+from tidewal.runtime.testing.clock import run_virtual
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+
+CHANNEL = "state"
+KEYS = 3
+
+
+class Versions:
+    """Keys with versions: a change names the version that it follows."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, int] = {}
+        self.applied: list[str] = []
+
+    def apply(self, event: Event) -> None:
+        if event["kind"] != "set":
+            raise FormatTooNew(f"an event {event['kind']}", supported=1)
+        if self.versions.get(event["key"], 0) != event["after"]:
+            raise PreconditionFailed(f"{event['key']} has another version")
+        self.versions[event["key"]] = event["after"] + 1
+        self.applied.append(event["name"])
+
+    def snapshot(self) -> object:
+        return [self.versions, self.applied]
+
+    def restore(self, snapshot: Any) -> None:
+        self.versions, self.applied = snapshot
+
+
+class Unruly(MemoryWal):
+    """Beside the faults of its plan: an append may land long after its error, or twice, and a reader may lag."""
+
+    def __init__(self, log: MemoryLog, faults: FaultPlan, rng: random.Random, removed: list[Entry]) -> None:
+        super().__init__(log, faults)
+        self.late = self.twice = self.lag = 0.0
+        self.removed = removed
+        self._rng = rng
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        late, twice = self._rng.random() < self.late, self._rng.random() < self.twice
+        land = partial(asyncio.get_running_loop().call_later, self._rng.uniform(0, 3), self._land, list(entries))
+
+        def again(result: list[bytes] | TidewalError) -> None:
+            if twice and (isinstance(result, list) or result.fields.get("outcome_unknown")):
+                land()
+            done(result)
+
+        if late:
+            land()
+            done(Unavailable("it will land", outcome_unknown=True))
+        else:
+            super().submit(entries, again)
+
+    def _land(self, entries: Sequence[Append]) -> None:
+        MemoryWal(self.log).submit(entries, lambda _: None)
+
+    async def read(self, channel, start):
+        async for entries in super().read(channel, start):
+            if self._rng.random() < self.lag:
+                await asyncio.sleep(self._rng.uniform(0, 2))
+            yield entries
+
+    async def truncate(self, channel, id) -> None:
+        self.removed += [entry for entry in self.log.channels[channel].entries if entry.id < id]
+        await super().truncate(channel, id)
+
+
+def replica_of(wal: MemoryWal, author: str, *, led: bool) -> Replica[Versions]:
+    pacing = SnapshotPacing(records=20, retry_records=5, factor=0.5)
+    return Replica(wal, CHANNEL, Versions, RecordType.CATALOG, led=led, author=author, pacing=pacing)
+
+
+@asynccontextmanager
+async def replicas(*authors: str, led: bool = False, log: MemoryLog | None = None) -> AsyncIterator[list[Replica]]:
+    log = log or MemoryLog()
+    opened: list[Replica] = []
+    for author in authors:
+        wal = MemoryWal(log)
+        await wal.create_channel(CHANNEL, ChannelPolicy())
+        opened.append(replica_of(wal, author, led=led))
+        await opened[-1].open()
+    try:
+        yield opened
+    finally:
+        for each in opened:
+            await each.close()
+
+
+def change(name: str, after: int = 0, key: str = "k") -> Event:
+    return {"kind": "set", "key": key, "after": after, "name": name}
+
+
+@dataclass
+class Simulation:
+    """Processes that propose, snapshot, lead and die; `answers` has what each proposal was told."""
+
+    seed: int
+    led: bool
+    answers: dict[str, str] = field(default_factory=dict)
+    removed: list[Entry] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.log = MemoryLog()
+        self.wals: list[Unruly] = []
+        self.faulty = True
+
+    async def run(self) -> None:
+        await MemoryWal(self.log).create_channel(CHANNEL, ChannelPolicy())
+        await asyncio.gather(*(self._process(number) for number in range(4)))
+
+    def _wal(self) -> Unruly:
+        rates = Rates(fail=0.03, unknown=0.05, lost=0.05, delay=0.1, delay_s_max=0.5)
+        wal = Unruly(self.log, FaultPlan(self.rng.randrange(2**32), rates), self.rng, self.removed)
+        wal.late, wal.twice, wal.lag = 0.05, 0.1, 0.2
+        self.wals.append(wal)
+        return wal
+
+    async def _process(self, number: int) -> None:
+        for life in range(4):
+            name = f"p{number}.{life}"
+            replica = replica_of(self._wal(), name, led=self.led)
+            with suppress(TidewalError):
+                await replica.open()
+                await asyncio.gather(*(self._work(replica, f"{name}.{task}") for task in range(2)))
+            await replica.close()  # with what is on its way still there
+
+    async def _work(self, replica: Replica[Versions], name: str) -> None:
+        for step in range(self.rng.randrange(5, 25)):
+            await asyncio.sleep(self.rng.uniform(0, 0.3))
+            what = self.rng.random()
+            if self.led and what < 0.15:
+                with suppress(Fenced, Unavailable):
+                    await replica.claim(replica._author)
+            elif what < 0.2:
+                with suppress(TidewalError):
+                    await replica.snapshot()
+            elif what < 0.25:
+                garbage = self.rng.choice(
+                    [b"garbage", encode(encode_event(RecordType.ROWS, {"kind": "x"}, "x", 1, None))]
+                )
+                MemoryWal(self.log).submit([Append(CHANNEL, garbage)], lambda _: None)
+            else:
+                await self._propose(replica, f"{name}.{step}")
+                await replica.snapshot_if_due()
+
+    async def _propose(self, replica: Replica[Versions], name: str) -> None:
+        key = f"k{self.rng.randrange(KEYS)}"
+        try:
+            await replica.propose(change(name, replica.fold.state.versions.get(key, 0), key))
+            self.answers[name] = "accepted"
+            assert name in replica.fold.state.applied, "what is accepted is in the state of its author"
+        except TidewalError as error:
+            self.answers[name] = "unknown" if error.fields.get("outcome_unknown") else "refused"
+
+    async def check(self) -> None:
+        await asyncio.sleep(10)  # what is on its way lands
+        present = self.log.channels[CHANNEL].entries
+        whole = Fold(Versions, RecordType.CATALOG, led=self.led)
+        history = {entry.id: entry for entry in [*self.removed, *present]}
+        for id in sorted(history):
+            whole.read(history[id])
+        # the snapshots among them are not to be used: this is the state from the first record on
+        whole._pages = records.PageCollector()
+        whole.finish()
+        async with replicas("late", led=self.led, log=self.log) as [late]:
+            assert late.fold.snapshot() == whole.snapshot(), "the state from a snapshot is the state from the start"
+        applied = Counter(whole.state.applied)
+        assert set(applied.values()) <= {1}, "nothing counts twice"
+        for name, answer in self.answers.items():
+            if answer != "unknown":
+                assert applied[name] == (answer == "accepted"), (name, answer)
+        assert set(applied) <= set(self.answers)
+
+
+@pytest.mark.parametrize("led", [False, True])
+@pytest.mark.parametrize("round", range(8))
+def test_all_readers_agree_and_answers_are_true(seed: int, round: int, led: bool) -> None:
+    def simulate() -> Simulation:
+        simulation = Simulation(seed + round, led)
+
+        async def main() -> None:
+            await simulation.run()
+            await simulation.check()
+
+        run_virtual(main())
+        return simulation
+
+    simulation = simulate()
+    assert simulation.removed, "snapshots have replaced entries"
+    assert {"accepted", "refused"} <= set(simulation.answers.values())
+    again = simulate()
+    assert again.log.dump() == simulation.log.dump()
+    assert again.answers == simulation.answers
+
+
+def test_a_record_counts_once_and_only_where_its_precondition_holds() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        async with replicas("a", "b", log=log) as [a, b]:
+            await a.propose(change("first"), change("second", after=1))
+            with pytest.raises(PreconditionFailed):
+                await b.propose(change("third", after=1))
+            again = log.channels[CHANNEL].entries[1]
+            await MemoryWal(log).append(CHANNEL, again.payload)
+            await b.propose(change("fourth", after=2))
+            assert (await a.catch_up()).applied == b.fold.state.applied == ["first", "second", "fourth"]
+
+    run_virtual(main())
+
+
+class Losing(MemoryWal):
+    """The next append is kept back, and its outcome unknown; `land` writes it."""
+
+    kept: Sequence[Append] = ()
+    losing = False
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        if not self.losing:
+            return super().submit(entries, done)
+        self.losing, self.kept = False, list(entries)
+        return done(Unavailable("no answer", outcome_unknown=True))
+
+    def land(self) -> None:
+        super().submit(self.kept, lambda _: None)
+
+
+def test_an_own_record_that_lands_late_has_no_effect_behind_the_next_one() -> None:
+    async def main() -> None:
+        wal = Losing()
+        await wal.create_channel(CHANNEL, ChannelPolicy())
+        replica = replica_of(wal, "a", led=False)
+        await replica.open()
+        wal.losing = True
+        with pytest.raises(Unavailable) as caught:
+            await replica.propose(change("lost"))
+        assert not caught.value.fields.get("outcome_unknown"), "the record behind it was read back"
+        await replica.propose(change("found"))
+        wal.land()
+        await replica.propose(change("next", after=1))
+        assert replica.fold.state.applied == ["found", "next"]
+        await replica.close()
+
+    run_virtual(main())
+
+
+def test_a_snapshot_without_all_its_pages_is_none(monkeypatch) -> None:
+    monkeypatch.setattr(records, "PAGE_BYTES", 64)
+
+    async def main() -> None:
+        log = MemoryLog()
+        async with replicas("a", log=log) as [a]:
+            for number in range(20):
+                await a.propose(change(f"name {number}", after=number))
+            await a.snapshot()
+            entries = log.channels[CHANNEL].entries
+            pages = [entry for entry in entries if b"as_of" in bytes(entry.payload)]
+            assert len(pages) > 3
+            async with replicas("b", log=log) as [b]:
+                assert b.fold.state.applied == a.fold.state.applied
+            entries.remove(pages[1])
+            reader = replica_of(MemoryWal(log), "c", led=False)
+            with pytest.raises(CorruptLog, match="no snapshot"):
+                await reader.open()
+            await reader.close()
+
+    run_virtual(main())
+
+
+def test_a_snapshot_of_a_superseded_leader_does_no_harm() -> None:
+    """What it says was so after the record that it names, and the records behind that are applied to it."""
+
+    async def main() -> None:
+        log = MemoryLog()
+        async with replicas("a", "b", led=True, log=log) as [a, b]:
+            await a.claim("a")
+            await a.propose(change("first"))
+            as_of, pages = a.fold.as_of, records.pages_of(a.fold.snapshot(), a.fold.as_of, 1)
+            await b.claim("b")
+            await b.propose(change("second", after=1))
+            for page in pages:
+                payload = encode(encode_event(RecordType.CATALOG, page, "a", 0, a._standing))
+                await MemoryWal(log).append(CHANNEL, payload)
+            await MemoryWal(log).truncate(CHANNEL, as_of)
+            with pytest.raises(Fenced):
+                await a.propose(change("third", after=2))
+            async with replicas("c", led=True, log=log) as [late]:
+                assert late.fold.state.applied == ["first", "second"]
+                assert late.fold.claim == b.fold.claim
+
+    run_virtual(main())
+
+
+def test_a_record_above_the_feature_level_is_not_written_and_a_higher_level_stops_who_does_not_know_it() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        async with replicas("old", "new", log=log) as [old, new]:
+            new.fold._supported = 2
+            with pytest.raises(InvalidRequest, match="level"):
+                await new.propose({**change("first"), "v": 2})
+            with pytest.raises(FormatTooNew):
+                await old.raise_level(2)
+            with pytest.raises(PreconditionFailed, match="level"):
+                await new.raise_level(2)
+            await new.propose({**change("first"), "v": 2})
+            assert new.fold.state.applied == ["first"]
+            with pytest.raises(FormatTooNew, match="upgrade"):
+                await old.catch_up()
+
+    run_virtual(main())
+
+
+def test_nothing_counts_before_the_log_has_begun() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        await wal.create_channel(CHANNEL, ChannelPolicy())
+        await wal.append(CHANNEL, encode(encode_event(RecordType.CATALOG, {"kind": "noop"}, "dead", 2, None)))
+        async with replicas("a", "b", log=log) as [a, b]:
+            await a.propose(change("first"))
+            assert (await b.catch_up()).applied == ["first"]
+        log.channels[CHANNEL].entries.pop(1)
+        fold = Fold(Versions, RecordType.CATALOG, led=False)
+        async with aclosing(wal.read(CHANNEL, From.EARLIEST)) as reader:
+            for entry in await anext(reader):
+                fold.read(entry)
+        with pytest.raises(CorruptLog):
+            fold.finish()
+
+    run_virtual(main())
