@@ -189,5 +189,5 @@ class Scrub:
 
 def is_snapshot(frame: JournalFrame) -> bool:
     """Whether the frame begins with a snapshot of all channels, as each segment's first must."""
-    row = next(frame.rows(), None)
-    return row is not None and row.channel == CONTROL and b"snapshot" in bytes(frame.bodies[:16])
+    number, *_ = next(frame.raw_rows(), (None,))
+    return number == CONTROL and b"snapshot" in bytes(frame.bodies[:16])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ....runtime.errors import TidewalError
 from ....runtime.groups.coordinator_client import CoordinatorClient
@@ -14,8 +14,6 @@ from ..address import Address
 from ..protocol import info_of
 from .owner_connection import OwnerConnection
 from .socket_coordinator_client import SocketCoordinatorClient
-
-T = TypeVar("T")
 
 READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner allows a process
 
@@ -51,22 +49,6 @@ class Owner(Protocol):
     def coordinator_client(self) -> CoordinatorClient: ...
 
     async def close(self) -> None: ...
-
-
-class Owners(Protocol):
-    """What a process that shares a log knows of the log's owners, one after the other."""
-
-    async def owner(self) -> Owner:
-        """The present owner, waited for while it changes."""
-        ...
-
-    def superseded(self, owner: Owner) -> bool:
-        """Whether another process owns the log in place of `owner` by now, or will."""
-        ...
-
-    async def ask(self, call: Callable[[Owner], Awaitable[T]]) -> T:
-        """The result of `call` with the present owner, repeated with the next owner where it ends meanwhile."""
-        ...
 
 
 class RemoteOwner:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ....runtime.errors import Closed, Unavailable
 from ....runtime.groups.coordinator_client import Ack, CoordinatorClient, MemberAssignment
 from ....runtime.log.wal import Append, From, GroupInfo
-from .owner import Owner, Owners
+from .owner import Owner
+
+if TYPE_CHECKING:
+    from .shared import SharedRocksMQ
 
 T = TypeVar("T")
 
@@ -18,15 +21,15 @@ class SharedCoordinatorClient:
     Joining and what needs no member is repeated here; any other call that a change of the owner cuts off raises
     `Unavailable`."""
 
-    def __init__(self, owners: Owners) -> None:
-        self._owners = owners
+    def __init__(self, shared: SharedRocksMQ) -> None:
+        self._shared = shared
         self._owner: Owner | None = None
         self._client: CoordinatorClient
 
     async def join(
         self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
     ) -> None:
-        await self._owners.ask(lambda owner: self._of(owner).join(group, member, channels, start, session_timeout_s))
+        await self._shared.ask(lambda owner: self._of(owner).join(group, member, channels, start, session_timeout_s))
 
     async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
         return await self._call(lambda client: client.assignment(group, member, seen, wait_s))
@@ -44,20 +47,20 @@ class SharedCoordinatorClient:
         await self._call(lambda client: client.leave(group, member))
 
     async def groups(self) -> list[GroupInfo]:
-        return await self._owners.ask(lambda owner: self._of(owner).groups())
+        return await self._shared.ask(lambda owner: self._of(owner).groups())
 
     async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
-        await self._owners.ask(lambda owner: self._of(owner).seek_group(group, channel, upto))
+        await self._shared.ask(lambda owner: self._of(owner).seek_group(group, channel, upto))
 
     async def drop_group(self, group: str) -> None:
-        await self._owners.ask(lambda owner: self._of(owner).drop_group(group))
+        await self._shared.ask(lambda owner: self._of(owner).drop_group(group))
 
     async def _call(self, call: Callable[[CoordinatorClient], Awaitable[T]]) -> T:
-        owner = await self._owners.owner()
+        owner = await self._shared.owner()
         try:
             return await call(self._of(owner))
         except Closed as error:
-            if not self._owners.superseded(owner):
+            if not self._shared.superseded(owner):
                 raise
             raise Unavailable("the owner of the log has yielded it") from error
 

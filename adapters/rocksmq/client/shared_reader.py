@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ....runtime.errors import Closed
 from ....runtime.log.wal import Entry, Start
@@ -11,7 +12,10 @@ from ..journal.channels import encode_id
 from ..owner.reader import Reader
 from ..owner.store import RocksMQ
 from ..protocol import decode_start, encode_start
-from .owner import READS, Owner, Owners, RemoteOwner
+from .owner import READS, Owner, RemoteOwner
+
+if TYPE_CHECKING:
+    from .shared import SharedRocksMQ
 
 POLL_S = 20.0  # how long one request waits at the owner for more entries
 CROWDED_POLL_S = 0.5  # the same while more readers than may wait at once take turns
@@ -22,8 +26,8 @@ Answer = tuple[Sequence[Entry], bytes]
 class SharedReader:
     """`Wal.read` at the present owner of the log. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, owners: Owners, channel: str, start: Start, siblings: set[SharedReader]) -> None:
-        self._owners, self._channel, self._siblings = owners, channel, siblings
+    def __init__(self, shared: SharedRocksMQ, channel: str, start: Start, siblings: set[SharedReader]) -> None:
+        self._shared, self._channel, self._siblings = shared, channel, siblings
         siblings.add(self)
         self._start = encode_start(start)
         self._local: Reader | None = None  # while this process owns the log
@@ -41,7 +45,7 @@ class SharedReader:
                 except StopAsyncIteration:
                     self._leave(self._local)
                     continue
-            self._asking = asyncio.ensure_future(self._owners.ask(self._read))
+            self._asking = asyncio.ensure_future(self._shared.ask(self._read))
             try:
                 answer = await self._asking
             except asyncio.CancelledError:

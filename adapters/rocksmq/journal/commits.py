@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from ....runtime.clock import Clock
 from ....runtime.disk import Disk, write_all
@@ -24,12 +23,6 @@ from .segment_stats import SegmentStats
 from .segments import HEADER_BYTES, Segment, Segments
 
 ONLY_CONTROL = {CONTROL}
-
-
-class Deliver(Protocol):
-    """Make entries visible to readers: `rows` of the channels in `numbers`, whose bodies have `size` bytes."""
-
-    def __call__(self, numbers: Sequence[int], rows: Sequence[Row], size: int) -> None: ...
 
 
 class WrittenCommit:
@@ -55,12 +48,14 @@ class Commits:
         recovered: Recovered,
         *,
         clock: Clock,
-        deliver: Deliver,
+        deliver: Callable[[Sequence[int], Sequence[Row], int], None],
         budget: TailBudget,
         need_spare: Callable[[bool], OSError | None],
         keep_ready: Callable[[], None],
         metrics: RocksMQMetrics,
     ) -> None:
+        """`deliver` makes entries visible to readers: it is called with the channels' numbers, their rows, and the
+        bytes of all bodies."""
         self.table = recovered.table
         self.sealed = recovered.sealed
         self.stats = SegmentStats(self.table, index, recovered.extents)

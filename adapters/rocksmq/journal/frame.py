@@ -36,15 +36,6 @@ ROW_BYTES = _ROW.size
 pack_row = _ROW.pack  # channel number, body length, id, timestamp
 
 
-class Row(NamedTuple):
-    """One line of a frame's table."""
-
-    channel: int
-    length: int
-    id: int
-    timestamp: int
-
-
 def frame_bytes(count: int, body_bytes: int) -> int:
     """The size on disk of a frame with `count` rows and `body_bytes` bytes of bodies."""
     return HEADER_BYTES + ROW_BYTES * count + body_bytes + -body_bytes % ALIGNMENT
@@ -78,11 +69,8 @@ class JournalFrame(NamedTuple):
     def end(self) -> int:
         return self.offset + self.size
 
-    def rows(self) -> Iterator[Row]:
-        return map(Row._make, _ROW.iter_unpack(self.table))
-
     def raw_rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Rows as plain tuples, for loops over many."""
+        """The rows: channel number, body length, id, timestamp. Plain tuples, for loops over many."""
         return cast("Iterator[tuple[int, int, int, int]]", _ROW.iter_unpack(self.table))
 
 

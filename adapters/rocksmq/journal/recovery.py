@@ -22,7 +22,6 @@ class RecoveryReport:
     """What opening found. `cut_path` and `cut_offset` say where a last, incomplete frame was cut off."""
 
     segments: int
-    frames_scanned: int
     index_rebuilt: bool
     cut_path: str | None = None
     cut_offset: int | None = None
@@ -63,7 +62,7 @@ class Recovered:
     sealed: dict[int, SegmentSummary] = field(default_factory=dict[int, SegmentSummary])
     extents: Extents = field(default_factory=Extents)  # of the current segment
     indexer: Indexer = field(default_factory=Indexer)
-    report: RecoveryReport = field(default_factory=lambda: RecoveryReport(0, 0, index_rebuilt=False))
+    report: RecoveryReport = field(default_factory=lambda: RecoveryReport(0, index_rebuilt=False))
 
 
 class Recovery:
@@ -72,7 +71,6 @@ class Recovery:
     def __init__(self, disk: Disk, segments: Segments, index: Index) -> None:
         self._disk, self._segments, self._index = disk, segments, index
         self._state = Recovered()
-        self._frames = 0
         self._last_frame: JournalFrame | None = None
 
     def run(self) -> Recovered:
@@ -96,9 +94,7 @@ class Recovery:
             cut = self._scan(segment, following)
         self._check_durable(state.current)
         self._settle_last_frame()
-        state.report = RecoveryReport(
-            len(loaded), self._frames, self._index.rebuilt, *(cut if cut is not None else (None, None))
-        )
+        state.report = RecoveryReport(len(loaded), self._index.rebuilt, *(cut if cut is not None else (None, None)))
         return state
 
     def _begins(self, segment: Segment, *, first: bool) -> bool:
@@ -147,7 +143,6 @@ class Recovery:
         scanner = self._scanner(segment, HEADER_BYTES)
         while (frame := scanner.next(state.next_sequence)) is not None:
             state.next_sequence += 1
-            self._frames += 1
             self._last_frame = frame
             self._apply(segment, frame)
         segment.end = scanner.offset

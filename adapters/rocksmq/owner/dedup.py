@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from ....runtime.clock import Clock
 from ....runtime.errors import InvalidRequest, OutcomeUnknown, Overloaded, TidewalError
@@ -17,21 +17,13 @@ from ....runtime.log.wal import Append, OnAppended
 from ..journal.channels import encode_id
 from ..journal.dedup_table import CLIENTS, RESULTS, AppendResult, DedupTable, each, take_settled, wrote
 from ..journal.registry import Registry
-from .appending import Stamp
+from .appending import Appender
 
 CLIENT_ID_BYTES = 16
 CLIENT_NUMBERS = 65_536  # that a client may be ahead of what it has settled
 
 Shape: TypeAlias = tuple[int, int]  # of an append: how many entries, in how many channels
 ONE: Shape = (1, 1)
-
-
-class Submitter(Protocol):
-    """What the deduplicator needs of `Appender`."""
-
-    def submit(self, entries: Sequence[Append], done: OnAppended, *, stamp: Stamp | None = None) -> None: ...
-
-    def submit_each(self, entries: Sequence[Append], done: OnAppended, stamp: Stamp) -> bool: ...
 
 
 class KnownClient:
@@ -95,7 +87,7 @@ class FirstAttempt:
 class Deduplicator:
     """Appends for all processes that number their appends, through the `Appender`. Thread-safe."""
 
-    def __init__(self, table: DedupTable, registry: Registry, appender: Submitter, clock: Clock) -> None:
+    def __init__(self, table: DedupTable, registry: Registry, appender: Appender, clock: Clock) -> None:
         self._lock = threading.Lock()
         self._table, self._registry, self._appender, self._clock = table, registry, appender, clock
         self._clients: OrderedDict[bytes, KnownClient] = OrderedDict()  # the client that asked last is last

@@ -3,53 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ....runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost
 from ....runtime.log.wal import Entry, From, FromId, FromTime, Start
-from ....runtime.loop_bridge import LoopNotifier
-from ..index.history import Cursor, History, SegmentGone
+from ..index.history import Cursor, SegmentGone
 from ..index.lookup import first_at
 from ..journal.channels import decode_id, encode_id
 from ..journal.losses import before_loss
 from .channel_cache import LiveChannel
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .store import RocksMQ
 
 FIRST_PIECE_BYTES = 256 * 1024  # read at once from the files; twice as much each time, as long as it goes on
 PIECE_BYTES = 4 * 1024 * 1024
 PIECE_ENTRIES = 512  # pieces with so many entries do not grow: handing them over costs little beside making them
 
 
-class ReaderSource(Protocol):
-    """What a reader needs of the store."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def history(self) -> History: ...
-
-    def find(self, channel: str) -> LiveChannel:
-        """Raises `ChannelNotFound` and `Closed`."""
-        ...
-
-    async def blocking(self, call: Callable[[], T]) -> T:
-        """Run a blocking read on a read thread."""
-        ...
-
-    def notifier(self) -> LoopNotifier:
-        """The notifier of the running loop."""
-        ...
-
-
 class Reader:
     """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, source: ReaderSource, channel: str, start: Start | int) -> None:
+    def __init__(self, store: RocksMQ, channel: str, start: Start | int) -> None:
         """`start` as a number is the id to go on with, from the `position` of an earlier reader."""
-        self._source = source
+        self._store = store
         self._name = channel
         self._start = start
         self._channel: LiveChannel | None = None
@@ -64,7 +42,7 @@ class Reader:
 
     async def __anext__(self) -> Sequence[Entry]:
         while True:
-            if self._closed or self._source.closed:
+            if self._closed or self._store.closed:
                 raise StopAsyncIteration
             try:
                 entries = await self.poll()
@@ -105,7 +83,7 @@ class Reader:
 
     async def wait(self) -> None:
         """Return when there may be more to poll, the channel was dropped, or the log or this reader was closed."""
-        channel, notifier = self._channel, self._source.notifier()
+        channel, notifier = self._channel, self._store.notifier()
         if channel is None:
             return
         waiter = self._waiter = notifier.loop.create_future()
@@ -113,14 +91,14 @@ class Reader:
         channel.waiters.add(entry)
         try:
             # Look again now that appends wake this reader: what became visible before did not.
-            if not (channel.visible_to >= self._next_id or channel.dropped or self._source.closed or self._closed):
+            if not (channel.visible_to >= self._next_id or channel.dropped or self._store.closed or self._closed):
                 await waiter
         finally:
             self._waiter = None
             channel.waiters.discard(entry)
 
     async def _open(self) -> LiveChannel:
-        channel = self._source.find(self._name)
+        channel = self._store.find(self._name)
         match self._start:
             case From.EARLIEST:
                 self._next_id = channel.first_visible
@@ -130,7 +108,7 @@ class Reader:
                 self._next_id = first_wanted(channel, id, inclusive=inclusive)
             case FromTime(timestamp):
                 end = channel.visible_to + 1
-                found = await self._source.blocking(lambda: first_at(channel, self._source.history, timestamp))
+                found = await self._store.blocking(lambda: first_at(channel, self._store.history, timestamp))
                 self._next_id = end if found is None else found
             case int(next_id):
                 self._next_id = next_id
@@ -146,8 +124,8 @@ class Reader:
         next_id, cursor, upto_id = self._next_id, self._cursor, channel.tail.forgotten_to
         piece_bytes = self._piece_bytes
         try:
-            entries, self._cursor = await self._source.blocking(
-                lambda: self._source.history.read(channel.number, next_id, upto_id, cursor, piece_bytes)
+            entries, self._cursor = await self._store.blocking(
+                lambda: self._store.history.read(channel.number, next_id, upto_id, cursor, piece_bytes)
             )
         except SegmentGone:
             self._cursor = None

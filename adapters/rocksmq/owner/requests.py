@@ -7,11 +7,11 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ....runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, Unsupported
 from ....runtime.log.policy_codec import decode_policy, encode_policy
-from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended, Payload
+from ....runtime.log.wal import Append, ChannelPolicy, Entry, Payload
 from ..journal.channels import encode_id
 from ..protocol import (
     ANSWER_BYTES,
@@ -27,60 +27,22 @@ from ..protocol import (
     unpack,
 )
 from .connection import Connection
-from .reader import Reader, ReaderSource
+from .group_service import GroupService
+from .reader import Reader
 from .temporary import TemporaryChannels
+
+if TYPE_CHECKING:
+    from .store import RocksMQ
 
 NUMBERS = 1 << 63  # of appends: below it, and so are the numbers behind the last of a request in what msgpack can hold
 
 _log = logging.getLogger(__name__)
 
 
-class Served(ReaderSource, Protocol):
-    """What the server asks of the store."""
-
-    async def channels(self) -> list[str]: ...
-
-    async def describe(self, channel: str) -> ChannelInfo: ...
-
-    async def id_at(self, channel: str, timestamp: int) -> bytes | None: ...
-
-    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None: ...
-
-    async def drop_channel(self, channel: str) -> None: ...
-
-    async def truncate(self, channel: str, id: bytes) -> None: ...
-
-    async def hold(self, channel: str, holder: str, id: bytes | None) -> None: ...
-
-    def submit_from(
-        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
-    ) -> None: ...
-
-    def submit_each_from(
-        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
-    ) -> bool: ...
-
-    def wake(self) -> None: ...
-
-    def request_yield(self) -> None:
-        """Begin to yield the directory. Raises `DirectoryInUse`."""
-        ...
-
-
-class GroupRequests(Protocol):
-    """What answers the requests of consumer groups. All calls come from the server's loop."""
-
-    async def answer(self, connection_id: int, method: str, arguments: Sequence[object]) -> object: ...
-
-    def connected(self, connection_id: int, client: bytes | None) -> None: ...
-
-    def disconnected(self, connection_id: int) -> None: ...
-
-
 class Requests:
     """Answers requests without waiting at once, the others in tasks of the connection."""
 
-    def __init__(self, store: Served, groups: GroupRequests | None, boot: int, frame_bytes: int) -> None:
+    def __init__(self, store: RocksMQ, groups: GroupService | None, boot: int, frame_bytes: int) -> None:
         self._store, self._groups = store, groups
         self._temporary = TemporaryChannels(self._drop_temporary)
         self._greeting = {"boot": boot, "frame_bytes": frame_bytes}

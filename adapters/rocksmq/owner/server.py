@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -24,7 +24,11 @@ from ....runtime.errors import Overloaded, to_wire
 from ..address import LOOPBACK, SOCKET_NAME, TOKEN_NAME, socket_path
 from ..protocol import encode
 from .connection import Connection, ConnectionLimits, ReceiveMemory
-from .requests import GroupRequests, Requests, Served
+from .group_service import GroupService
+from .requests import Requests
+
+if TYPE_CHECKING:
+    from .store import RocksMQ
 
 BACKLOG = 256  # more than the connections, so that a client over the limit is answered with `Overloaded`
 SWEEP_S = 1.0  # between two checks of the connections, at most
@@ -33,28 +37,17 @@ ACCEPT_PAUSE_S = 1.0  # after a connection could not be accepted: the process is
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What clients cost now: all of it zero when there are none, once their appends are committed."""
-
-    connections: int
-    receiving_bytes: int
-    in_flight_bytes: int
-    outbox_bytes: int
-    waiting_requests: int
-
-
 class Server:
     """The socket of one directory, and a port. `start` and `stop` block."""
 
     def __init__(
         self,
-        store: Served,
+        store: RocksMQ,
         directory: str,
         *,
         boot: int,
         frame_bytes: int,
-        groups: GroupRequests | None = None,
+        groups: GroupService | None = None,
         tcp_port: int | None = None,
         limits: ConnectionLimits | None = None,
     ) -> None:
@@ -93,17 +86,6 @@ class Server:
             self._thread.join()
         self._remove(SOCKET_NAME)
         self._remove(TOKEN_NAME)
-
-    def usage(self) -> Usage:
-        """What clients cost now. From any thread."""
-        connections = list(self._connections)
-        return Usage(
-            len(connections),
-            self._memory.reserved,
-            sum(connection.in_flight for connection in connections),
-            sum(connection.outbox.size for connection in connections),
-            sum(len(connection.tasks) for connection in connections),
-        )
 
     # ---- listening ---------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Frames:
         survey = JournalSurvey(ReadOnlyDisk(), str(log / "journal"))
         for segment in survey.segments:
             for frame in survey.walk(segment, None):
-                entries = {(row.channel, row.id): None for row in frame.rows() if row.channel}
+                entries = {(number, id): None for number, _, id, _ in frame.raw_rows() if number}
                 self.places.append((Path(segment.path), frame.offset, frame.end, entries))
         survey.close()
 

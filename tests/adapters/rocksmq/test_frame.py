@@ -34,9 +34,9 @@ def write(frames, epoch=7, salt=9):
 
 def content(frame):
     found, at = [], 0
-    for row in frame.rows():
-        found.append((row.channel, row.id, row.timestamp, bytes(frame.bodies[at : at + row.length])))
-        at += row.length
+    for number, length, id, timestamp in frame.raw_rows():
+        found.append((number, id, timestamp, bytes(frame.bodies[at : at + length])))
+        at += length
     return found
 
 

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.adapters.rocksmq.usage import Usage, usage
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.adapters.rocksmq.address import socket_path
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner.connection import APPEND_OVERHEAD_BYTES, ConnectionLimits
-from tidewal.adapters.rocksmq.owner.server import Server, Usage
+from tidewal.adapters.rocksmq.owner.server import Server
 from tidewal.adapters.rocksmq.protocol import APPENDS, HEAD_BYTES, HEADER, ROW, encode, encode_request
 from tidewal.runtime.errors import (
     BadRecord,
@@ -126,7 +127,7 @@ async def all_is_well(store: RocksMQ) -> None:
 async def released(server: Server) -> None:
     """Return when clients cost nothing any more."""
     async with asyncio.timeout(ANSWER_S):
-        while server.usage() != NOTHING:  # noqa: ASYNC110 -- it happens on a thread that knows no event
+        while usage(server) != NOTHING:  # noqa: ASYNC110 -- it happens on a thread that knows no event
             await asyncio.sleep(0)
 
 
@@ -374,10 +375,10 @@ async def test_answers_that_a_client_does_not_take_stay_bounded_and_end_the_conn
     deaf.sendall(HELLO + encode([0, "channels"])[0] + encode([5, "read", "a", ["earliest"], None, 0.0])[0] * 50)
     highest = 0
     async with asyncio.timeout(ANSWER_S):
-        while not server.usage().connections:  # noqa: ASYNC110 -- it happens on a thread that knows no event
+        while not usage(server).connections:  # noqa: ASYNC110 -- it happens on a thread that knows no event
             await asyncio.sleep(0)
-        while (usage := server.usage()).connections:
-            highest = max(highest, usage.outbox_bytes)
+        while (used := usage(server)).connections:
+            highest = max(highest, used.outbox_bytes)
             await asyncio.sleep(0)
     deaf.close()
     assert 0 < highest <= limit + 5 * 1024 * 1024, "one answer over the limit"
@@ -427,16 +428,16 @@ async def test_a_flood_of_appends_waits_at_its_own_connection(store, serve, peer
     flood = await peers()
     for number in range(1, count + 1):
         flood.send(encode_request(number, "append", (number, number - 1), [Append("a", bytes(4096), number)])[0])
-    await helpers.until(lambda: server.usage().in_flight_bytes > limit)
+    await helpers.until(lambda: usage(server).in_flight_bytes > limit)
     other = await peers()
     other.send(encode([5, "channels"])[0])
     assert await other.answer() == (5, ["a"])
-    assert server.usage().in_flight_bytes <= limit + 8192
+    assert usage(server).in_flight_bytes <= limit + 8192
     assert len(held.waiting) < count
     seen = 0
     async with asyncio.timeout(ANSWER_S):
         while seen < count:
-            assert server.usage().in_flight_bytes <= limit + 8192
+            assert usage(server).in_flight_bytes <= limit + 8192
             while held.waiting:
                 held.waiting.pop(0)()
                 seen += 1
@@ -508,10 +509,10 @@ async def test_large_requests_take_turns(store, serve, peers, helpers):
     data = b"".join(large)
     first, second = await peers(), await peers()
     first.send(data[:300_000])
-    await helpers.until(lambda: server.usage().receiving_bytes)
+    await helpers.until(lambda: usage(server).receiving_bytes)
     second.send(data)
     await all_is_well(store)
-    assert server.usage().receiving_bytes == len(data)
+    assert usage(server).receiving_bytes == len(data)
     first.send(data[300_000:])
     assert (await first.answer())[0] == 5
     assert (await second.answer())[0] == 5
@@ -525,7 +526,7 @@ async def test_a_large_request_that_never_comes_makes_room_for_the_next(store, s
     data = b"".join(encode_request(5, "append", (1, 0), [Append("a", bytes(900_000))]))
     first, second, third = await peers(), await peers(), await peers()
     first.send(data[:300_000])
-    await helpers.until(lambda: server.usage().receiving_bytes)
+    await helpers.until(lambda: usage(server).receiving_bytes)
     second.send(data)
     third.send(data)
     await first.ended()
@@ -561,7 +562,7 @@ async def test_two_hundred_connections_at_once(store, serve, peers):
     for peer in clients[64:]:
         seq, error = await peer.answer()
         assert (seq, type(error), error.limit) == (0, Overloaded, "connections")
-    assert server.usage().connections == 64
+    assert usage(server).connections == 64
     with pytest.raises(Overloaded):
         await OwnerConnection.open(store.directory, CLIENT, on_lost=print)
     for peer in clients:
@@ -592,7 +593,7 @@ async def test_a_client_killed_in_the_middle_of_a_frame_leaves_nothing(store, se
         subprocess.Popen, [sys.executable, "-c", DYING, store.directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert await asyncio.to_thread(child.stdout.readline) == b"half\n"
-    await helpers.until(lambda: server.usage().receiving_bytes and server.usage().waiting_requests)
+    await helpers.until(lambda: usage(server).receiving_bytes and usage(server).waiting_requests)
     child.kill()
     await asyncio.to_thread(child.communicate)
     await released(server)
@@ -606,10 +607,10 @@ async def test_the_owner_stops_in_the_middle_of_everything(store, serve, peers, 
     peer.send(encode_request(1, "append", (1, 0), [Append("a", b"x")])[0])
     peer.send(encode([5, "read", "a", ["latest"], None, 60.0])[0])
     half.send(HEADER.pack(100, 0, 900_000))
-    await helpers.until(lambda: held.waiting and store.find("a").waiters and server.usage().receiving_bytes)
+    await helpers.until(lambda: held.waiting and store.find("a").waiters and usage(server).receiving_bytes)
     await asyncio.to_thread(server.stop)
     await peer.ended()
     await half.ended()
-    assert server.usage() == NOTHING
+    assert usage(server) == NOTHING
     held.waiting.pop()()  # its answer finds no client
     assert len(await helpers.take(store, "a", From.EARLIEST, 1)) == 1

@@ -13,6 +13,7 @@ import threading
 import pytest
 import uvloop
 
+from tests.adapters.rocksmq.usage import usage
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.adapters.rocksmq.client.blocking_client import BlockingClient
 from tidewal.adapters.rocksmq.client.owner_connection import Address, OwnerConnection
@@ -319,14 +320,14 @@ async def test_a_reader_that_stops_waiting_leaves_nothing_at_the_owner(store, di
     reader = shared.read("a", From.LATEST)
     for number in range(300):
         waiting = asyncio.ensure_future(anext(reader))
-        await helpers.until(lambda: store._server.usage().waiting_requests == 1 and store.find("a").waiters)
+        await helpers.until(lambda: usage(store._server).waiting_requests == 1 and store.find("a").waiters)
         if number % 2:
             await reader.aclose()
             await asyncio.wait([waiting])
             reader = shared.read("a", From.LATEST)
         else:
             waiting.cancel()
-        await helpers.until(lambda: store._server.usage().waiting_requests == 0 and not store.find("a").waiters)
+        await helpers.until(lambda: usage(store._server).waiting_requests == 0 and not store.find("a").waiters)
     assert await shared.latest_id("a") is None
     await reader.aclose()
     await shared.close()

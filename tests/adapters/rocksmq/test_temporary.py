@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.adapters.rocksmq.usage import usage
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.runtime.errors import ChannelExists
 from tidewal.runtime.log.names import Names
@@ -55,8 +56,8 @@ async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, 
     await helpers.until(lambda: not (temporary._clients or temporary._channels or temporary._dropping))
     assert await store.channels() == []
     assert not store._journal.table.by_number
-    usage = store._server.usage()
-    assert (usage.connections, usage.waiting_requests, usage.in_flight_bytes, usage.outbox_bytes) == (0, 0, 0, 0)
+    used = usage(store._server)
+    assert (used.connections, used.waiting_requests, used.in_flight_bytes, used.outbox_bytes) == (0, 0, 0, 0)
     assert len(os.listdir("/proc/self/fd")) <= files + 10  # of the journal and its index, however many there were
 
 
