@@ -1,1 +1,75 @@
-"""One WAL backend each, found through the entry-point group `tidewal.wal`."""
+"""One WAL backend each, found through the entry-point group `tidewal.wal`.
+
+Public are the names below: what the author of an adapter needs (docs/backends.md, "Write an adapter").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..runtime import errors as errors
+    from ..runtime.groups.coordinator_client import (
+        Ack as Ack,
+        AssignedChannel as AssignedChannel,
+        CoordinatorClient as CoordinatorClient,
+        MemberAssignment as MemberAssignment,
+    )
+    from ..runtime.groups.group_wal import GroupWal as GroupWal
+    from ..runtime.log.backend import WalBackend as WalBackend
+    from ..runtime.log.checks import check_name as check_name, check_size as check_size
+    from ..runtime.log.opening import (
+        find_backend as find_backend,
+        installed_backends as installed_backends,
+        open_wal as open_wal,
+    )
+    from ..runtime.log.payloads import as_bytes as as_bytes, owned as owned
+    from ..runtime.log.redaction import shown_url as shown_url, split_url as split_url
+    from ..runtime.log.wal import (
+        Append as Append,
+        Capabilities as Capabilities,
+        ChannelInfo as ChannelInfo,
+        ChannelPolicy as ChannelPolicy,
+        ControlAppend as ControlAppend,
+        Delivered as Delivered,
+        Delivery as Delivery,
+        Durability as Durability,
+        Entry as Entry,
+        From as From,
+        FromId as FromId,
+        FromTime as FromTime,
+        GroupInfo as GroupInfo,
+        GroupMember as GroupMember,
+        OnAppended as OnAppended,
+        Payload as Payload,
+        Start as Start,
+        Wal as Wal,
+    )
+    from ..runtime.log.wal_base import WalBase as WalBase
+    from ..runtime.loop_bridge import (
+        EventSignal as EventSignal,
+        LoopNotifier as LoopNotifier,
+        LoopNotifiers as LoopNotifiers,
+    )
+else:
+    from ..runtime.lazy import lazy_names
+
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            "..runtime": "errors",
+            "..runtime.groups.coordinator_client": "Ack AssignedChannel CoordinatorClient MemberAssignment",
+            "..runtime.groups.group_wal": "GroupWal",
+            "..runtime.log.backend": "WalBackend",
+            "..runtime.log.checks": "check_name check_size",
+            "..runtime.log.opening": "find_backend installed_backends open_wal",
+            "..runtime.log.payloads": "as_bytes owned",
+            "..runtime.log.redaction": "shown_url split_url",
+            "..runtime.log.wal": (
+                "Append Capabilities ChannelInfo ChannelPolicy ControlAppend Delivered Delivery Durability Entry "
+                "From FromId FromTime GroupInfo GroupMember OnAppended Payload Start Wal"
+            ),
+            "..runtime.log.wal_base": "WalBase",
+            "..runtime.loop_bridge": "EventSignal LoopNotifier LoopNotifiers",
+        },
+    )

@@ -1,1 +1,120 @@
-"""The ground floor: clock, messages, codec, WAL interface, streams, actors, config, metrics and errors."""
+"""The ground floor: the log and its records, streams, channel ownership, groups, actors, the catalog, requests,
+settings and metrics.
+
+Public are the names below; they are imported when they are first used. The errors are in `tidewal.runtime.errors`,
+which is `tidewal.errors`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .actor import (
+        NEVER_RESTART as NEVER_RESTART,
+        Actor as Actor,
+        ActorRef as ActorRef,
+        ActorSystem as ActorSystem,
+        Deferred as Deferred,
+        Observer as Observer,
+        Supervision as Supervision,
+    )
+    from .catalog.catalog import Catalog as Catalog, Collection as Collection
+    from .catalog.catalog_log import CatalogLog as CatalogLog
+    from .catalog.cuts import Cut as Cut, CutEnd as CutEnd
+    from .clock import (
+        Clock as Clock,
+        HybridClock as HybridClock,
+        SystemClock as SystemClock,
+        add_ms as add_ms,
+        physical_ms as physical_ms,
+    )
+    from .config.loading import load_settings as load_settings
+    from .config.settings import Settings as Settings
+    from .errors import TidewalError as TidewalError
+    from .groups.processing import Semantics as Semantics, process as process
+    from .log.dead_letters import DeadLetters as DeadLetters
+    from .log.heartbeats import Announcement as Announcement, announcements as announcements
+    from .log.names import Names as Names, pchannel_of as pchannel_of
+    from .log.opening import (
+        find_backend as find_backend,
+        installed_backends as installed_backends,
+        open_wal as open_wal,
+    )
+    from .log.record import Record as Record, RecordType as RecordType, decode as decode, encode as encode
+    from .log.redaction import shown_url as shown_url, split_url as split_url
+    from .log.wal import (
+        Append as Append,
+        Capabilities as Capabilities,
+        ChannelInfo as ChannelInfo,
+        ChannelPolicy as ChannelPolicy,
+        ControlAppend as ControlAppend,
+        Delivered as Delivered,
+        Delivery as Delivery,
+        Durability as Durability,
+        Entry as Entry,
+        From as From,
+        FromId as FromId,
+        FromTime as FromTime,
+        GroupInfo as GroupInfo,
+        GroupMember as GroupMember,
+        Start as Start,
+        Wal as Wal,
+    )
+    from .metrics.metrics import Metrics as Metrics
+    from .metrics.server import Health as Health, MetricsServer as MetricsServer
+    from .ownership import (
+        Appended as Appended,
+        ChannelGrant as ChannelGrant,
+        ChannelOwner as ChannelOwner,
+        ChannelOwnerObserver as ChannelOwnerObserver,
+        SyncPoint as SyncPoint,
+    )
+    from .rows.hashing import shard_of as shard_of
+    from .rows.row_codec import decode_rows as decode_rows, encode_rows as encode_rows
+    from .rows.schema import CollectionSchema as CollectionSchema, Field as Field, FieldType as FieldType
+    from .rpc.client import RpcClient as RpcClient
+    from .rpc.server import Request as Request, RpcServer as RpcServer
+    from .streams.factory import Factory as Factory
+    from .streams.messages import MsgPack as MsgPack, Position as Position
+    from .streams.stream import MsgStream as MsgStream
+    from .streams.tt_stream import TtMsgStream as TtMsgStream
+else:
+    from .lazy import lazy_names
+
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".actor": "NEVER_RESTART Actor ActorRef ActorSystem Deferred Observer Supervision",
+            ".catalog.catalog": "Catalog Collection",
+            ".catalog.catalog_log": "CatalogLog",
+            ".catalog.cuts": "Cut CutEnd",
+            ".clock": "Clock HybridClock SystemClock add_ms physical_ms",
+            ".config.loading": "load_settings",
+            ".config.settings": "Settings",
+            ".errors": "TidewalError",
+            ".groups.processing": "Semantics process",
+            ".log.dead_letters": "DeadLetters",
+            ".log.heartbeats": "Announcement announcements",
+            ".log.names": "Names pchannel_of",
+            ".log.opening": "find_backend installed_backends open_wal",
+            ".log.record": "Record RecordType decode encode",
+            ".log.redaction": "shown_url split_url",
+            ".log.wal": (
+                "Append Capabilities ChannelInfo ChannelPolicy ControlAppend Delivered Delivery Durability Entry "
+                "From FromId FromTime GroupInfo GroupMember Start Wal"
+            ),
+            ".metrics.metrics": "Metrics",
+            ".metrics.server": "Health MetricsServer",
+            ".ownership": "Appended ChannelGrant ChannelOwner ChannelOwnerObserver SyncPoint",
+            ".rows.hashing": "shard_of",
+            ".rows.row_codec": "decode_rows encode_rows",
+            ".rows.schema": "CollectionSchema Field FieldType",
+            ".rpc.client": "RpcClient",
+            ".rpc.server": "Request RpcServer",
+            ".streams.factory": "Factory",
+            ".streams.messages": "MsgPack Position",
+            ".streams.stream": "MsgStream",
+            ".streams.tt_stream": "TtMsgStream",
+        },
+    )

@@ -36,13 +36,6 @@ def test_every_make_target_that_the_readme_names_exists() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the README names make {target}"
 
 
-def test_every_public_name_can_be_imported() -> None:
-    import tidewal
-
-    assert [getattr(tidewal, name) for name in tidewal.__all__]
-    assert sorted(tidewal.__all__) == tidewal.__all__
-
-
 @pytest.mark.parametrize("name", ["guarantees.md", "backends.md"])
 def test_every_test_that_the_page_names_exists(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")

@@ -14,20 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...runtime.lazy import lazy_names
 from .backend import BACKEND
 
 if TYPE_CHECKING:
-    from .wal import KafkaWal
-
-__all__ = ["KafkaWal", "open_wal"]
+    from .wal import KafkaWal as KafkaWal
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {".wal": "KafkaWal"})
+    __all__ += ["open_wal"]
 
 open_wal = BACKEND.open
-
-
-def __getattr__(name: str) -> object:
-    """`KafkaWal`, which loads `aiokafka`."""
-    if name != "KafkaWal":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .wal import KafkaWal
-
-    return KafkaWal

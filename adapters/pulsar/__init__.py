@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...runtime.lazy import lazy_names
 from .backend import BACKEND
 
 if TYPE_CHECKING:
-    from .wal import Pulsar
-
-__all__ = ["Pulsar", "open_wal"]
+    from .wal import Pulsar as Pulsar
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {".wal": "Pulsar"})
+    __all__ += ["open_wal"]
 
 open_wal = BACKEND.open
-
-
-def __getattr__(name: str) -> object:
-    """`Pulsar`, which loads the client library."""
-    if name != "Pulsar":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .wal import Pulsar
-
-    return Pulsar

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .backend import BACKEND, directory_of
+from ...runtime.lazy import lazy_names
+from .backend import BACKEND, directory_of as directory_of
 
 if TYPE_CHECKING:
-    from .client.shared import SharedRocksMQ
-    from .owner.store import RocksMQ
-
-__all__ = ["RocksMQ", "SharedRocksMQ", "directory_of", "open_wal"]
-
-_MODULES = {"RocksMQ": ".owner.store", "SharedRocksMQ": ".client.shared"}
+    from .client.shared import SharedRocksMQ as SharedRocksMQ
+    from .owner.store import RocksMQ as RocksMQ
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {".client.shared": "SharedRocksMQ", ".owner.store": "RocksMQ"})
+    __all__ += ["directory_of", "open_wal"]
 
 open_wal = BACKEND.open
-
-
-def __getattr__(name: str) -> object:
-    """The classes, which load RocksDB."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)

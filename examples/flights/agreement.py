@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyarrow import compute
 
-from tidewal.actors.client import Client
+from tidewal import Client
 from tidewal.runtime.errors import TidewalError
 
 from .checksum import checksum

@@ -12,8 +12,8 @@ import typer
 import uvloop
 
 from tidewal.cli.signals import INTERRUPTED, Interrupted, until_stopped
+from tidewal.runtime import shown_url
 from tidewal.runtime.errors import TidewalError
-from tidewal.runtime.log.redaction import shown_url
 
 from .place import clear, place_of
 from .requirements import require

@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import compute, csv
 
+from tidewal.runtime import FieldType
 from tidewal.runtime.errors import InvalidRequest
-from tidewal.runtime.rows.schema import FieldType
 
 COLLECTION = "flights"
 PRIMARY_KEY = "id"

@@ -7,9 +7,9 @@ import hashlib
 from pathlib import Path
 from urllib.parse import quote, urlunsplit
 
+from tidewal import open_wal
+from tidewal.runtime import shown_url, split_url
 from tidewal.runtime.errors import ConfigError
-from tidewal.runtime.log.opening import open_wal
-from tidewal.runtime.log.redaction import shown_url, split_url
 
 NAME = "tidewal-demo"
 LASTING = ("rocksmq", "kafka", "pulsar")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from tidewal.actors.client import Client, QueryResult
+from tidewal import Client, QueryResult
 
 from .figures import percentiles
 from .flights import COLLECTION

@@ -11,7 +11,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from tidewal.actors.client import Client
+from tidewal import Client
 from tidewal.runtime.errors import Overloaded, TidewalError, Unavailable
 
 from .flights import COLLECTION

@@ -16,14 +16,10 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidewal.actors.client import Client
-from tidewal.actors.standalone import Standalone, standalone
+from tidewal import Client, CollectionSchema, Field, Standalone, load_settings, standalone
 from tidewal.cli.signals import while_healthy
-from tidewal.runtime.clock import physical_ms
-from tidewal.runtime.config.loading import load_settings
+from tidewal.runtime import physical_ms, shown_url
 from tidewal.runtime.errors import InvalidRequest
-from tidewal.runtime.log.redaction import shown_url
-from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 from . import agreement, chart, expectation, flights
 from .figures import percentiles, shown

@@ -75,7 +75,7 @@ class ChannelOwner:
         self._producers = ProducerTable()
         self._pending: dict[tuple[str, int], AppendBatch] = {}
         self._inflight = 0
-        self._failure: TidewalError | None = None
+        self._closed = False
         self._resolved: deque[AppendBatch] = deque()
         self._resolving = False
         self._settled = asyncio.Event()
@@ -205,19 +205,6 @@ class ChannelOwner:
     def _set_limit(self) -> None:
         self._limit = min((own.limit for own in self._owned.values() if own.open), default=0)
 
-    def fence(self, error: Fenced) -> None:
-        """Refuse everything with `error` from now on: another owner has the channels. Appends in flight end with
-        `DeadlineExceeded`: the new owner knows their outcome."""
-        with self._lock:
-            self._failure = error
-            self._fail_undecided()
-
-    def _fail_undecided(self) -> None:
-        for batch in self._acks.items():
-            if not batch.decided:
-                batch.error = DeadlineExceeded("the owner of the channel is gone before it knew the outcome; retry")
-                self._decide(batch)
-
     @property
     def channels(self) -> list[str]:
         """The channels that are owned."""
@@ -328,8 +315,8 @@ class ChannelOwner:
             self._pending.pop((batch.producer, batch.pseq), None)
 
     def _check_promising(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._closed:
+            raise Closed("the channel owner is closed")
         if self.stalled:
             raise Unavailable("an earlier append's outcome is being determined; retry")
 
@@ -435,15 +422,21 @@ class ChannelOwner:
         while len(self._acks) and not self.stalled:
             self._settled.clear()
             await self._settled.wait()
-        if self._failure is None and not self.stalled and any(own.open for own in self._owned.values()):
+        if not self._closed and not self.stalled and any(own.open for own in self._owned.values()):
             try:
                 await self.tick_now()
             except TidewalError as error:  # the successor's fence announces the time as well
                 self._observer.silent(error)
         with self._lock:
-            self._failure = self._failure or Closed("the channel owner is closed")
+            self._closed = True
             self._fail_undecided()
             return self._clock.last
+
+    def _fail_undecided(self) -> None:
+        for batch in self._acks.items():
+            if not batch.decided:
+                batch.error = DeadlineExceeded("the owner of the channel is gone before it knew the outcome; retry")
+                self._decide(batch)
 
 
 def _number(tag: object) -> int:

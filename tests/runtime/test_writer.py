@@ -13,7 +13,6 @@ from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import (
     BadRecord,
     Closed,
-    DeadlineExceeded,
     Fenced,
     MessageTooLarge,
     OutcomeUnknown,
@@ -487,22 +486,6 @@ async def test_a_grant_whose_limit_has_passed_writes_no_fence(world):
     with pytest.raises(Unavailable, match="ask for another grant"):
         await owner.channel_owner.acquire([ChannelGrant("a", 1, 0, owner.clock.now())])
     assert world.records("a") == []
-
-
-async def test_losing_ownership_ends_what_is_unknown_and_refuses_the_rest(world):
-    await world.channels("a")
-    plan = FaultPlan(0)
-    owner = world.owner(MemoryWal(world.log, plan))
-    await owner.own("a")
-    plan.rates = Rates(unknown=1.0)
-    unknown = owner.channel_owner.append([("a", world.rows())])
-    owner.channel_owner.fence(Fenced("another node owns a", channel="a", term=2))
-    assert isinstance(await world.outcome(unknown), DeadlineExceeded)
-    with pytest.raises(Fenced):
-        owner.channel_owner.append([("a", world.rows())])
-    with pytest.raises(Fenced):
-        owner.channel_owner.sync_point()
-    await owner.channel_owner.close()
 
 
 @pytest.mark.parametrize("fault", ["none", "unknown", "delay"])

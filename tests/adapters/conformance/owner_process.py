@@ -18,7 +18,7 @@ import sys
 import time
 
 from tidewal.runtime.clock import HybridClock
-from tidewal.runtime.errors import Fenced, TidewalError
+from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import Record, RecordType, stamp
 from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
@@ -59,7 +59,8 @@ class Owner:
             tell("written", (await self._wal.append(self._channel, payload, self._limit)).hex())
 
     async def end(self) -> None:
-        self._writer.fence(Fenced("another owner has it", channel=self._channel, term=self._term + 1))
+        self._until_s = 0.0
+        await self._writer.close()
         await asyncio.gather(*self._tasks)
         await self._wal.close()
 
