@@ -1,4 +1,4 @@
-"""Readers as Spark calls them (pyspark.sql.datasource). Everything that matters is in `plans` and `rows`.
+"""Readers as Spark calls them (pyspark.sql.datasource). Everything that matters is in `plan` and `scan`.
 
 Spark makes several instances in several processes: readers hold options only until the driver calls them, and what a
 task needs travels in its partition.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -22,37 +22,18 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..runtime.errors import ConfigError
-from .connection_cache import cached_log
-from .log import open_log
-from .options import CHANNEL, MicroBatchLimits, ReadOptions
-from .plan.base import CollectionPlan, Offset, ReadPlan
-from .plan.offsets import first_offset
+from .options import MicroBatchLimits, ReadOptions
+from .plan.offsets import StoredOffset, first_offset
+from .plan.open_plan import open_plan
 from .plan.predicate import EVERYTHING, Predicate
 from .plan.pushdown import take
-from .plan.topic import ByChannel
-from .plan.topic_by_tick import ByTick
-from .scan.collection import ChannelRange, arrow_batches
+from .plan.read_plan import ReadPlan
 from .scan.columns import chosen_columns
-from .scan.topic import TopicRange, topic_batches
+from .scan.scanner import ReadTask, scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from .scan.delta import StoredRange
-    from .scan.log_tail import UnstoredRange
-
-Task: TypeAlias = "ChannelRange | TopicRange | StoredRange | UnstoredRange"
-
-
-def open_plan(options: ReadOptions) -> ReadPlan:
-    """The plan of what the options name, not connected yet."""
-    if options.history or options.timestamp_as_of is not None:
-        from .plan.history import AsOfPlan, HistoryPlan
-
-        return (HistoryPlan if options.history else AsOfPlan)(open_log(options.wal), options)
-    kind = CollectionPlan if options.collection else ByChannel if options.consistency == CHANNEL else ByTick
-    return kind(open_log(options.wal), options)
 
 
 def _check_columns(options: ReadOptions, schema: StructType) -> None:
@@ -61,7 +42,7 @@ def _check_columns(options: ReadOptions, schema: StructType) -> None:
 
 
 def _partitions(
-    plan: ReadPlan, tasks: Sequence[Any], schema: StructType, predicate: Predicate = EVERYTHING
+    plan: ReadPlan, tasks: Sequence[ReadTask], schema: StructType, predicate: Predicate = EVERYTHING
 ) -> list[InputPartition]:
     if not tasks:
         return []
@@ -73,19 +54,8 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one task; none for the partition that Spark makes up when there is nothing to read."""
     if partition.value is None:
         return
-    wanted, columns, predicate = cast("tuple[Task, tuple[str, ...], Predicate]", partition.value)
-    yield from predicate.filtered(_batches(wanted, columns))
-
-
-def _batches(wanted: Task, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    if not isinstance(wanted, ChannelRange | TopicRange):
-        yield from wanted.batches(columns)
-        return
-    with cached_log(wanted.wal) as log:
-        if isinstance(wanted, TopicRange):
-            yield from topic_batches(log, wanted, columns)
-        else:
-            yield from arrow_batches(log, wanted, columns)
+    task, columns, predicate = cast("tuple[ReadTask, tuple[str, ...], Predicate]", partition.value)
+    yield from predicate.filtered(scan(task, columns))
 
 
 class TidewalBatchReader(DataSourceReader):
@@ -126,10 +96,10 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._opened: ReadPlan | None = None
-        self._initial: Offset | None = None
-        self._target: Offset | None = None
+        self._initial: StoredOffset | None = None
+        self._target: StoredOffset | None = None
         self._targeted = False
-        self._seen: Offset | None = None
+        self._seen: StoredOffset | None = None
         self._last_batch_s = float("-inf")
 
     @property
@@ -174,7 +144,7 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s = time.monotonic()
         return first_offset(start, end) if start == self._initial else dict(end)
 
-    def _waits_for_more(self, start: Offset, newest: Offset, limits: MicroBatchLimits) -> bool:
+    def _waits_for_more(self, start: StoredOffset, newest: StoredOffset, limits: MicroBatchLimits) -> bool:
         """Whether there are fewer rows than are worth a batch, and the last batch is not long ago."""
         if limits.min_rows is None or self._targeted or time.monotonic() - self._last_batch_s >= limits.max_delay_s:
             return False

@@ -30,7 +30,7 @@ class TidewalSource(DataSource):
     def schema(self) -> StructType:
         """The collection's columns and the log's, listed in `columns`; or those of topics, listed in `topic_rows`."""
         from .options import ReadOptions
-        from .readers import open_plan
+        from .plan.open_plan import open_plan
         from .scan.columns import some_columns
 
         options = ReadOptions.parse(self.options)

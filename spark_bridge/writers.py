@@ -21,7 +21,7 @@ from ..runtime.clock import HybridClock
 from ..runtime.errors import ChannelNotFound, CollectionNotFound, InvalidRequest, Unavailable
 from ..runtime.log.blocking_reader import BlockingReader
 from .log import open_log
-from .plan.collection import CollectionPlanner
+from .plan.catalog_view import CatalogView
 from .sink.chunks import chunks
 from .sink.collection import ChunkSender, Task, division
 from .sink.ledger import DIGEST_MASK, POLICY, Ledger, MicroBatch, StagedRows, application, ledger_name
@@ -174,7 +174,7 @@ def _retrying_log(options: SinkOptions) -> tuple[WorkerLog, float]:
 
 def _collection(log: BlockingReader, options: SinkOptions, schema: StructType) -> Collection:
     try:
-        return CollectionPlanner(log, options.wal, options.collection, options.prefix).collection()
+        return CatalogView(log, options.wal, options.prefix).collection(options.collection)
     except CollectionNotFound:
         if not options.primary_key:
             raise

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...runtime.catalog.catalog import Catalog, catalog_fold
-from ...runtime.errors import ChannelNotFound, CorruptLog, PositionLost
+from ...runtime.catalog.catalog import Catalog, Collection, catalog_fold
+from ...runtime.errors import ChannelNotFound, CollectionNotFound, CorruptLog, PositionLost
 from ...runtime.log.blocking_reader import BlockingReader
+from ...runtime.log.names import Names
+from ...runtime.log.redaction import shown_url
 
 ATTEMPTS: Final = 10  # to read up to the end before the next snapshot has removed that
 
 
 class CatalogView:
-    """Folds the records of `channel`, each once. An absent channel is an empty catalog. `known` is the catalog as it
-    was last read."""
+    """The catalog under `prefix` in `log`, which is at the URL `wal`; its records are folded once each. An absent
+    channel is an empty catalog."""
 
-    def __init__(self, log: BlockingReader, channel: str) -> None:
+    def __init__(self, log: BlockingReader, wal: str, prefix: str) -> None:
         self._log = log
-        self._channel = channel
+        self._wal = wal
+        self._prefix = prefix
+        self._channel = Names(prefix).catalog
         self._fold = catalog_fold()
 
     @property
     def known(self) -> Catalog:
+        """The catalog as it was last read."""
         return self._fold.state
+
+    def collection(self, name: str) -> Collection:
+        """The collection as the catalog has it now. Raises `CollectionNotFound`, and what `now` raises."""
+        catalog = self.now()
+        try:
+            return catalog.collection(name)
+        except CollectionNotFound as error:
+            known = ", ".join(sorted(catalog.collections)) or "none"
+            raise CollectionNotFound(
+                f"no collection {name!r} in {shown_url(self._wal)} under prefix {self._prefix!r}; there are: {known}. "
+                "Check options collection, wal and prefix, or create it first",
+                collection=name,
+            ) from error
 
     def now(self) -> Catalog:
         """The catalog with all records there are now. Raises `PositionLost` or `CorruptLog` where the channel has lost

@@ -1,4 +1,4 @@
-"""How much a micro-batch may hold: whole steps (cuts, or timestamps of a topic) within limits, and at least one.
+"""How much a micro-batch may hold: whole steps (cuts, timestamps or entries) within limits, and at least one.
 
 The driver reads what it counts, from the records' headers: columns are not decoded, and counting ends where the limit
 is reached.
@@ -6,18 +6,16 @@ is reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from ...runtime.catalog.cuts import Cut
-from ...runtime.errors import BadRecord
 from ...runtime.log.blocking_reader import BlockingReader
-from ...runtime.log.record import Record, RecordType
-from ...runtime.rows.row_codec import count_rows
-from ...runtime.streams.channel_reader import ChannelReader, Granted
+from ...runtime.log.record import Record
 from ..options import MicroBatchLimits
-from ..scan.collection import ChannelRange, entries_of
+from ..scan.channel_range import ChannelRange, entries_of
+from ..scan.collection_rows import CollectionRows
+from ..scan.topic_rows import TopicRows
+from .offsets import Offset
 
 T = TypeVar("T")
 
@@ -52,54 +50,56 @@ def last_within(steps: Iterable[tuple[T, Iterable[Size]]], limits: MicroBatchLim
     return chosen
 
 
-class CutSizes:
-    """The sizes of what lies between cuts, in the order of the cuts, each channel read once. `ranges` are those from
-    the first cut to the last."""
+class CountedEntry(NamedTuple):
+    """An entry of a range: its id, its size, and the last record that counts once it is read, if that is a new one. The
+    rows of a batch count with its last record."""
+
+    id: bytes
+    size: Size
+    record: Record | None = None
+
+
+def counted_entries(log: BlockingReader, wanted: ChannelRange) -> Iterator[CountedEntry]:
+    """The entries of `wanted` with what the task will make of them. Raises what `entries_of` raises."""
+    reader = wanted.reader()
+    if reader is None:
+        topic = TopicRows(wanted)
+        for entries in entries_of(log, wanted):
+            for entry in entries:
+                yield CountedEntry(entry.id, Size(topic.count_entry(entry), len(entry.payload), 1))
+        return
+    rows = (TopicRows if wanted.schema is None else CollectionRows)(wanted)
+    for entries in entries_of(log, wanted):
+        for entry in entries:
+            records = reader.accept([entry])
+            count = sum(rows.count(record) for record in records if rows.wants(record) and wanted.holds(record))
+            yield CountedEntry(entry.id, Size(count, len(entry.payload), 1), records[-1] if records else None)
+
+
+class OffsetSizes:
+    """The sizes of what lies between offsets, in their order, each channel read once. `ranges` are those from the first
+    offset to the last."""
 
     def __init__(self, log: BlockingReader, ranges: Iterable[ChannelRange]) -> None:
-        self._channels: Mapping[str, _Ahead] = {each.channel: _Ahead(entry_sizes(log, each)) for each in ranges}
+        self._ranges = [(each.channel, _Ahead(counted_entries(log, each))) for each in ranges]
 
-    def upto(self, cut: Cut) -> Iterator[Size]:
-        """The sizes of the entries up to `cut` that no earlier call has returned."""
-        return chain.from_iterable(
-            ahead.upto(lambda id, end=cut.ends[channel].id: id <= end) for channel, ahead in self._channels.items()
-        )
+    def upto(self, offset: Offset) -> Iterator[Size]:
+        """The sizes of the entries up to `offset` that no earlier call has returned."""
+        for channel, ahead in self._ranges:
+            yield from ahead.upto(offset.ends[channel].id)
 
 
 class _Ahead:
     """Sizes of entries, the next one held back until it is asked for."""
 
-    def __init__(self, sizes: Iterator[tuple[bytes, Size]]) -> None:
-        self._sizes = sizes
-        self._next: tuple[bytes, Size] | None = None
+    def __init__(self, entries: Iterator[CountedEntry]) -> None:
+        self._entries = entries
+        self._next: CountedEntry | None = None
 
-    def upto(self, wanted: Callable[[bytes], bool]) -> Iterator[Size]:
+    def upto(self, last_id: bytes) -> Iterator[Size]:
         while True:
-            self._next = self._next or next(self._sizes, None)
-            if self._next is None or not wanted(self._next[0]):
+            self._next = self._next or next(self._entries, None)
+            if self._next is None or self._next.id > last_id:
                 return
-            size, self._next = self._next[1], None
+            size, self._next = self._next.size, None
             yield size
-
-
-def entry_sizes(log: BlockingReader, wanted: ChannelRange) -> Iterator[tuple[bytes, Size]]:
-    """The id and the size of each entry of `wanted`. The rows of a batch count with its last record."""
-    stored = wanted.schema.row_arrow()
-    reader = ChannelReader(
-        wanted.channel,
-        fences=wanted.fences,
-        after=(wanted.begin.term, wanted.begin.cseq),
-        granted=Granted(wanted.end.term),
-    )
-
-    def rows_of(record: Record) -> int:
-        if record.type is not RecordType.ROWS or record.vchannel not in wanted.vchannels:
-            return 0
-        try:
-            return count_rows(record.body, stored) if wanted.begin_ts < record.ts <= wanted.end_ts else 0
-        except BadRecord:
-            return 0  # the task skips the record with a warning
-
-    for entries in entries_of(log, wanted):
-        for entry in entries:
-            yield entry.id, Size(sum(map(rows_of, reader.accept([entry]))), len(entry.payload), 1)

@@ -1,142 +1,95 @@
-"""Offsets are cuts. As Spark stores and compares them:
+"""Offsets: where a read stands in each of its channels. As Spark stores and compares them:
 
-    {"v": 1, "wal": "kafka", "collection_id": 7, "created": time, "t": T, "ends": {pchannel: [id in hex, term, cseq]}}
+    {"v": 2, "wal": "kafka", "of": "collection 7 created at 446", "t": T, "ends": {channel: place}}
 
-An offset says that everything with ts ≤ T has been read. That of a query's first batch has `from` too, the offset where
-the batch begins: from `earliest` its ends have cseq -1 and lie before the entries that were first then, so that a later
-read knows whether these are gone. Spark compares offsets as text, so the order of the keys is fixed: as above,
-channels sorted. `wal` is the kind of log that the message ids are of. Ids of collections are small
-numbers, which another log has as well: `created`, the collection's creation timestamp, tells them apart.
+`t` is the time up to which all of the channels have been read; an offset of channels that are read on their own has
+none. A place is `behind ID TERM CSEQ` or `at ID`: the one behind an entry or before it, its id in hex, and the last
+record before the place, where that is known; `earliest`; or `table`, for a time up to which the collection's table has
+the rows. A query that begins with the earliest entries begins `at` those that were first then, so that a later read
+knows whether these are gone. `of` says what the offset is of: ids of collections are small numbers, which another log
+has as well. `wal` is the kind of log that the ids of entries are of.
+
+The offset of a query's first batch has `from` too, the offset where the batch begins. Spark compares offsets as text,
+so the order of the keys is fixed: as above, channels sorted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, cast
 
-from ...runtime.catalog.catalog import Collection
-from ...runtime.catalog.cuts import Cut, CutEnd
+from ...runtime.catalog.cuts import Cut
 from ...runtime.errors import InvalidRequest, PositionMismatch
-from ...runtime.log.names import pchannel_of
 from ...runtime.log.redaction import split_url
+from ..scan.channel_range import ChannelPlace
 
-VERSION = 1
-BEGINNING = CutEnd(0, 0, b"")
+VERSION: Final = 2
+UNTIMED: Final = -1  # the time of an offset whose channels are read on their own
 
-
-def pchannels_of(collection: Collection) -> list[str]:
-    """The physical channels of a collection, sorted."""
-    return sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
+StoredOffset: TypeAlias = Mapping[str, Any]  # as Spark has it
 
 
-def beginning(collection: Collection) -> Cut:
-    """The cut before everything."""
-    return Cut(collection.id, collection.name, 0, dict.fromkeys(pchannels_of(collection), BEGINNING))
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A time, and for each channel where the records at or before it end. `ends_beyond`: they are the ends of a later
+    time, and the records between are not asked for."""
+
+    time: int
+    ends: Mapping[str, ChannelPlace]
+    ends_beyond: bool = False
+
+    @classmethod
+    def of_cut(cls, cut: Cut) -> Offset:
+        """The offset up to which a cut is read."""
+        return cls(cut.time, {name: ChannelPlace(end.id, True, end.term, end.cseq) for name, end in cut.ends.items()})
+
+    def stored(self, wal: str, of: str) -> StoredOffset:
+        """As Spark stores it, as an offset in a log of the kind `wal`."""
+        time = {} if self.time == UNTIMED else {"t": self.time}
+        ends = {channel: str(place) for channel, place in sorted(self.ends.items())}
+        return {"v": VERSION, "wal": wal, "of": of, **time, "ends": ends}
+
+    @classmethod
+    def parse(cls, stored: StoredOffset, wal: str, of: str) -> Offset:
+        """The offset that `stored` wrote with the same arguments. Raises `InvalidRequest`, and `PositionMismatch` for
+        one of another kind of log."""
+        time, ends = stored.get("t", UNTIMED), stored.get("ends")
+        if stored.get("v") not in (None, VERSION):
+            raise InvalidRequest(
+                f"an offset of version {stored['v']}, this Tidewal reads {VERSION}: start with a new checkpoint, or go "
+                "on with the Tidewal that wrote it"
+            )
+        if "v" not in stored or not isinstance(time, int) or not isinstance(ends, Mapping):
+            raise InvalidRequest(f"not an offset of {of}: {stored!r}; correct it, or start with a new checkpoint")
+        if stored.get("wal") != wal:
+            raise PositionMismatch(
+                f"the offset is of a {stored.get('wal')} log, option wal names a {wal} one: correct option wal, or "
+                "start with a new checkpoint",
+                expected=wal,
+                found=str(stored.get("wal")),
+            )
+        if stored.get("of") != of:
+            raise InvalidRequest(
+                f"the offset is of {stored.get('of')}, not of {of}, but of one that was dropped or in another log: "
+                "correct options wal and collection (or topic and consistency), or start with a new checkpoint"
+            )
+        return cls(time, {name: parsed_place(name, text) for name, text in cast("Mapping[str, object]", ends).items()})
 
 
-def end_before(id: bytes | None) -> CutEnd:
-    """The end before the entry `id`, the first there is; before everything when `id` is None."""
-    return BEGINNING if id is None else CutEnd(0, -1, id)
+def parsed_place(channel: str, text: object) -> ChannelPlace:
+    """The place in `channel` that an offset names. Raises `InvalidRequest`."""
+    try:
+        return ChannelPlace.parse(str(text))
+    except ValueError as error:
+        raise InvalidRequest(f"the offset of channel {channel!r}: {error}") from error
 
 
-def lies_before(end: CutEnd) -> bool:
-    """Whether `end` lies before its entry, which is still to be read."""
-    return end.cseq < 0 and end != UNKNOWN
-
-
-def is_further(end: CutEnd, begin: CutEnd) -> bool:
-    """Whether there may be entries between `begin` and `end`."""
-    return not lies_before(end) and (end.id > begin.id or (lies_before(begin) and end.id == begin.id))
-
-
-# The end in the log of a cut within the table of stored rows: it is not needed, the table has what lies before.
-UNKNOWN = CutEnd(0, -1, b"")
-
-
-def history_cut(collection: Collection, time: int) -> Cut:
-    """The cut at the timestamp `time`, up to which a collection's table is complete. It can be read up to, or from,
-    only with the table."""
-    return Cut(collection.id, collection.name, time, dict.fromkeys(pchannels_of(collection), UNKNOWN))
-
-
-def is_history(cut: Cut) -> bool:
-    """Whether `history_cut` made `cut`."""
-    return UNKNOWN in cut.ends.values()
-
-
-def scheme_of(url: str) -> str:
-    """The kind of log that a URL names."""
-    return split_url(url).scheme.partition("+")[0]
-
-
-def to_offset(cut: Cut, wal: str = "", created_ts: int = 0) -> dict[str, Any]:
-    """The offset of a cut of a log of the kind `wal`, and a collection created at `created_ts`, where that is known."""
-    ends = {channel: [end.id.hex(), end.term, end.cseq] for channel, end in sorted(cut.ends.items())}
-    return {
-        "v": VERSION,
-        **({"wal": wal} if wal else {}),
-        "collection_id": cut.collection_id,
-        **({"created": created_ts} if created_ts else {}),
-        "t": cut.time,
-        "ends": ends,
-    }
-
-
-def first_offset(begin: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
+def first_offset(begin: StoredOffset, end: StoredOffset) -> dict[str, Any]:
     """The offset of a query's first batch. Spark does not store where that batch begins: to run it again, Spark
     asks for the initial offset anew, and `latest` is another cut by then."""
     return {**end, "from": {name: value for name, value in begin.items() if name != "from"}}
-
-
-def check_wal(offset: Mapping[str, Any], wal: str) -> None:
-    """Raise `PositionMismatch` for an offset of another kind of log than `wal`."""
-    found = offset.get("wal", wal)
-    if found != wal:
-        raise PositionMismatch(
-            f"the offset is of a {found} log, option wal names a {wal} one: correct option wal, or start with a new "
-            "checkpoint",
-            expected=wal,
-            found=str(found),
-        )
-
-
-def to_json(cut: Cut) -> str:
-    """The offset of a cut as JSON, for the options `startingOffsets` and `endingOffsets`."""
-    return json.dumps(to_offset(cut))
-
-
-def from_offset(offset: Mapping[str, Any], collection: Collection, wal: str = "") -> Cut:
-    """The cut that `to_offset` wrote, which must be one of `collection`, in a log of the kind `wal` (empty: of any).
-    Raises `InvalidRequest`, `PositionMismatch`."""
-    if wal:
-        check_wal(offset, wal)
-    try:
-        if offset["v"] != VERSION:
-            raise InvalidRequest(f"offset version {offset['v']}, this Tidewal reads {VERSION}: upgrade it")
-        ends = {
-            str(channel): CutEnd(int(term), int(cseq), bytes.fromhex(id))
-            for channel, (id, term, cseq) in offset["ends"].items()
-        }
-        cut = Cut(int(offset["collection_id"]), collection.name, int(offset["t"]), ends)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(f"not an offset of Tidewal: {offset!r} ({error})") from error
-    created_ts = offset.get("created", collection.created_ts)
-    if (cut.collection_id, created_ts) != (collection.id, collection.created_ts):
-        raise InvalidRequest(
-            f"the offset is of another collection than {collection.name!r} (id {cut.collection_id}, created at "
-            f"{created_ts}; here it is {collection.id}, {collection.created_ts}), one that was dropped or in another "
-            "log: correct options wal and collection, or start with a new checkpoint",
-            collection=collection.name,
-        )
-    if sorted(ends) != pchannels_of(collection):
-        raise InvalidRequest(f"the offset is of channels {sorted(ends)}, the collection's: {pchannels_of(collection)}")
-    return cut
-
-
-def from_json(text: str, collection: Collection, wal: str = "") -> Cut:
-    """The cut of an offset that is given as JSON. Raises `InvalidRequest`, `PositionMismatch`."""
-    return from_offset(parsed(text), collection, wal)
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -148,3 +101,8 @@ def parsed(text: str) -> dict[str, Any]:
     if not isinstance(offset, dict):
         raise InvalidRequest(f"an offset is earliest, latest, the time of a cut or a JSON object, not {text!r}")
     return cast("dict[str, Any]", offset)
+
+
+def scheme_of(url: str) -> str:
+    """The kind of log that a URL names."""
+    return split_url(url).scheme.partition("+")[0]

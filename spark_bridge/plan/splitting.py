@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from ...runtime.catalog.cuts import Cut, CutEnd
-from ..scan.collection import ChannelRange
+from ..scan.channel_range import ChannelPlace, ChannelRange
+from .offsets import Offset
 
 
-def split(ranges: Sequence[ChannelRange], points: Sequence[Cut], tasks: int) -> list[ChannelRange]:
+def split(ranges: Sequence[ChannelRange], points: Sequence[Offset], tasks: int) -> list[ChannelRange]:
     """`ranges` in about `tasks` parts, as far as there are `points` between their ends, with about as many records in
     each. The same rows, each once."""
     ends = [_ends(each, points) for each in ranges]
@@ -26,7 +26,7 @@ def split(ranges: Sequence[ChannelRange], points: Sequence[Cut], tasks: int) -> 
     ]
 
 
-def _ends(wanted: ChannelRange, points: Sequence[Cut]) -> list[CutEnd]:
+def _ends(wanted: ChannelRange, points: Sequence[Offset]) -> list[ChannelPlace]:
     """The ends at which a range may be split, with its own begin and end."""
     found = [wanted.begin]
     for point in points:
@@ -36,17 +36,14 @@ def _ends(wanted: ChannelRange, points: Sequence[Cut]) -> list[CutEnd]:
     return [*found, wanted.end]
 
 
-def _records(between: tuple[CutEnd, CutEnd]) -> int:
+def _records(between: tuple[ChannelPlace, ChannelPlace]) -> int:
     """How many records lie between two ends: an owner counts them, each term anew."""
     begin, end = between
     return max(end.cseq - begin.cseq if end.term == begin.term else end.cseq, 1)
 
 
-def _parts(wanted: ChannelRange, places: Sequence[CutEnd], count: int) -> list[ChannelRange]:
+def _parts(wanted: ChannelRange, places: Sequence[ChannelPlace], count: int) -> list[ChannelRange]:
     upto = list(accumulate(map(_records, pairwise(places))))
     marks = [bisect_left(upto, upto[-1] * number // count) + 1 for number in range(1, count)]
     chosen = [0, *sorted({mark for mark in marks if mark < len(places) - 1}), len(places) - 1]
-    return [
-        replace(wanted, begin=places[begin], end=places[end], begin_included=wanted.begin_included and begin == 0)
-        for begin, end in pairwise(chosen)
-    ]
+    return [replace(wanted, begin=places[begin], end=places[end]) for begin, end in pairwise(chosen)]

@@ -1,5 +1,5 @@
-"""The tasks' side of history: from the Parquet files of a DataNode's table to Arrow batches in Spark's types, the same
-that `rows` makes of the log. Imports neither Spark nor Delta.
+"""Rows of a collection's history: from the Parquet files of a DataNode's table to Arrow batches in Spark's types, the
+same that `collection_rows` makes of the log. Imports neither Spark nor Delta.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ...runtime.clock import LOGICAL_BITS
 from ...runtime.errors import CorruptLog, Unavailable
 from ...runtime.rows.schema import CollectionSchema
 from ...runtime.tables.table_store import table_at
-from .collection import BATCH_BYTES, BATCH_ROWS, Array
+from .batches import BATCH_BYTES, BATCH_ROWS, arrow_batches
+from .collection_rows import Array
 from .columns import TIME, arrow_schema
 
 # Columns of a DataFrame that have another name in the table, or are made of one there (docs/delta.md).
@@ -46,10 +47,6 @@ class StoredRange:
     schema: CollectionSchema
     vchannels: tuple[str, ...] = ()
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows with `columns`, as `stored_batches` returns and raises."""
-        return stored_batches(self, columns)
-
 
 def stored_batches(wanted: StoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of `wanted` in batches of at most about 64 k rows or 16 MiB, of which two are in memory at a time.
@@ -57,17 +54,9 @@ def stored_batches(wanted: StoredRange, columns: Sequence[str]) -> Iterator[pa.R
     Raises `CorruptLog` when a file is gone or damaged, `Unavailable` when it cannot be read now.
     """
     schema = arrow_schema(wanted.schema, columns)
-    held: list[pa.RecordBatch] = []
-    count = size = 0
-    for rows in stored_rows(wanted, [_STORED_AS.get(name, name) for name in columns]):
-        if held and (count + rows.num_rows > BATCH_ROWS or size + rows.nbytes > BATCH_BYTES):
-            yield _spark_batch(held, schema, wanted.end_ts)
-            held, count, size = [], 0, 0
-        held.append(rows)
-        count += rows.num_rows
-        size += rows.nbytes
-    if held:
-        yield _spark_batch(held, schema, wanted.end_ts)
+    rows = stored_rows(wanted, [_STORED_AS.get(name, name) for name in columns])
+    pieces = ((each, each.num_rows, each.nbytes) for each in rows)
+    return arrow_batches(pieces, lambda held: _spark_batch(held, schema, wanted.end_ts))
 
 
 def stored_rows(wanted: StoredRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

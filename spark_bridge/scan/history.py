@@ -19,7 +19,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from ...runtime.catalog.cuts import CutEnd
 from ...runtime.clock import MAX_TIMESTAMP
 from ...runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionMismatch
 from ...runtime.log.names import pchannel_of
@@ -27,8 +26,8 @@ from ...runtime.rows.schema import CollectionSchema
 from ...runtime.tables.delta_table import check_format, newest_own_commit, transaction_of
 from ...runtime.tables.table_store import LOG, TableLocation, TableStore, open_tables
 from ..options import MicroBatchLimits
-from ..plan.offsets import UNKNOWN, scheme_of
-from .collection import ChannelRange
+from ..plan.offsets import scheme_of
+from .channel_range import IN_TABLE, ChannelPlace, ChannelRange
 from .delta import StoredRange, stored_rows
 
 TASK_BYTES: Final = 128 * 1024 * 1024  # of Parquet files that one task reads
@@ -134,18 +133,17 @@ class Snapshot:
     def _behind(self, time: int, wanted: ChannelRange) -> ChannelRange:
         """The part of `wanted` behind T = `time` of its vchannels: from where the table's rows end in the log, or from
         its own beginning where that lies further on (and is not just the first entry there is)."""
-        if time < wanted.begin_ts and wanted.begin == UNKNOWN:
+        if time < wanted.begin_ts and wanted.begin == IN_TABLE:
             raise self.not_in_history(wanted.begin_ts)
         end = self._end(wanted.vchannels[0]) if time else None
-        if end is None and (time > wanted.begin_ts or wanted.begin == UNKNOWN):
+        if end is None and (time > wanted.begin_ts or wanted.begin == IN_TABLE):
             raise CorruptLog(
                 f"{self.location} does not say where {wanted.vchannels[0]} ends in the log: another tool has removed "
                 "its commits; the next flush says it again",
                 path=self.location.uri,
             )
-        if end is not None and (wanted.begin_included or end.id > wanted.begin.id):
-            return replace(wanted, begin=end, begin_ts=max(time, wanted.begin_ts), begin_included=True)
-        return replace(wanted, begin_ts=max(time, wanted.begin_ts))
+        further = end is not None and (not wanted.begin.behind or end.id > wanted.begin.id)
+        return replace(wanted, begin=end if further else wanted.begin, begin_ts=max(time, wanted.begin_ts))
 
     def not_in_history(self, time: int) -> InvalidRequest:
         """The error for an offset that this table should have passed, and has not."""
@@ -154,12 +152,12 @@ class Snapshot:
             "history, or start with a new checkpoint"
         )
 
-    def _end(self, vchannel: str) -> CutEnd | None:
+    def _end(self, vchannel: str) -> ChannelPlace | None:
         """Where the table's rows of a vchannel end in the log. The entry itself may be the first behind them."""
         position = self._positions.get(vchannel)
         if position is None or not position.message_id:
             return None
-        return CutEnd(position.term, position.cseq, position.message_id)
+        return ChannelPlace(position.message_id, False, position.term, position.cseq)
 
     # ---- where to cut -----------------------------------------------------------------------------------------------
 

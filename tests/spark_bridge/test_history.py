@@ -24,41 +24,46 @@ from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.tables.delta_table import commit_name
 from tidewal.runtime.tables.table_store import LOG, open_tables
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.plan.collection import CollectionPlanner
-from tidewal.spark_bridge.plan.history import HistoryPlan, HistoryPlanner, end_at
-from tidewal.spark_bridge.plan.offsets import beginning, history_cut, is_history
-from tidewal.spark_bridge.plan.predicate import Predicate
+from tidewal.spark_bridge.plan.collection import in_table
+from tidewal.spark_bridge.plan.history import HistoryPlan
+from tidewal.spark_bridge.plan.offsets import Offset
+from tidewal.spark_bridge.plan.predicate import EVERYTHING, Predicate
 from tidewal.spark_bridge.scan import history
-from tidewal.spark_bridge.scan.columns import arrow_columns, arrow_schema
-from tidewal.spark_bridge.scan.delta import StoredRange
-from tidewal.spark_bridge.scan.log_tail import UnstoredRange, unstored_batches
+from tidewal.spark_bridge.scan.channel_range import ChannelRange
+from tidewal.spark_bridge.scan.columns import arrow_schema
+from tidewal.spark_bridge.scan.delta import StoredRange, stored_batches
+from tidewal.spark_bridge.scan.scanner import scan_channel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from history_story import StoredStory
+from plans import COLUMNS, batch_end, beginning, offset, plan_of, ranges, table_offset
 from story import FLIGHTS, ListLog, Row, number, random_row, sorted_rows
 
-COLUMNS = tuple(arrow_columns(FLIGHTS))
 
-
-def planner(stored: StoredStory, **options: Any) -> HistoryPlanner:
+def planner(stored: StoredStory, **options: Any) -> HistoryPlan:
     """One made anew, as after a restart."""
-    return HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(stored.folder), **options))
+    return HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(stored.folder), **options))
+
+
+def tasks_of(plan: HistoryPlan, start: Cut | Offset, end: Cut | Offset, predicate: Predicate = EVERYTHING) -> list[Any]:
+    """What lies between two cuts, or times that the table has passed."""
+    return list(plan._tasks(offset(start), offset(end), predicate))
 
 
 def rows_of(log: ListLog, tasks: Sequence[Any], columns: tuple[str, ...] = COLUMNS) -> list[Row]:
     """What the tasks give, in exactly Spark's types."""
     found: list[Row] = []
     for task in tasks:
-        batches = unstored_batches(log, task, columns) if isinstance(task, UnstoredRange) else task.batches(columns)
-        for batch in batches:
+        log_part = isinstance(task, ChannelRange)
+        for batch in scan_channel(log, task, columns) if log_part else stored_batches(task, columns):
             assert batch.schema.equals(arrow_schema(FLIGHTS, columns))
             batch.validate(full=True)
             found += batch.to_pylist()
     return found
 
 
-def read(stored: StoredStory, start: Cut, end: Cut, tasks: int = 1) -> list[Row]:
-    return sorted_rows(rows_of(stored.log, planner(stored, min_partitions=tasks).tasks(start, end)))
+def read(stored: StoredStory, start: Cut | Offset, end: Cut | Offset, tasks: int = 1) -> list[Row]:
+    return sorted_rows(rows_of(stored.log, tasks_of(planner(stored, min_partitions=tasks), start, end)))
 
 
 @contextmanager
@@ -82,10 +87,10 @@ def change(stored: StoredStory, rng: random.Random) -> None:
             stored.table.join_files()
 
 
-def some_intervals(stored: StoredStory, rng: random.Random, count: int) -> list[tuple[Cut, Cut]]:
+def some_intervals(stored: StoredStory, rng: random.Random, count: int) -> list[tuple[Offset, Offset]]:
     """Between any two of: the beginning, stored cuts, and times that the table has passed."""
-    within = [history_cut(stored.flights, rng.randint(1, stored.time)) for _ in range(4 if stored.time else 0)]
-    cuts = [beginning(stored.flights), *stored.story.cuts, *within]
+    within = [table_offset(stored.flights, rng.randint(1, stored.time)) for _ in range(4 if stored.time else 0)]
+    cuts = [beginning(stored.flights), *map(offset, stored.story.cuts), *within]
     return [tuple(sorted(rng.sample(cuts, 2), key=lambda cut: cut.time)) for _ in range(count)]
 
 
@@ -97,7 +102,7 @@ def test_any_interval_is_the_rows_of_the_model_whatever_is_stored_and_cut_off(se
     with stored_story() as stored:
         stored.play(rng, 5)
         stored.story.cut(stored.flights)
-        asked: list[tuple[Cut, Cut]] = []
+        asked: list[tuple[Offset, Offset]] = []
         planned: list[tuple[list[Any], list[Row]]] = []
         for _ in range(8):
             change(stored, rng)
@@ -108,7 +113,7 @@ def test_any_interval_is_the_rows_of_the_model_whatever_is_stored_and_cut_off(se
             for start, end in rng.sample(asked, min(6, len(asked))):
                 assert read(stored, start, end, rng.choice([1, 1, 5])) == stored.story.between(start.time, end.time)
             start, end = rng.choice(asked)
-            planned.append((planner(stored).tasks(start, end), stored.story.between(start.time, end.time)))
+            planned.append((tasks_of(planner(stored), start, end), stored.story.between(start.time, end.time)))
 
 
 @pytest.fixture
@@ -130,9 +135,9 @@ def stored(tmp_path: Path, rng: random.Random) -> StoredStory:
 @pytest.mark.slow
 def test_nothing_below_the_tables_t_is_read_from_the_log(stored: StoredStory) -> None:
     last = stored.story.cuts[-1]
-    tasks = planner(stored).tasks(beginning(stored.flights), last)
+    tasks = tasks_of(planner(stored), beginning(stored.flights), last)
     stored.log.reads.clear()
-    unstored = rows_of(stored.log, [task for task in tasks if isinstance(task, UnstoredRange)])
+    unstored = rows_of(stored.log, [task for task in tasks if isinstance(task, ChannelRange)])
     ends = {(position.channel, position.message_id) for position in stored.table.positions().values()}
     begins = {(channel, after) for channel, after, _ in stored.log.reads}
     assert begins <= ends  # vchannels that share a channel may differ in theirs, and either will do
@@ -153,7 +158,7 @@ def test_what_neither_log_nor_table_has_is_lost(stored: StoredStory) -> None:
     entries[:] = [entry for entry in entries if entry.timestamp > number(lost, "_ts")]
     with pytest.raises(PositionLost, match="failOnDataLoss=false"):
         read(stored, beginning(stored.flights), last)
-    tolerant = planner(stored, fail_on_data_loss=False).tasks(beginning(stored.flights), last)
+    tolerant = tasks_of(planner(stored, fail_on_data_loss=False), beginning(stored.flights), last)
     left = sorted_rows(rows_of(stored.log, tolerant))
     expected = stored.story.between(0, last.time)
     assert left == [row for row in expected if row["_ts"] != lost["_ts"]]
@@ -161,8 +166,8 @@ def test_what_neither_log_nor_table_has_is_lost(stored: StoredStory) -> None:
 
 def test_columns_may_be_chosen_in_any_order(stored: StoredStory) -> None:
     columns = ("_op", "_change_type", "place", "_commit_version", "_commit_timestamp", "flight")
-    end = history_cut(stored.flights, stored.time)
-    found = rows_of(stored.log, planner(stored).tasks(beginning(stored.flights), end), columns)
+    end = table_offset(stored.flights, stored.time)
+    found = rows_of(stored.log, tasks_of(planner(stored), beginning(stored.flights), end), columns)
     expected = [
         {
             "_op": row["_op"],
@@ -184,46 +189,47 @@ def test_columns_may_be_chosen_in_any_order(stored: StoredStory) -> None:
 
 @pytest.mark.slow
 def test_batches_and_tasks_are_bounded(stored: StoredStory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidewal.spark_bridge.scan.delta.BATCH_ROWS", 7)
-    end = history_cut(stored.flights, stored.time)
+    for module in ("batches", "delta"):
+        monkeypatch.setattr(f"tidewal.spark_bridge.scan.{module}.BATCH_ROWS", 7)
+    end = table_offset(stored.flights, stored.time)
     plan = planner(stored)
-    [task] = plan.tasks(beginning(stored.flights), end)
-    assert all(0 < batch.num_rows <= 7 for batch in task.batches(("_ts",)))
+    [task] = tasks_of(plan, beginning(stored.flights), end)
+    assert all(0 < batch.num_rows <= 7 for batch in stored_batches(task, ("_ts",)))
     files = len(task.files)
     assert files == 3
     monkeypatch.setattr(history, "TASK_BYTES", 1)
-    assert [len(task.files) for task in plan.tasks(beginning(stored.flights), end)] == [1] * files
+    assert [len(task.files) for task in tasks_of(plan, beginning(stored.flights), end)] == [1] * files
     monkeypatch.undo()
-    assert len(planner(stored, min_partitions=2).tasks(beginning(stored.flights), end)) >= 2
+    assert len(tasks_of(planner(stored, min_partitions=2), beginning(stored.flights), end)) >= 2
 
 
 @pytest.mark.slow
 def test_files_of_other_times_are_not_opened(stored: StoredStory) -> None:
     plan = planner(stored)
-    middle = history_cut(stored.flights, stored.story.cuts[0].time)
-    [early] = plan.tasks(beginning(stored.flights), middle)
+    middle = table_offset(stored.flights, stored.story.cuts[0].time)
+    [early] = tasks_of(plan, beginning(stored.flights), middle)
     last = max(number(row, "_ts") for row in stored.story.rows if number(row, "_ts") <= stored.time)
-    [late] = plan.tasks(history_cut(stored.flights, last - 1), history_cut(stored.flights, last))
+    [late] = tasks_of(plan, table_offset(stored.flights, last - 1), table_offset(stored.flights, last))
     assert set(early.files).isdisjoint(late.files)
 
 
 @pytest.mark.slow
 def test_what_a_filter_does_not_ask_for_is_not_read(stored: StoredStory) -> None:
     plan, start, end = planner(stored), beginning(stored.flights), stored.story.cuts[-1]
-    everything = plan.tasks(start, end)
-    assert len([task for task in everything if isinstance(task, UnstoredRange)]) == 2
-    [late] = plan.tasks(start, end, Predicate(last_ts=stored.time))
+    everything = tasks_of(plan, start, end)
+    assert len([task for task in everything if isinstance(task, ChannelRange)]) == 2
+    [late] = tasks_of(plan, start, end, Predicate(last_ts=stored.time))
     assert sorted_rows(rows_of(stored.log, [late])) == [
         {**row, "_watermark": end.time} for row in stored.story.between(0, stored.time)
     ]
     cut = stored.story.cuts[0].time
-    [first] = plan.tasks(start, end, Predicate(last_ts=cut))
+    [first] = tasks_of(plan, start, end, Predicate(last_ts=cut))
     assert set(first.files) < set(late.files)
     assert [row for row in sorted_rows(rows_of(stored.log, [first])) if number(row, "_ts") <= cut] == [
         {**row, "_watermark": end.time} for row in stored.story.between(0, cut)
     ]
     newest = max(number(row, "_ts") for row in stored.story.rows if number(row, "_ts") <= stored.time)
-    *_, last = plan.tasks(start, end, Predicate(first_ts=newest))
+    *_, last = tasks_of(plan, start, end, Predicate(first_ts=newest))
     assert {number(row, "_ts") for row in rows_of(stored.log, [last])} == {newest}
 
 
@@ -247,23 +253,43 @@ def test_a_limit_holds_whole_timestamps_of_the_table_and_then_cuts(
 ) -> None:
     plan, last = planner(stored), stored.story.cuts[-1]
     passed = [beginning(stored.flights)]
-    while (cut := planner(stored).next(passed[-1], limits, last)) is not None:
+    while (cut := batch_end(planner(stored), passed[-1], limits, last)) is not None:
         passed.append(cut)
-    assert passed[-1] == last
-    assert any(map(is_history, passed))
+    assert passed[-1] == offset(last)
+    assert any(map(in_table, passed))
     assert stored.time in [cut.time for cut in passed]
     for start, end in itertools.pairwise(passed):
-        found = sorted_rows(rows_of(stored.log, plan.tasks(start, end)))
+        found = sorted_rows(rows_of(stored.log, tasks_of(plan, start, end)))
         assert found == stored.story.between(start.time, end.time)
         times = {row["_ts"] for row in found}
         cuts = sum(start.time < cut.time <= end.time for cut in stored.story.cuts)
         assert limits.rows is None or len(found) <= limits.rows or len(times) == 1 or cuts == 1
-        if limits.entries is not None and is_history(end):
+        if limits.entries is not None and in_table(end):
             assert len({(row["_channel"], row["_cseq"]) for row in found}) <= limits.entries or len(times) == 1
-        if is_history(end) and limits.rows is not None and end.time < stored.time:
+        if in_table(end) and limits.rows is not None and end.time < stored.time:
             following = [row for row in stored.story.rows if row["_ts"] > end.time]
             more = [row for row in following if row["_ts"] == following[0]["_ts"]]
             assert len(found) + len(more) > limits.rows, "the next timestamp had fitted too"
+
+
+@pytest.mark.slow
+def test_a_limit_counts_all_shards_of_a_channel_whatever_is_stored_of_them(
+    stored: StoredStory, rng: random.Random
+) -> None:
+    first, _, third = stored.flights.vchannels
+    assert pchannel_of(first) == pchannel_of(third)
+    stored.flush(rng, (first,), back=3)
+    start = offset(stored.story.cut(stored.flights))
+    for shard in (2, 0, 2, 2, 0, 2, 2):
+        stored.story.write(stored.flights, shard, [random_row(rng)])
+        stored.story.cut(stored.flights)
+    assert stored.times[first] > stored.times[third]
+    last = stored.story.cuts[-1]
+    while (end := batch_end(planner(stored), start, MicroBatchLimits(rows=2), last)) is not None:
+        cuts = sum(start.time < cut.time <= end.time for cut in stored.story.cuts)
+        assert cuts == 1 or len(stored.story.between(start.time, end.time)) <= 2
+        start = end
+    assert start == offset(last)
 
 
 @pytest.mark.slow
@@ -306,25 +332,25 @@ def test_rows_are_counted_over_both_parts(stored: StoredStory) -> None:
     last = stored.story.cuts[-1]
     total = len(stored.story.between(0, last.time))
     plan = planner(stored)
-    assert plan.has_rows(beginning(stored.flights), last, total)
-    assert not planner(stored).has_rows(beginning(stored.flights), last, total + 1)
-    assert plan.has_rows(beginning(stored.flights), history_cut(stored.flights, stored.time), 5)
+    assert plan._has_rows(beginning(stored.flights), offset(last), total)
+    assert not planner(stored)._has_rows(beginning(stored.flights), offset(last), total + 1)
+    assert plan._has_rows(beginning(stored.flights), table_offset(stored.flights, stored.time), 5)
 
 
 def test_without_any_cut_the_newest_is_the_end_of_the_table(stored: StoredStory) -> None:
     plan = planner(stored)
-    assert plan.newest() == stored.story.cuts[-1]
+    assert plan._newest() == offset(stored.story.cuts[-1])
     del stored.log.entries["by-dev-cuts"]
     plan = planner(stored)
-    assert plan.newest() == history_cut(stored.flights, stored.time)
-    assert plan.resolve("latest") == plan.newest()
+    assert plan._newest() == table_offset(stored.flights, stored.time)
+    assert plan._named("latest", "latest") == plan._newest()
 
 
 def test_any_time_that_the_table_has_passed_may_be_named(stored: StoredStory) -> None:
     plan = planner(stored)
-    assert plan.resolve(str(stored.time - 2)) == history_cut(stored.flights, stored.time - 2)
+    assert plan._named(str(stored.time - 2), "latest") == table_offset(stored.flights, stored.time - 2)
     with pytest.raises(InvalidRequest, match="no cut"):
-        plan.resolve(str(stored.story.cuts[-1].time - 1))
+        plan._named(str(stored.story.cuts[-1].time - 1), "latest")
 
 
 # ---- time travel -----------------------------------------------------------------------------------------------------
@@ -341,7 +367,7 @@ def test_the_state_at_any_time_up_to_the_newest_cut(stored: StoredStory, rng: ra
     for time in (1, rng.randint(last - 60, stored.time), stored.time, rng.randint(stored.time + 1, last), last):
         assert as_of(stored, timestamp_as_of=time) == stored.story.between(0, time)
     with pytest.raises(InvalidRequest, match="not known yet: the newest cut is of 2023-11-14T22:13:20"):
-        end_at(planner(stored), last + 1)
+        as_of(stored, timestamp_as_of=last + 1)
 
 
 def test_a_version_of_the_table_stays_what_it_was(stored: StoredStory, rng: random.Random) -> None:
@@ -362,17 +388,17 @@ def test_a_version_of_the_table_stays_what_it_was(stored: StoredStory, rng: rand
 
 def test_a_folder_without_the_table_is_told(stored: StoredStory, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no table at .*nowhere/flights/log: option history is the folder"):
-        HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(tmp_path / "nowhere"))).look()
+        HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(tmp_path / "nowhere"))).look()
     with pytest.raises(ConfigError, match="must be a folder"):
-        HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history="s3://bucket/tables")).look()
+        HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history="s3://bucket/tables")).look()
     file = ReadOptions("rocksmq:///x", "flights", history=f"file://{stored.folder}")
-    assert HistoryPlanner(stored.log, file).look().time == stored.time
+    assert HistoryPlan(stored.log, file).look().time == stored.time
 
 
 @pytest.mark.slow
 def test_the_table_of_another_log_or_collection_is_refused(stored: StoredStory) -> None:
     with pytest.raises(PositionMismatch, match="was filled from rocksmq, option wal names kafka"):
-        HistoryPlanner(stored.log, ReadOptions("kafka://x", "flights", history=str(stored.folder))).look()
+        HistoryPlan(stored.log, ReadOptions("kafka://x", "flights", history=str(stored.folder))).look()
     stored.story.event({"kind": "drop", "id": 7})
     stored.story.event({"kind": "dropped", "id": 7})
     stored.story.create(id=8, shards=3, pchannels=2)
@@ -383,30 +409,30 @@ def test_the_table_of_another_log_or_collection_is_refused(stored: StoredStory) 
 def test_an_offset_of_history_needs_the_table_that_has_it(stored: StoredStory, tmp_path: Path) -> None:
     last = stored.story.cuts[-1]
     with pytest.raises(InvalidRequest, match="set option history as it was set before"):
-        CollectionPlanner(stored.log, "rocksmq:///x", "flights", "by-dev").ranges(history_cut(stored.flights, 5), last)
+        ranges(plan_of(stored.log), table_offset(stored.flights, 5), last)
     behind = StoredStory(tmp_path / "other")
     for start, end in [
-        (beginning(stored.flights), history_cut(stored.flights, stored.time)),
-        (history_cut(stored.flights, stored.time), last),
+        (beginning(stored.flights), table_offset(stored.flights, stored.time)),
+        (table_offset(stored.flights, stored.time), last),
     ]:
-        plan = HistoryPlanner(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(behind.folder)))
+        plan = HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(behind.folder)))
         with pytest.raises(InvalidRequest, match=r"is one of history, but .* goes up to 0 only"):
-            plan.tasks(start, end)
+            tasks_of(plan, start, end)
 
 
 def test_a_file_that_is_gone_or_damaged_is_told(stored: StoredStory) -> None:
-    [task] = planner(stored).tasks(beginning(stored.flights), history_cut(stored.flights, stored.time))
+    [task] = tasks_of(planner(stored), beginning(stored.flights), table_offset(stored.flights, stored.time))
     path = Path(task.table, task.files[0])
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CorruptLog, match="cannot be read"):
-        list(task.batches(COLUMNS))
+        list(stored_batches(task, COLUMNS))
     path.unlink()
     with pytest.raises(CorruptLog, match="is gone"):
-        list(task.batches(COLUMNS))
+        list(stored_batches(task, COLUMNS))
 
 
 def test_a_table_that_another_tool_restored_is_no_history(stored: StoredStory) -> None:
-    within = history_cut(stored.flights, stored.time)
+    within = table_offset(stored.flights, stored.time)
     table = DeltaTable(open_tables(stored.folder).table("flights", LOG).uri)
     sound = table.version()
     table.restore(1)
@@ -437,10 +463,10 @@ def test_a_table_whose_newest_commit_is_torn_is_no_history(stored: StoredStory, 
 def test_a_log_that_forgets_while_it_is_read_asks_to_begin_again(
     stored: StoredStory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidewal.spark_bridge.scan.collection.BATCH_ROWS", 1)
-    start, end = history_cut(stored.flights, stored.time), stored.story.cuts[-1]
-    task = planner(stored).tasks(start, end)[0]
-    assert isinstance(task, UnstoredRange)
+    monkeypatch.setattr("tidewal.spark_bridge.scan.batches.BATCH_ROWS", 1)
+    start, end = table_offset(stored.flights, stored.time), stored.story.cuts[-1]
+    task = tasks_of(planner(stored), start, end)[0]
+    assert isinstance(task, ChannelRange)
     original = stored.log.read
 
     def forgetful(*asked: Any, **how: Any) -> Iterator[Any]:
@@ -448,7 +474,7 @@ def test_a_log_that_forgets_while_it_is_read_asks_to_begin_again(
         raise PositionLost("gone", requested=b"", first_available=b"")
 
     monkeypatch.setattr(stored.log, "read", forgetful)
-    batches = unstored_batches(stored.log, task, COLUMNS)
+    batches = scan_channel(stored.log, task, COLUMNS)
     assert next(batches).num_rows
     with pytest.raises(Unavailable, match="read again, the table has the rows now"):
         list(batches)
@@ -458,16 +484,16 @@ def test_a_table_without_positions_is_read_and_told_where_the_log_is_needed(
     stored: StoredStory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "newest_own_commit", lambda *_: None)
-    within = history_cut(stored.flights, stored.time)
+    within = table_offset(stored.flights, stored.time)
     assert read(stored, beginning(stored.flights), within) == stored.story.between(0, stored.time)
     with pytest.raises(CorruptLog, match=r"does not say where .* ends in the log"):
         read(stored, beginning(stored.flights), stored.story.cuts[-1])
 
 
 def test_a_column_that_a_file_does_not_have_yet_is_null(stored: StoredStory) -> None:
-    [task] = planner(stored).tasks(beginning(stored.flights), history_cut(stored.flights, stored.time))
+    [task] = tasks_of(planner(stored), beginning(stored.flights), table_offset(stored.flights, stored.time))
     later = CollectionSchema("flights", (*FLIGHTS.fields, Field("gate", "varchar"), Field("seat", "int8")), "flight", 2)
-    batches = list(dataclasses.replace(task, schema=later).batches(("seat", "flight", "gate", "_ts")))
+    batches = list(stored_batches(dataclasses.replace(task, schema=later), ("seat", "flight", "gate", "_ts")))
     assert sum(batch.num_rows for batch in batches) == len(stored.story.between(0, stored.time))
     for batch in batches:
         assert batch.schema.equals(arrow_schema(later, ("seat", "flight", "gate", "_ts")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,11 @@ from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.replicated.replica import Replica
 from tidewal.runtime.tables.table_store import LOG, open_tables
 from tidewal.spark_bridge.connection_cache import close_idle
-from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import ReadOptions
-from tidewal.spark_bridge.plan.collection import CollectionPlanner
-from tidewal.spark_bridge.plan.history import HistoryPlanner
-from tidewal.spark_bridge.scan.collection import arrow_batches
+from tidewal.spark_bridge.plan.open_plan import open_plan
+from tidewal.spark_bridge.scan.channel_range import ChannelRange
 from tidewal.spark_bridge.scan.columns import arrow_columns
-from tidewal.spark_bridge.scan.log_tail import UnstoredRange
+from tidewal.spark_bridge.scan.scanner import scan
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, Row, random_row
@@ -37,27 +36,22 @@ Applied = dict[int, list[tuple[str, str]]]
 
 def read(url: str, tables: Path, starting: str, ending: str) -> tuple[list[Row], int]:
     """The rows between two cuts, as Spark's processes get them, and how many of them came from the log."""
-    log = open_log(url)
-    planner = HistoryPlanner(log, ReadOptions(url, "flights", history=str(tables)))
-    tasks = planner.tasks(planner.resolve(starting), planner.resolve(ending))
-    log.close()
+    with closing(open_plan(ReadOptions(url, "flights", history=str(tables), starting=starting, ending=ending))) as plan:
+        tasks = plan.all_tasks()
     rows: list[Row] = []
     unstored = 0
     for task in tasks:
-        some = [row for batch in task.batches(COLUMNS) for row in batch.to_pylist()]
+        some = [row for batch in scan(task, COLUMNS) for row in batch.to_pylist()]
         rows += some
-        unstored += len(some) if isinstance(task, UnstoredRange) else 0
+        unstored += len(some) if isinstance(task, ChannelRange) else 0
     close_idle()
     return rows, unstored
 
 
 def left_in_log(url: str) -> int:
-    log = open_log(url)
-    planner = CollectionPlanner(log, url, "flights", "by-dev")
-    ranges = planner.ranges(planner.resolve("earliest"), planner.resolve("latest"))
-    count = sum(batch.num_rows for each in ranges for batch in arrow_batches(log, each, ("_ts",)))
-    log.close()
-    return count
+    with closing(open_plan(ReadOptions(url, "flights"))) as plan:
+        tasks = plan.all_tasks()
+    return sum(batch.num_rows for task in tasks for batch in scan(task, ("_ts",)))
 
 
 def by_time(rows: list[Row]) -> Applied:

@@ -6,55 +6,82 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tidewal.runtime.catalog.cuts import Cut, CutEnd
 from tidewal.runtime.errors import InvalidRequest, PositionMismatch
-from tidewal.spark_bridge.plan.offsets import (
-    beginning,
-    first_offset,
-    from_json,
-    from_offset,
-    scheme_of,
-    to_json,
-    to_offset,
-)
+from tidewal.spark_bridge.options import ReadOptions
+from tidewal.spark_bridge.plan.collection import CollectionPlan
+from tidewal.spark_bridge.plan.offsets import Offset, first_offset, parsed, scheme_of
+from tidewal.spark_bridge.scan.channel_range import BEGINNING, IN_TABLE, ChannelPlace
 
 sys.path.insert(0, str(Path(__file__).parent))
+from plans import beginning
 from story import NAMES, ListLog, Story
 
-COLLECTION = Story(ListLog().append).create()
 A, B = NAMES.pchannel(0), NAMES.pchannel(1)
-CUT = Cut(7, "flights", 2**62, {B: CutEnd(2, 5, b"\x00\xff"), A: CutEnd(1, 2, b"\x01")})
+CUT = Offset.of_cut(Cut(7, "flights", 2**62, {B: CutEnd(2, 5, b"\x00\xff"), A: CutEnd(1, 2, b"\x01")}))
+
+
+def plan(wal: str = "rocksmq:///data", id: int = 7, later: int = 0) -> CollectionPlan:
+    """Of a collection with that id, created at one time or a little later."""
+    log = ListLog()
+    story = Story(log.append)
+    story.now += later
+    story.create(id=id)
+    return CollectionPlan(log, ReadOptions(wal, "flights"))
+
+
+def as_json(offset: Offset, **of: Any) -> str:
+    return json.dumps(plan(**of)._stored(offset))
 
 
 def test_text_is_stable_whatever_the_order_of_channels() -> None:
-    other = Cut(7, "flights", 2**62, dict(reversed(CUT.ends.items())))
-    assert to_json(CUT) == to_json(other)
-    assert to_json(CUT) == (
-        f'{{"v": 1, "collection_id": 7, "t": {2**62}, "ends": {{"{A}": ["01", 1, 2], "{B}": ["00ff", 2, 5]}}}}'
+    other = dataclasses.replace(CUT, ends=dict(reversed(CUT.ends.items())))
+    assert as_json(CUT) == as_json(other)
+    assert as_json(CUT) == (
+        f'{{"v": 2, "wal": "rocksmq", "of": "collection 7 created at {plan().known.created_ts}", "t": {2**62}, '
+        f'"ends": {{"{A}": "behind 01 1 2", "{B}": "behind 00ff 2 5"}}}}'
     )
 
 
 def test_offset_is_the_cut() -> None:
-    assert from_offset(json.loads(to_json(CUT)), COLLECTION) == CUT
-    assert from_json(to_json(beginning(COLLECTION)), COLLECTION) == beginning(COLLECTION)
+    assert plan()._offset(json.loads(as_json(CUT))) == CUT
+    begin = beginning(plan().known)
+    assert plan()._offset(json.loads(as_json(begin))) == begin
+
+
+@pytest.mark.parametrize(
+    "place",
+    [BEGINNING, IN_TABLE, ChannelPlace(b"\x00\xff"), ChannelPlace(b"\x01", False), ChannelPlace(b"\x01", True, 3, 17)],
+)
+def test_a_place_is_what_was_written(place: ChannelPlace) -> None:
+    assert ChannelPlace.parse(str(place)) == place
+
+
+def test_places_sort_as_they_follow_each_other() -> None:
+    places = [BEGINNING, ChannelPlace(b"\x01", False), ChannelPlace(b"\x01", True, 9, 9), ChannelPlace(b"\x02", False)]
+    assert sorted([places[at] for at in (2, 0, 3, 1)]) == places
+    assert not ChannelPlace(b"\x01", False, 1, 1) < ChannelPlace(b"\x01", False, 2, 2)
 
 
 def test_an_offset_names_the_kind_of_its_log() -> None:
-    offset = json.loads(json.dumps(to_offset(CUT, scheme_of("kafka+ssl://broker/x"))))
-    assert list(offset) == ["v", "wal", "collection_id", "t", "ends"]
-    assert from_offset(offset, COLLECTION, "kafka") == from_offset(to_offset(CUT), COLLECTION, "pulsar") == CUT
+    offset = json.loads(as_json(CUT, wal="kafka+ssl://broker/x"))
+    assert list(offset) == ["v", "wal", "of", "t", "ends"]
+    assert offset["wal"] == scheme_of("kafka+ssl://broker/x") == "kafka"
+    assert plan("kafka://b")._offset(offset) == CUT
     with pytest.raises(PositionMismatch, match=r"of a kafka log, option wal names a pulsar one: correct option wal"):
-        from_offset(offset, COLLECTION, "pulsar")
+        plan("pulsar://b")._offset(offset)
 
 
 def test_the_first_batch_keeps_where_it_begins() -> None:
-    begin = first_offset(to_offset(beginning(COLLECTION)), to_offset(beginning(COLLECTION)))
-    first = first_offset(begin, to_offset(CUT))
-    assert first == {**to_offset(CUT), "from": to_offset(beginning(COLLECTION))}
-    assert from_offset(first, COLLECTION) == CUT
+    start, end = (plan()._stored(offset) for offset in (beginning(plan().known), CUT))
+    begin = first_offset(start, start)
+    first = first_offset(begin, end)
+    assert first == {**end, "from": start}
+    assert plan()._offset(first) == CUT
 
 
 @pytest.mark.parametrize(
@@ -63,24 +90,27 @@ def test_the_first_batch_keeps_where_it_begins() -> None:
         "yesterday",
         "[1]",
         "{}",
-        to_json(CUT).replace('"v": 1', '"v": 2'),
-        to_json(CUT).replace('"01"', '"xx"'),
-        to_json(CUT).replace(A, "other"),
-        json.dumps({**to_offset(CUT), "ends": 3}),
+        as_json(CUT).replace('"v": 2', '"v": 1'),
+        as_json(CUT).replace('"v": 2', '"v": 3'),
+        as_json(CUT).replace("behind 01", "behind xx"),
+        as_json(CUT).replace("01 1 2", "01 1"),
+        as_json(CUT).replace(A, "other"),
+        as_json(CUT).replace(str(2**62), '"noon"'),
+        json.dumps({**json.loads(as_json(CUT)), "ends": 3}),
     ],
 )
 def test_what_is_no_offset_is_refused(broken: str) -> None:
     with pytest.raises(InvalidRequest, match="offset"):
-        from_json(broken, COLLECTION)
+        plan()._offset(parsed(broken))
 
 
 def test_offset_of_a_dropped_collection_says_so() -> None:
     with pytest.raises(InvalidRequest, match=r"one that was dropped .*new checkpoint"):
-        from_json(to_json(CUT).replace(": 7", ": 6"), COLLECTION)
+        plan()._offset(json.loads(as_json(CUT, id=6)))
 
 
 def test_offset_of_a_collection_with_the_same_id_in_another_log_is_refused() -> None:
-    offset = to_offset(CUT, "rocksmq", COLLECTION.created_ts)
-    assert from_offset(json.loads(json.dumps(offset)), COLLECTION) == CUT
+    offset = json.loads(as_json(CUT))
+    assert plan()._offset(offset) == CUT
     with pytest.raises(InvalidRequest, match=r"in another log: correct options wal"):
-        from_offset(offset, dataclasses.replace(COLLECTION, created_ts=COLLECTION.created_ts + 1))
+        plan(later=1)._offset(offset)

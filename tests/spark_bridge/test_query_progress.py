@@ -38,7 +38,7 @@ NOW = "2013-01-01T12:00:00.000Z"
 
 
 def offset(ms: int) -> dict[str, Any]:
-    return {"v": 1, "collection_id": 7, "t": compose(ms) if ms else 0, "ends": {}}
+    return {"v": 2, "wal": "rocksmq", "of": "collection 7", "t": compose(ms) if ms else 0, "ends": {}}
 
 
 def source(end: object, newest: object = None, rows: int = 0) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from tidewal.actors.standalone import Standalone
 from tidewal.runtime.clock import compose, physical_ms
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.plan.base import CollectionPlan
-from tidewal.spark_bridge.plan.collection import CollectionPlanner
-from tidewal.spark_bridge.scan.collection import arrow_batches
+from tidewal.spark_bridge.plan.collection import CollectionPlan
 from tidewal.spark_bridge.scan.columns import arrow_columns
+from tidewal.spark_bridge.scan.scanner import scan_channel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, Row, random_row
@@ -37,9 +36,8 @@ on_each_log = pytest.mark.parametrize(
 def read(url: str, starting: str, ending: str) -> list[Row]:
     """The rows between two cuts, as Spark's processes get them."""
     log = open_log(url)
-    planner = CollectionPlanner(log, url, "flights", "by-dev")
-    ranges = planner.ranges(planner.resolve(starting), planner.resolve(ending))
-    batches = [batch for each in ranges for batch in arrow_batches(log, each, tuple(arrow_columns(FLIGHTS)))]
+    tasks = CollectionPlan(log, ReadOptions(url, "flights", starting=starting, ending=ending)).all_tasks()
+    batches = [batch for each in tasks for batch in scan_channel(log, each, tuple(arrow_columns(FLIGHTS)))]
     log.close()
     return [row for batch in batches for row in batch.to_pylist()]
 
@@ -116,7 +114,7 @@ def check_plans(url: str, written: list[tuple[int, str]], middle: int) -> None:
 
 def rows_of(url: str, tasks: Any) -> list[tuple[int, str]]:
     with closing(open_log(url)) as log:
-        batches = [batch for task in tasks for batch in arrow_batches(log, task, ("_ts", "flight"))]
+        batches = [batch for task in tasks for batch in scan_channel(log, task, ("_ts", "flight"))]
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import random
 import sys
@@ -14,26 +15,19 @@ import pytest
 from tidewal.runtime.errors import CorruptLog, InvalidRequest, PositionLost
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.rows.row_codec import encode_rows
-from tidewal.spark_bridge.plan.collection import CollectionPlanner
-from tidewal.spark_bridge.plan.offsets import beginning
-from tidewal.spark_bridge.scan import collection as rows
-from tidewal.spark_bridge.scan.collection import arrow_batches
-from tidewal.spark_bridge.scan.columns import arrow_columns, arrow_schema
+from tidewal.spark_bridge.scan import batches as batching
+from tidewal.spark_bridge.scan.columns import arrow_schema
+from tidewal.spark_bridge.scan.scanner import scan_channel
 
 sys.path.insert(0, str(Path(__file__).parent))
-import itertools
-
+from plans import COLUMNS, beginning, plan_of, ranges
 from story import FLIGHTS, NAMES, ListLog, Row, Story, batch_of, random_row, sorted_rows
-
-COLUMNS = tuple(arrow_columns(FLIGHTS))
 
 
 def read(log: ListLog, begin: object, end: object) -> list[Row]:
     """The rows of an interval through a planner made anew, as after a restart."""
-    ranges = CollectionPlanner(log, "rocksmq:///x", "flights", "by-dev").ranges(begin, end)
-    return sorted_rows(
-        [row for each in ranges for batch in arrow_batches(log, each, COLUMNS) for row in as_rows(batch)]
-    )
+    found = ranges(plan_of(log), begin, end)
+    return sorted_rows([row for each in found for batch in scan_channel(log, each, COLUMNS) for row in as_rows(batch)])
 
 
 def as_rows(batch: pa.RecordBatch) -> list[Row]:
@@ -56,14 +50,14 @@ def test_every_interval_holds_exactly_its_rows(rng: random.Random) -> None:
 
 
 def test_large_reads_are_cut_into_batches_of_one_size(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
-    monkeypatch.setattr(rows, "BATCH_ROWS", 50)
+    monkeypatch.setattr(batching, "BATCH_ROWS", 50)
     log = ListLog()
     story = Story(log.append)
     flights = story.create()
     for size in (60, 7, 30, 20, 120, 1):
         story.write(flights, 0, [random_row(rng) for _ in range(size)])
-    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
-    batches = list(arrow_batches(log, wanted, COLUMNS))
+    [wanted] = ranges(plan_of(log), beginning(flights), story.cut(flights))[:1]
+    batches = list(scan_channel(log, wanted, COLUMNS))
     assert [batch.num_rows for batch in batches] == [50, 10, 37, 20, 50, 50, 20, 1]
     assert [row for batch in batches for row in as_rows(batch)] == story.between(0, story.now)
 
@@ -73,8 +67,8 @@ def test_columns_may_be_chosen_in_any_order(rng: random.Random) -> None:
     story = Story(log.append)
     flights = story.create()
     story.write(flights, 1, [random_row(rng)])
-    wanted = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[-1]
-    [batch] = arrow_batches(log, wanted, ("_op", "place", "flight"))
+    wanted = ranges(plan_of(log), beginning(flights), story.cut(flights))[-1]
+    [batch] = scan_channel(log, wanted, ("_op", "place", "flight"))
     assert batch.schema.names == ["_op", "place", "flight"]
     assert batch.to_pylist() == [{name: story.between(0, story.now)[0][name] for name in batch.schema.names}]
 
@@ -84,8 +78,8 @@ def test_a_change_feed_speaks_deltas_words(rng: random.Random) -> None:
     story = Story(log.append)
     flights = story.create()
     story.write(flights, 1, [random_row(rng) for _ in range(20)])
-    wanted = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[-1]
-    [batch] = arrow_batches(log, wanted, ("_change_type", "_commit_version", "_commit_timestamp"))
+    wanted = ranges(plan_of(log), beginning(flights), story.cut(flights))[-1]
+    [batch] = scan_channel(log, wanted, ("_change_type", "_commit_version", "_commit_timestamp"))
     assert batch.schema.equals(arrow_schema(FLIGHTS, batch.schema.names))
     assert [tuple(row.values()) for row in batch.to_pylist()] == [
         (row["_op"], row["_ts"], row["_time"]) for row in story.rows
@@ -100,9 +94,9 @@ def test_columns_that_are_left_out_are_not_looked_at(rng: random.Random) -> None
     batch = batch_of(FLIGHTS, rows)
     broken = bytes(encode_rows(batch)).replace("\N{LATIN SMALL LETTER A WITH DIAERESIS}".encode() * 9, b"\xff" * 18)
     story.record(NAMES.pchannel(0), Record(RecordType.ROWS, vchannel=flights.vchannels[0], body=broken))
-    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
-    assert list(arrow_batches(log, wanted, ("flight", "origin"))) == []
-    [batch] = arrow_batches(log, wanted, ("flight", "_op"))
+    [wanted] = ranges(plan_of(log), beginning(flights), story.cut(flights))[:1]
+    assert list(scan_channel(log, wanted, ("flight", "origin"))) == []
+    [batch] = scan_channel(log, wanted, ("flight", "_op"))
     assert batch.to_pylist() == [{name: rows[0][name] for name in ("flight", "_op")}]
 
 
@@ -162,9 +156,9 @@ def test_lost_rows_are_an_error_unless_they_may_be_lost(rng: random.Random, capl
     with pytest.raises(PositionLost, match=r"new checkpoint.*failOnDataLoss=false") as caught:
         read(log, before, after)
     assert caught.value.first_available is not None
-    tolerant = CollectionPlanner(log, "w", "flights", "by-dev", fail_on_data_loss=False)
-    [wanted] = tolerant.ranges(before, after)
-    [batch] = arrow_batches(log, wanted, COLUMNS)
+    tolerant = plan_of(log, fail_on_data_loss=False)
+    [wanted] = ranges(tolerant, before, after)
+    [batch] = scan_channel(log, wanted, COLUMNS)
     assert as_rows(batch) == story.between(before.time, after.time)[1:]
     assert "rows are lost" in caplog.text
 
@@ -186,11 +180,12 @@ def test_a_position_before_its_entry_is_read_with_it(rng: random.Random) -> None
     story.write(flights, 0, [random_row(rng)])
     first = story.cut(flights)
     story.write(flights, 0, [random_row(rng)])
-    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(first, story.cut(flights))
-    begin = dataclasses.replace(first.ends[NAMES.pchannel(0)], cseq=first.ends[NAMES.pchannel(0)].cseq - 1)
-    wanted = dataclasses.replace(wanted, begin=begin, begin_ts=0)
+    [wanted] = ranges(plan_of(log), first, story.cut(flights))
+    begin = dataclasses.replace(wanted.begin, cseq=wanted.begin.cseq - 1)
+    wanted = dataclasses.replace(wanted, begin_ts=0)
     for included in (False, True):
-        [batch] = arrow_batches(log, dataclasses.replace(wanted, begin_included=included), COLUMNS)
+        place = dataclasses.replace(begin, behind=not included)
+        [batch] = scan_channel(log, dataclasses.replace(wanted, begin=place), COLUMNS)
         assert as_rows(batch) == story.between(0, story.now)[0 if included else 1 :]
 
 
@@ -201,8 +196,8 @@ def test_an_end_in_the_middle_leaves_out_what_is_later(rng: random.Random) -> No
     story.write(flights, 0, [random_row(rng)])
     middle = story.now
     story.write(flights, 0, [random_row(rng)])
-    [wanted] = CollectionPlanner(log, "w", "flights", "by-dev").ranges(beginning(flights), story.cut(flights))[:1]
-    [batch] = arrow_batches(log, dataclasses.replace(wanted, end_ts=middle, end_beyond=True), COLUMNS)
+    [wanted] = ranges(plan_of(log), beginning(flights), story.cut(flights))[:1]
+    [batch] = scan_channel(log, dataclasses.replace(wanted, end_ts=middle, watermark=middle, end_beyond=True), COLUMNS)
     assert as_rows(batch) == story.between(0, middle)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import random
 import sys
 from itertools import pairwise
@@ -15,8 +16,10 @@ pytest.importorskip("pyspark")
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 
+from tidewal.runtime.catalog.catalog import Collection
+from tidewal.runtime.catalog.cuts import Cut
 from tidewal.spark_bridge import latest
-from tidewal.spark_bridge.plan.offsets import to_json
+from tidewal.spark_bridge.plan.offsets import Offset
 from tidewal.spark_bridge.scan.columns import SYSTEM_COLUMNS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,6 +37,11 @@ def in_utc(rows: list[Row]) -> list[Row]:
     return sorted_rows(rows)
 
 
+def as_json(cut: Cut, flights: Collection) -> str:
+    """The offset of a cut, for the options that take one."""
+    return json.dumps(Offset.of_cut(cut).stored("rocksmq", f"collection {flights.id} created at {flights.created_ts}"))
+
+
 def test_batch_holds_the_rows_between_two_cuts(spark, story: Story, options, rng: random.Random) -> None:
     flights = story.create()
     story.play(flights, rng, batches=30)
@@ -42,11 +50,15 @@ def test_batch_holds_the_rows_between_two_cuts(spark, story: Story, options, rng
     assert everything.columns == [*FLIGHTS.arrow().names, *SYSTEM_COLUMNS]
     assert in_utc([row.asDict() for row in everything.collect()]) == story.between(0, story.cuts[-1].time)
     begin, end = sorted(rng.sample(story.cuts, 2), key=lambda cut: cut.time)
-    part = frame.option("startingOffsets", to_json(begin)).option("endingOffsets", to_json(end)).load()
+    part = (
+        frame.option("startingOffsets", as_json(begin, flights)).option("endingOffsets", as_json(end, flights)).load()
+    )
     assert in_utc([row.asDict() for row in part.collect()]) == story.between(begin.time, end.time)
     upto = frame.option("startingOffsets", "earliest").option("endingOffsets", str(end.time)).load()
     assert in_utc([row.asDict() for row in upto.collect()]) == story.between(0, end.time)
-    nothing = frame.option("startingOffsets", to_json(end)).option("endingOffsets", to_json(end)).load()
+    nothing = (
+        frame.option("startingOffsets", as_json(end, flights)).option("endingOffsets", as_json(end, flights)).load()
+    )
     assert nothing.count() == 0
 
 
@@ -210,7 +222,7 @@ def test_mistakes_are_told_in_words(spark, story: Story, options, collect, tmp_p
     with pytest.raises(PySparkException, match="the time of a cut or JSON, not 'tomorrow'"):
         spark.read.format("tidewal").options(**options).option("endingOffsets", "tomorrow").load().collect()
     stream = spark.readStream.format("tidewal").options(**options)
-    other = to_json(dataclasses.replace(story.cut(flights), collection_id=3))
+    other = as_json(story.cut(flights), dataclasses.replace(flights, id=3))
     with pytest.raises(PySparkException, match="start with a new checkpoint"):
         collect(stream.option("startingOffsets", other).load(), "other")
     with pytest.raises(PySparkException, match=r"endingOffsets is for spark\.read only"):

@@ -20,9 +20,11 @@ from tidewal.runtime.log.wal import ChannelPolicy, Wal
 from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
-from tidewal.spark_bridge.plan.base import Offset, ReadPlan
-from tidewal.spark_bridge.readers import open_plan
-from tidewal.spark_bridge.scan.topic import TOPIC_COLUMNS, topic_batches
+from tidewal.spark_bridge.plan.offsets import StoredOffset
+from tidewal.spark_bridge.plan.open_plan import open_plan
+from tidewal.spark_bridge.plan.read_plan import ReadPlan
+from tidewal.spark_bridge.scan.scanner import scan_channel
+from tidewal.spark_bridge.scan.topic_rows import TOPIC_COLUMNS
 
 pytestmark = pytest.mark.parametrize(
     "backend",
@@ -38,7 +40,7 @@ NOON = compose(1_700_000_000_000)
 Rows = list[dict[str, Any]]
 
 
-def read(url: str, plan: ReadPlan, start: Offset, end: Offset) -> Rows:
+def read(url: str, plan: ReadPlan, start: StoredOffset, end: StoredOffset) -> Rows:
     log = open_log(url)
     try:
         return rows_of(log, plan.tasks(start, end))
@@ -46,7 +48,7 @@ def read(url: str, plan: ReadPlan, start: Offset, end: Offset) -> Rows:
         log.close()
 
 
-def drained(url: str, plan: ReadPlan, at: Offset, limits: MicroBatchLimits) -> tuple[list[Rows], Offset]:
+def drained(url: str, plan: ReadPlan, at: StoredOffset, limits: MicroBatchLimits) -> tuple[list[Rows], StoredOffset]:
     """The batches up to what there is now, and where the last one ends."""
     upto, found = plan.newest(), list[Rows]()
     while upto is not None and (end := plan.next(at, upto, limits)) is not None:
@@ -97,7 +99,7 @@ def all_rows(url: str, options: ReadOptions) -> Rows:
 
 
 def rows_of(log: BlockingReader, tasks: Iterable[Any]) -> Rows:
-    batches = [batch for task in tasks for batch in topic_batches(log, task, tuple(TOPIC_COLUMNS))]
+    batches = [batch for task in tasks for batch in scan_channel(log, task, tuple(TOPIC_COLUMNS))]
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -115,7 +117,7 @@ async def test_what_retention_has_removed_is_told_and_not_waited_for(backend: An
         before = [await asyncio.to_thread(plan.all_tasks) for plan in plans]
         await backend.remove_all(wal, "orders")
         [strictly, laxly] = before
-        with pytest.raises(PositionLost, match="entries of orders are gone that were not read yet"):
+        with pytest.raises(PositionLost, match="removed rows of orders that were not read yet"):
             await asyncio.to_thread(rows_of, log, strictly)
         assert await asyncio.to_thread(rows_of, log, laxly) == []
         for plan in plans:
