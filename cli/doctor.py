@@ -6,42 +6,28 @@ import importlib
 import json
 import platform
 import re
-import shutil
-import socket
 import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..runtime.log.backend import Check
+from ..runtime.log.opening import installed_backends
 from .jdk import MINIMAL_JAVA, Java, find_java
 
 __all__ = ["Check", "Java", "doctor", "examine", "find_java"]
 
 MINIMAL_PYTHON = (3, 11)
-MINIMAL_FREE_BYTES = 512 * 1024 * 1024  # a fresh log with its spare segments, and room to write
 
 # These load compiled code, which may be installed and still not run on this machine.
 COMPILED = ("deltalake", "pyarrow", "rocksdict", "uvloop")
-
-Status = Literal["ok", "missing", "optional"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check. `optional` is missing too, but only needed for what `advice` names."""
-
-    name: str
-    status: Status
-    found: str
-    advice: str = ""
 
 
 def doctor(
@@ -63,7 +49,7 @@ def doctor(
 
 def examine(path: Path = Path()) -> list[Check]:
     """Run all checks below `path`; a missing thing is a result, not an error."""
-    return [_python(), *_distributions(), _java(find_java()), _disk(path), _unix_sockets()]
+    return [_python(), *_distributions(), _java(find_java()), *_backends(path)]
 
 
 def _print_table(checks: list[Check]) -> None:
@@ -125,31 +111,14 @@ def _distribution(name: str, extra: str | None) -> Check:
     return Check(name, "ok", version)
 
 
+def _backends(path: Path) -> Iterator[Check]:
+    for backend in installed_backends():
+        yield from backend.checks(path)
+
+
 def _java(java: Java | None) -> Check:
     advice = f"for Spark: install a JDK {MINIMAL_JAVA} or newer and set JAVA_HOME"
     if java is None:
         return Check("Java", "optional", "", advice)
     found = f"{java.version} in {java.home}"
     return Check("Java", "ok", found) if java.suffices else Check("Java", "optional", found, advice)
-
-
-def _disk(path: Path) -> Check:
-    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    free_bytes = shutil.disk_usage(existing).free
-    found = f"{free_bytes / 2**30:.1f} GiB in {existing}"
-    if free_bytes >= MINIMAL_FREE_BYTES:
-        return Check("free disk", "ok", found)
-    return Check("free disk", "missing", found, f"free {MINIMAL_FREE_BYTES >> 20} MiB, or set rocksmq.path elsewhere")
-
-
-def _unix_sockets() -> Check:
-    """Bind a socket as a log does: the owner of a RocksMQ directory serves other processes through it."""
-    name = "Unix sockets"
-    if not hasattr(socket, "AF_UNIX"):
-        return Check(name, "missing", "not on this platform", "run on Linux or macOS")
-    try:
-        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(str(Path(folder) / "probe.sock"))
-    except OSError as error:
-        return Check(name, "missing", str(error), "set TMPDIR to a short path on a local disk")
-    return Check(name, "ok", "can be bound")

@@ -12,17 +12,16 @@ import typer
 from ..runtime.clock import LOGICAL_BITS
 from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
 from ..runtime.log.wal import From, FromId, FromTime, GroupInfo, Start, Wal
-from .open_log import opened
+from .open_log import LogUrl, opened
 from .signals import INTERRUPTED, Interrupted, until_stopped
 
 groups = typer.Typer(help="Show consumer groups, move their positions, drop them.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")]
 T = TypeVar("T")
 
 
 @groups.command("list")
-def list_groups(url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_groups(url: LogUrl, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show all groups: their members, and for each channel the group's position and the end of the channel."""
     described = _over(url, describe_groups, read_only=True)
     typer.echo(json.dumps(described, indent=2) if as_json else "\n".join(lines(described)) or "none")
@@ -30,7 +29,7 @@ def list_groups(url: Url, as_json: Annotated[bool, typer.Option("--json", help="
 
 @groups.command()
 def seek(
-    url: Url,
+    url: LogUrl,
     group: Annotated[str, typer.Argument(help="The group.")],
     channel: Annotated[str, typer.Argument(help="The channel, which must not be assigned to a member.")],
     to: Annotated[str, typer.Argument(help="earliest, latest, a message id in hex (with it), or an ISO 8601 time.")],
@@ -48,7 +47,7 @@ async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: boo
 
 
 @groups.command()
-def drop(url: Url, group: Annotated[str, typer.Argument(help="The group, which must not have members.")]) -> None:
+def drop(url: LogUrl, group: Annotated[str, typer.Argument(help="The group, which must not have members.")]) -> None:
     """Drop a group and its positions."""
     _over(url, lambda wal: wal.drop_group(group))
 

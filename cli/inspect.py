@@ -5,27 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
-from ..adapters.rocksmq.check.loss_report import journal_summary, loss_lines
 from ..runtime.catalog.catalog import Catalog
 from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound
+from ..runtime.log.backend import Inspection
 from ..runtime.log.names import DEFAULT_PREFIX, Names
+from ..runtime.log.opening import find_backend
 from ..runtime.log.record import decode
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.replicated.fold import Fold
 from .groups import describe_groups
 from .groups import lines as group_lines
-from .open_log import catalog_of, local_directory, opened, shown_time, stored
+from .open_log import LogUrl, catalog_of, opened, shown_time, stored
 from .signals import INTERRUPTED, Interrupted, until_stopped
 
 
 def inspect(
-    url: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")],
+    url: LogUrl,
     count: Annotated[bool, typer.Option("--count/--no-count", help="Count the entries, which reads them all.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     prefix: Annotated[str, typer.Option(help="Prefix of the cluster's channels.")] = DEFAULT_PREFIX,
@@ -36,12 +36,13 @@ def inspect(
     """
     import uvloop
 
-    async def look() -> dict[str, Any]:
+    async def look() -> tuple[Inspection | None, dict[str, Any]]:
         async with opened(url) as wal:
             names = Names(prefix)
-            return {
+            beyond = await asyncio.to_thread(find_backend(url).inspect, url)
+            return beyond, {
                 "wal": shown_url(url),
-                "journal": await asyncio.to_thread(_journal, url),
+                **({} if beyond is None else {beyond.title: beyond.content}),
                 "channels": await _channels(wal, count),
                 "groups": await describe_groups(wal) if wal.capabilities.groups else [],
                 **_catalog(await catalog_of(wal, names)),
@@ -49,21 +50,13 @@ def inspect(
             }
 
     try:
-        found = uvloop.run(until_stopped(look()))
+        beyond, found = uvloop.run(until_stopped(look()))
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        _print(found)
-
-
-def _journal(url: str) -> dict[str, Any] | None:
-    """The size of an embedded log's journal, and what salvages could not save; None for other logs."""
-    parts = urlsplit(url)
-    if parts.scheme != "rocksmq" or parts.port is not None:
-        return None
-    return journal_summary(local_directory(url))
+        _print(found, beyond)
 
 
 async def _channels(wal: Wal, count: bool) -> list[dict[str, Any]]:
@@ -150,13 +143,12 @@ async def _cuts(wal: Wal, names: Names) -> list[dict[str, Any]]:
     ]
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], beyond: Inspection | None) -> None:
     def section(title: str, lines: list[str]) -> None:
         typer.echo(f"{title}\n" + "".join(f"  {line}\n" for line in lines or ["none"]))
 
-    if (journal := found["journal"]) is not None:
-        size = f"{journal['segments']} segments, {journal['bytes']:,} bytes"
-        section("journal", [size, *loss_lines(journal["losses"])])
+    if beyond is not None:
+        section(beyond.title, beyond.lines)
     section(
         "channels",
         [

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from typing import Annotated
 
-from ..adapters.rocksmq.address import Address
+import typer
+
 from ..runtime.catalog.catalog import Catalog, catalog_fold
 from ..runtime.clock import physical_ms
 from ..runtime.config.loading import load_settings, wal_options
-from ..runtime.errors import ChannelNotFound, ConfigError, CorruptLog, PositionLost, Unavailable
+from ..runtime.errors import ChannelNotFound, CorruptLog, PositionLost
 from ..runtime.log.names import Names
-from ..runtime.log.opening import open_wal
+from ..runtime.log.opening import find_backend, open_wal, url_forms
 from ..runtime.log.read_only import ReadOnlyWal
-from ..runtime.log.redaction import shown_url, split_url
 from ..runtime.log.wal import Entry, FromId, Start, Wal
 from ..runtime.replicated.fold import Fold
 from ..runtime.streams.stream_base import reading
 
 ATTEMPTS = 10  # to read a state up to its end before the next snapshot has removed that
+
+LogUrl = Annotated[str, typer.Argument(help=f"The log: {url_forms()}.")]
 
 
 @asynccontextmanager
@@ -28,47 +30,15 @@ async def opened(url: str, *, read_only: bool = True) -> AsyncGenerator[Wal]:
     owning the log while the block runs, or until a node requests it. The environment has the credentials for brokers.
     Raises `ConfigError` and `Unavailable` where there is no log, and `Unavailable` when the owner has gone and no other
     one comes. Unless `read_only`, a log of brokers that is not there is created."""
-    parts = split_url(url)
-    embedded = parts.scheme == "rocksmq" and parts.port is None  # a port names a process that has it open
-    if embedded:
-        local_directory(url)
-    if embedded and await _abandoned(url):  # its directory cannot be read in another way
+    if await find_backend(url).abandoned(url):  # it cannot be read in another way
         owned = await open_wal(url)
         wal = ReadOnlyWal(owned) if read_only else owned
     else:
-        options = {"own": False} if embedded else {} if parts.scheme == "rocksmq" else wal_options(load_settings(), url)
-        wal = await open_wal(url, read_only=read_only, **options)
+        wal = await open_wal(url, read_only=read_only, own=False, **wal_options(load_settings(), url))
     try:
         yield wal
     finally:
         await wal.close()
-
-
-async def _abandoned(url: str) -> bool:
-    """Whether no process has the log open."""
-    try:
-        wal = await open_wal(url, own=False, failover_s=0)
-    except Unavailable:
-        return True
-    await wal.close()
-    return False
-
-
-def local_directory(where: str) -> str:
-    """The directory of the embedded log that a URL or a path names. Raises `ConfigError` where there is none."""
-    directory = named_directory(where)
-    if not (Path(directory) / "FORMAT").is_file():
-        raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
-    return directory
-
-
-def named_directory(where: str) -> str:
-    """The same, whatever is there. Raises `ConfigError` for the URL of another log."""
-    scheme = split_url(where).scheme
-    path = Address.parse(where).directory if scheme == "rocksmq" else where
-    if scheme not in ("", "rocksmq") or not path:
-        raise ConfigError(f"{shown_url(where)}: only an embedded log has a directory", key="wal")
-    return str(Path(path).absolute())
 
 
 async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> AsyncIterator[Entry]:

@@ -12,8 +12,8 @@ from ..adapters.rocksmq.check.loss_report import loss_lines, losses_of
 from ..adapters.rocksmq.check.salvage import SalvageReport
 from ..adapters.rocksmq.check.salvage import salvage as copy_readable
 from ..adapters.rocksmq.journal.losses import ACCEPT
+from ..adapters.rocksmq.log_directory import named_directory
 from ..runtime.clock import SystemClock
-from .open_log import named_directory
 
 DAMAGED = 1  # exit status: something is damaged, and no copy was asked for
 

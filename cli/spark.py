@@ -13,6 +13,7 @@ from ..runtime.log.names import DEFAULT_PREFIX
 from ..spark_bridge.log import open_log
 from ..spark_bridge.options import EARLIEST, LATEST, ReadOptions
 from . import spark_pipelines as pipelines
+from .open_log import LogUrl
 from .spark_running import spark_session
 
 spark = typer.Typer(help="Run Spark over collections and topics: look, count, export, copy.", no_args_is_help=True)
@@ -26,7 +27,6 @@ class Format(StrEnum):
     json = "json"
 
 
-Url = Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path, kafka://… or pulsar://…")]
 Name = Annotated[str, typer.Argument(help="A collection, or with --topic names of channels by comma.")]
 Topic = Annotated[bool, typer.Option("--topic", help="NAME is a channel of messages, not a collection.")]
 Begin = Annotated[str, typer.Option("--from", help="startingOffsets of the source; a checkpoint has precedence.")]
@@ -45,7 +45,7 @@ NONE: list[str] = []
 
 @spark.command()
 def tail(
-    url: Url,
+    url: LogUrl,
     name: Name,
     topic: Topic = False,
     begin: Begin = LATEST,
@@ -66,7 +66,7 @@ def tail(
 
 @spark.command()
 def count(
-    url: Url,
+    url: LogUrl,
     name: Name,
     topic: Topic = False,
     window: Annotated[str, typer.Option(help="The length of a window of log time.")] = "1 minute",
@@ -88,7 +88,7 @@ def count(
 
 @spark.command()
 def export(
-    url: Url,
+    url: LogUrl,
     name: Name,
     directory: Annotated[str, typer.Argument(help="Where the files go: a path or URL of a file system of Spark's.")],
     topic: Topic = False,
@@ -124,7 +124,7 @@ def export(
 
 @spark.command()
 def copy(
-    url: Url,
+    url: LogUrl,
     name: Name,
     checkpoint: Annotated[str, typer.Option(help="Where the position is stored; with it each row is copied once.")],
     to_collection: Annotated[str, typer.Option(help="The collection to write into; it must be there.")] = "",

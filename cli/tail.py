@@ -20,7 +20,7 @@ from ..runtime.log.record import Record, RecordType, decode
 from ..runtime.log.wal import Entry, From, Wal
 from ..runtime.replicated.records import decode_event
 from ..runtime.rows.schema import OP_COLUMN, Op
-from .open_log import catalog_of, entries, opened, shown_time, stored
+from .open_log import LogUrl, catalog_of, entries, opened, shown_time, stored
 from .signals import INTERRUPTED, Interrupted, until_stopped
 
 HELD_ENTRIES = 256  # read ahead of what is printed
@@ -42,7 +42,7 @@ class Chosen:
 
 
 def tail(
-    url: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path")],
+    url: LogUrl,
     channel: Annotated[str, typer.Argument(help="A channel, a vchannel or a collection.")],
     start: Annotated[TailStart, typer.Option("--from", help="Where to begin.")] = TailStart.earliest,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,

@@ -12,10 +12,10 @@ import typer
 from ..adapters.rocksmq.check.findings import SegmentReport
 from ..adapters.rocksmq.check.loss_report import journal_summary, loss_lines
 from ..adapters.rocksmq.check.verify import verify as scrub
+from ..adapters.rocksmq.log_directory import local_directory
 from ..adapters.rocksmq.owner.directory import locked
 from ..runtime.errors import ConfigError
 from ..runtime.tables.table_store import open_tables
-from .open_log import local_directory
 
 DAMAGED = 1  # exit status
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from ..runtime.errors import ConfigError
 from ..runtime.log.blocking_reader import BlockingReader
-from ..runtime.log.opening import find_backend, installed_backends
+from ..runtime.log.opening import find_backend, url_forms
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Entry
 
@@ -35,5 +35,4 @@ def open_log(url: str) -> BlockingReader:
 
 
 def _unreadable(url: str) -> ConfigError:
-    forms = ", ".join(sorted(each.url_form for each in installed_backends() if each.schemes and each.shared))
-    return ConfigError(f"option wal is {shown_url(url)!r}; the Spark bridge reads {forms}", key="wal")
+    return ConfigError(f"option wal is {shown_url(url)!r}; the Spark bridge reads {url_forms()}", key="wal")

@@ -19,7 +19,7 @@ class KafkaBackend(WalBackend):
 
     name = "kafka"
     schemes = ("kafka",)
-    url_form = "kafka://HOST:PORT[,HOST:PORT…][/PREFIX]"
+    url_form = "kafka://HOST:PORT,HOST:PORT/PREFIX"
 
     async def open(
         self,

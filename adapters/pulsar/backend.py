@@ -19,7 +19,7 @@ class PulsarBackend(WalBackend):
 
     name = "pulsar"
     schemes = ("pulsar", "pulsar+ssl")
-    url_form = "pulsar://HOST:PORT[/TENANT/NAMESPACE]"
+    url_form = "pulsar://HOST:PORT/TENANT/NAMESPACE"
 
     async def open(
         self,

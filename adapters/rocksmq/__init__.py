@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...runtime.lazy import lazy_names
-from .backend import BACKEND, directory_of as directory_of
+from .backend import BACKEND
 
 if TYPE_CHECKING:
     from .client.shared import SharedRocksMQ as SharedRocksMQ
     from .owner.store import RocksMQ as RocksMQ
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, {".client.shared": "SharedRocksMQ", ".owner.store": "RocksMQ"})
-    __all__ += ["directory_of", "open_wal"]
+    __all__ += ["open_wal"]
 
 open_wal = BACKEND.open

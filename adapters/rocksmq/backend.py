@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ...runtime.errors import ConfigError
-from ...runtime.log.backend import WalBackend
+from ...runtime.errors import ConfigError, Unavailable
+from ...runtime.log.backend import Check, Inspection, WalBackend
 from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 from .address import Address
+from .log_directory import local_directory
 
 if TYPE_CHECKING:
     from ...runtime.metrics.metric import Metric
@@ -79,6 +81,32 @@ class RocksMQBackend(WalBackend):
 
         return CAPABILITIES
 
+    def checks(self, path: Path) -> Iterable[Check]:
+        from .machine_checks import free_disk, unix_sockets
+
+        return free_disk(path), unix_sockets()
+
+    async def abandoned(self, url: str) -> bool:
+        if not Address.parse(url).directory:
+            return False  # a port names a process that has it open
+        local_directory(url)
+        try:
+            wal = await self.open(url, own=False, failover_s=0)
+        except Unavailable:
+            return True
+        await wal.close()
+        return False
+
+    def inspect(self, url: str) -> Inspection | None:
+        """The size of the journal, and what salvages could not save."""
+        from .check.loss_report import journal_summary, loss_lines
+
+        if not (directory := Address.parse(url).directory):
+            return None
+        content = journal_summary(directory)
+        size = f"{content['segments']} segments, {content['bytes']:,} bytes"
+        return Inspection("journal", content, [size, *loss_lines(content["losses"])])
+
     def check_url(self, url: str) -> None:
         Address.parse(url)
 
@@ -103,11 +131,3 @@ class RocksMQBackend(WalBackend):
 
 
 BACKEND = RocksMQBackend()
-
-
-def directory_of(url: str) -> str:
-    """The directory that a URL names. Raises `ConfigError`."""
-    directory = Address.parse(url).directory
-    if not directory:
-        raise ConfigError(f"{shown_url(url)!r}: write rocksmq:///absolute/path or rocksmq://./relative/path", key="wal")
-    return directory

@@ -190,7 +190,7 @@ class InterpreterSettings(SettingsSection):
 class LogSettings(SettingsSection):
     """Which log, and the section of each installed backend under the backend's name."""
 
-    wal: str = Field(default="", repr=False, description="URL of the log, such as memory://; see backends.md")
+    wal: str = Field(default="", repr=False, description="URL of the log, see backends.md")
     mq: MqSettings = MqSettings()
 
     def of_backend(self, name: str) -> BackendSettings | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError
 from .wal import Capabilities, Wal
@@ -12,6 +14,30 @@ if TYPE_CHECKING:
     from ..config.section import BackendSettings
     from ..metrics.metric import Metric
     from .blocking_reader import BlockingReader
+
+
+Status = Literal["ok", "missing", "optional"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check of `tidewal doctor`. `optional` is missing too, but needed only for what `advice`
+    names."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `tidewal inspect` shows of a log beyond its channels: `content` under the key `title` of its JSON, `lines`
+    under that heading on a terminal."""
+
+    title: str
+    content: dict[str, Any]
+    lines: list[str]
 
 
 class WalBackend:
@@ -61,6 +87,20 @@ class WalBackend:
     def metrics(self) -> Sequence[Metric]:
         """The rows that the backend alone has in the table of metrics; their names begin with `name` and a `_`."""
         return ()
+
+    def checks(self, path: Path) -> Iterable[Check]:
+        """What `tidewal doctor` looks at for this backend; the future log would lie in `path`."""
+        return ()
+
+    async def abandoned(self, url: str) -> bool:
+        """Whether no process has the log at `url` open, and only one that owns it can read it: then a tool owns it
+        while it looks. Raises `ConfigError` where no log is there."""
+        return False
+
+    def inspect(self, url: str) -> Inspection | None:
+        """What there is to say about the log at `url` beyond its channels; None for nothing. Called while the log is
+        open."""
+        return None
 
     def check_url(self, url: str) -> None:
         """Raise `ConfigError` for a URL that names no log, as far as that is seen without opening it."""

@@ -42,6 +42,11 @@ def backend_name(url: str) -> str:
     return split_url(url).scheme.partition("+")[0]
 
 
+def url_forms() -> str:
+    """How the URLs of the installed backends are written, for errors and help."""
+    return ", ".join(backend.url_form for backend in installed_backends() if backend.schemes and backend.shared)
+
+
 def installed_backends() -> list[WalBackend]:
     """The backends of all installed adapters, by name. One that cannot be loaded is left out: `open_wal` says why."""
     entries = {entry.name: entry for entry in reversed(entry_points(group=ENTRY_POINTS))}

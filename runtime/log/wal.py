@@ -237,7 +237,7 @@ class Wal(Protocol):
     """
 
     name: str
-    """The scheme of the backend ("rocksmq"), written into every position."""
+    """The name of the backend, written into every position."""
 
     capabilities: Capabilities
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from tidewal.adapters.rocksmq import machine_checks
 from tidewal.cli import doctor as doctor_module
-from tidewal.cli.doctor import Check, examine
+from tidewal.cli.doctor import examine
 from tidewal.cli.jdk import Java, find_java
 from tidewal.cli.main import main
 from tidewal.runtime.errors import PositionLost
+from tidewal.runtime.log.backend import Check
 
 
 def run(*arguments: str) -> int:
@@ -63,7 +65,7 @@ def test_table_shows_each_check(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_something_missing_makes_the_status_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(doctor_module, "MINIMAL_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(machine_checks, "MINIMAL_FREE_BYTES", 1 << 62)
     assert run("doctor", "--json") == 1
     disk = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "free disk")
     assert disk["status"] == "missing"

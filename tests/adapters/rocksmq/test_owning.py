@@ -11,8 +11,9 @@ import sys
 import pytest
 import uvloop
 
-from tidewal.adapters.rocksmq import RocksMQ, directory_of, open_wal
+from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.adapters.rocksmq.index import index
+from tidewal.adapters.rocksmq.log_directory import named_directory
 from tidewal.runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable, FormatTooNew
 from tidewal.runtime.log.wal import ChannelPolicy, Durability, From
 
@@ -76,11 +77,11 @@ async def test_a_fresh_directory_is_small_and_no_file_stays_open(tmp_path, helpe
 
 
 def test_urls():
-    assert directory_of("rocksmq:///var/lib/x%20y") == "/var/lib/x y"
-    assert directory_of("rocksmq://./rel/path") == os.path.abspath("rel/path")
+    assert named_directory("rocksmq:///var/lib/x%20y") == "/var/lib/x y"
+    assert named_directory("rocksmq://./rel/path") == os.path.abspath("rel/path")
     for url in ("rocksmq://host/path", "rocksmq:///", "kafka:///x"):
         with pytest.raises(ConfigError):
-            directory_of(url)
+            named_directory(url)
 
 
 @pytest.mark.parametrize("policy", [ChannelPolicy(ephemeral=True), ChannelPolicy(acks=Durability.NONE)])
