@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..runtime import errors as errors
+    from ..runtime.config.section import BackendSettings as BackendSettings
     from ..runtime.groups.coordinator_client import (
         Ack as Ack,
         AssignedChannel as AssignedChannel,
@@ -17,13 +18,19 @@ if TYPE_CHECKING:
     )
     from ..runtime.groups.group_wal import GroupWal as GroupWal
     from ..runtime.log.backend import WalBackend as WalBackend
-    from ..runtime.log.checks import check_name as check_name, check_size as check_size
+    from ..runtime.log.checks import (
+        check_name as check_name,
+        check_size as check_size,
+        not_found as not_found,
+        other_policy as other_policy,
+    )
     from ..runtime.log.opening import (
         find_backend as find_backend,
         installed_backends as installed_backends,
         open_wal as open_wal,
     )
     from ..runtime.log.payloads import as_bytes as as_bytes, owned as owned
+    from ..runtime.log.policy_codec import decode_policy as decode_policy, encode_policy as encode_policy
     from ..runtime.log.redaction import shown_url as shown_url, split_url as split_url
     from ..runtime.log.wal import (
         Append as Append,
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
         LoopNotifier as LoopNotifier,
         LoopNotifiers as LoopNotifiers,
     )
+    from ..runtime.metrics.metric import Metric as Metric, counter as counter
+    from ..runtime.metrics.metrics import Metrics as Metrics
 else:
     from ..runtime.lazy import lazy_names
 
@@ -58,12 +67,14 @@ else:
         __name__,
         {
             "..runtime": "errors",
+            "..runtime.config.section": "BackendSettings",
             "..runtime.groups.coordinator_client": "Ack AssignedChannel CoordinatorClient MemberAssignment",
             "..runtime.groups.group_wal": "GroupWal",
             "..runtime.log.backend": "WalBackend",
-            "..runtime.log.checks": "check_name check_size",
+            "..runtime.log.checks": "check_name check_size not_found other_policy",
             "..runtime.log.opening": "find_backend installed_backends open_wal",
             "..runtime.log.payloads": "as_bytes owned",
+            "..runtime.log.policy_codec": "decode_policy encode_policy",
             "..runtime.log.redaction": "shown_url split_url",
             "..runtime.log.wal": (
                 "Append Capabilities ChannelInfo ChannelPolicy ControlAppend Delivered Delivery Durability Entry "
@@ -71,5 +82,7 @@ else:
             ),
             "..runtime.log.wal_base": "WalBase",
             "..runtime.loop_bridge": "EventSignal LoopNotifier LoopNotifiers",
+            "..runtime.metrics.metric": "Metric counter",
+            "..runtime.metrics.metrics": "Metrics",
         },
     )

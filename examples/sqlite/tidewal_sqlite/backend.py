@@ -6,10 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from tidewal.adapters import Capabilities, Metric, Wal, WalBackend, counter
 from tidewal.runtime.errors import ConfigError
-from tidewal.runtime.log.backend import WalBackend
-from tidewal.runtime.log.wal import Capabilities, Wal
-from tidewal.runtime.metrics.metric import Metric, counter
 
 if TYPE_CHECKING:
     from .settings import SqliteSettings

@@ -8,10 +8,19 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
+from tidewal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal.adapters import (
+    ChannelInfo,
+    Entry,
+    Start,
+    check_name,
+    check_size,
+    decode_policy,
+    encode_policy,
+    not_found,
+    other_policy,
+)
 from tidewal.runtime.errors import ChannelNotFound, PositionLost, TidewalError
-from tidewal.runtime.log.checks import check_name, check_size, not_found, other_policy
-from tidewal.runtime.log.policy_codec import decode_policy, encode_policy
-from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, From, FromId, FromTime, Start
 
 READ_BYTES = 1024 * 1024  # what one call reads at most, and one entry more
 LARGEST = 2**63 - 1  # of an id

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pydantic import Field, PositiveFloat
 
-from tidewal.runtime.config.section import BackendSettings
+from tidewal.adapters import BackendSettings
 
 
 class SqliteSettings(BackendSettings):

@@ -11,11 +11,8 @@ from contextlib import suppress
 from threading import Lock
 from typing import Self, TypeVar
 
+from tidewal.adapters import Append, ChannelInfo, ChannelPolicy, Entry, Metrics, OnAppended, Start, WalBase, as_bytes
 from tidewal.runtime.errors import Closed, TidewalError, Unavailable
-from tidewal.runtime.log.payloads import as_bytes
-from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended, Start
-from tidewal.runtime.log.wal_base import WalBase
-from tidewal.runtime.metrics.metrics import Metrics
 
 from .backend import BACKEND
 from .database import Database
