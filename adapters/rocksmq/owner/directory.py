@@ -28,12 +28,15 @@ class Directory:
         self.path = os.path.abspath(path)
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
+            if not complete:
+                self._begin_incomplete()
             self._lock = os.open(os.path.join(self.path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
             self._lock_file()
-            self._check_format(complete=complete)
+            if complete:
+                self._check_format()
             os.makedirs(self.journal, mode=0o700, exist_ok=True)
         except OSError as error:
             os.close(self._lock)
@@ -70,12 +73,16 @@ class Directory:
         with contextlib.suppress(OSError):  # the number is for messages alone: no space for it is no reason to refuse
             os.pwrite(self._lock, f"{os.getpid()}\n".ljust(PID_BYTES).encode(), 0)
 
-    def _check_format(self, *, complete: bool) -> None:
+    def _begin_incomplete(self) -> None:
+        """Before there is any other file: a crash at any moment leaves what no process takes for an empty log."""
+        if read_format(self.path) is not None:
+            raise DirectoryUnwritable(f"{self.path} is not new: another process uses it", path=self.path)
+        self._write_format(INCOMPLETE)
+
+    def _check_format(self) -> None:
         version = read_format(self.path)
         if version is None:
-            self._write_format(FORMAT_VERSION if complete else INCOMPLETE)
-        elif not complete:
-            raise DirectoryUnwritable(f"{self.path} is not new: another process uses it", path=self.path)
+            self._write_format(FORMAT_VERSION)
         elif not version:
             raise DirectoryUnwritable(f"{self.path} is not a RocksMQ directory: FORMAT says otherwise", path=self.path)
 

@@ -53,6 +53,23 @@ async def assert_refused(copy: Path) -> None:
         pass
 
 
+async def test_a_copy_is_incomplete_before_it_has_any_other_file(log, frames, tmp_path, monkeypatch):
+    copy = tmp_path / "copy"
+    real = os.open
+
+    def stopped(path, *arguments, **options):
+        if str(path) == str(copy / "LOCK"):
+            raise OSError(errno.EIO, "stopped")
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", stopped)
+    with pytest.raises(TidewalError):
+        salvage(str(log), str(copy), wall_ms=WALL_MS)
+    monkeypatch.undo()
+    with pytest.raises(IncompleteLog):
+        await RocksMQ.open(str(copy), segment_bytes=SMALL, serve=False)
+
+
 class StoppedAt(RealDisk):
     """Fails the call with that number and all after it, as a killed process does."""
 
