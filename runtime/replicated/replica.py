@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from ..errors import BadRecord, Fenced, TidewalError, Unavailable, of_unknown_outcome
+from ..errors import BadRecord, Fenced, TidewalError, Unavailable
 from ..log.record import RecordType, stamp
 from ..log.wal import ControlAppend, Entry, OnAppended
 from ..loop_bridge import conclude
@@ -175,10 +175,7 @@ class Replica(Follower[State]):
             if self._unresolved:
                 raise
         else:
-            try:
-                await self.until(lambda: self.fold.position >= ids[-1])
-            except TidewalError as error:  # the records are in the log, and may count
-                raise of_unknown_outcome(error) from None
+            await self.until(lambda: self.fold.position >= ids[-1])
 
     async def _resolve(self) -> None:
         """Write a record and read it back: what was sent before it is in the log, or never counts."""
