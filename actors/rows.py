@@ -286,9 +286,8 @@ def _refuse_wrong_length(field: Field, array: pa.Array[Any]) -> None:
 
 def _refuse_nan(field: Field, array: pa.Array[Any]) -> None:
     dtype = np.float32 if field.type == "float" else np.float64
-    values = np.frombuffer(cast(bytes, array.buffers()[1] or b""), dtype=dtype)[
-        array.offset : array.offset + len(array)
-    ]
+    end = array.offset + len(array)  # the buffer may go on behind it, with part of a number
+    values = np.frombuffer(cast(bytes, array.buffers()[1] or b""), dtype=dtype, count=end)[array.offset :]
     # Slots under a null may hold anything, NaN too: only a NaN that shows up here is worth the exact look.
     if len(values) and np.isnan(values.min()):
         nans = pc.is_nan(array)

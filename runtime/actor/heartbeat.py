@@ -14,13 +14,14 @@ class HeartbeatCallback:
     """A callback that the heartbeat thread calls again and again, until it is cancelled. Its methods may be called on
     any thread."""
 
-    __slots__ = ("_heartbeat", "callback", "due_s", "interval_s", "name")
+    __slots__ = ("_heartbeat", "callback", "due_s", "interval_s", "last_interval_s", "name")
 
     def __init__(
         self, heartbeat: HeartbeatThread, interval_s: Callable[[], float], callback: Callable[[], None], name: str
     ) -> None:
         self._heartbeat = heartbeat
         self.interval_s, self.callback, self.name = interval_s, callback, name
+        self.last_interval_s = interval_s()
         self.due_s = 0.0
 
     def within(self, pause_s: float) -> None:
@@ -66,7 +67,7 @@ class HeartbeatThread:
         if isinstance(interval_s, int | float) and interval_s <= 0:
             raise ValueError(f"interval_s must be above 0, not {interval_s}")
         entry = HeartbeatCallback(self, interval_s if callable(interval_s) else lambda: interval_s, callback, name)
-        entry.due_s = self._clock.monotonic() + entry.interval_s()
+        entry.due_s = self._clock.monotonic() + entry.last_interval_s
         with self._changed:
             self._callbacks.append(entry)
         self._turn()
@@ -111,9 +112,13 @@ class HeartbeatThread:
                     return None
                 if entry.due_s > now:
                     return entry.due_s - now
+                try:
+                    entry.last_interval_s = entry.interval_s()
+                except Exception as error:  # the interval before goes on
+                    self._on_error(entry.name, error)
                 # a missed call is not made up for: the next one is an interval from now
-                interval_s = entry.interval_s()
-                entry.due_s = entry.due_s + interval_s if entry.due_s + interval_s > now else now + interval_s
+                next_s = entry.due_s + entry.last_interval_s
+                entry.due_s = next_s if next_s > now else now + entry.last_interval_s
             try:
                 entry.callback()
             except Exception as error:

@@ -118,12 +118,17 @@ class Follower(Generic[State]):
 
     async def _follow(self) -> None:
         fold = self.fold
+        available: object = None  # the first entry behind what was lost
         try:
             while self.ended is None:
                 try:
                     await self._read(fold)
                     self.end(Closed("the log was closed"))
                 except PositionLost as error:
+                    if available is not None and error.fields.get("first_available") == available:
+                        self.end(error)  # no truncation: entries in the middle are lost, and are so for good
+                        return
+                    available = error.fields.get("first_available")
                     _log.warning(
                         "%s: truncation was faster than this reader, which begins anew: %s", self.channel, error
                     )

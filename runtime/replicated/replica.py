@@ -256,6 +256,8 @@ class Replica(Follower[State]):
                 self._raise_refusal(submitted.pending[0])
             except Fenced:
                 raise Fenced(f"{node} lost an election to {self.fold.claim.node}") from None
+            if self.fold.claim.id != ids[-1]:  # another process's claim, under the same name, was read as this one
+                raise Fenced(f"{node} lost an election to another {self.fold.claim.node}")
             self._standing = Claim(ids[-1], previous.term + 1, node)
             self._standings.add(ids[-1])
         finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, PositionLost
+from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, PositionLost, TidewalError
 from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.record import Record
 from ...runtime.log.wal import Entry
@@ -119,26 +119,35 @@ class ChannelRange:
 
 
 def entries_of(log: BlockingReader, wanted: ChannelRange) -> Iterator[list[Entry]]:
-    """The entries of `wanted`, in batches. Raises `PositionLost` and `ChannelNotFound` unless data loss is allowed."""
-    try:
-        yield from _read(log, wanted, wanted.begin)
-    except (PositionLost, ChannelNotFound) as error:
-        if wanted.fail_on_data_loss:
-            lost = "retention has removed rows of" if isinstance(error, PositionLost) else "there is no more of"
-            raise type(error)(
-                f"{lost} {wanted.channel} that were not read yet ({error.message}). Start with a new "
-                "checkpoint and startingOffsets=earliest, or set failOnDataLoss=false to go on without them",
-                **error.fields,
-            ) from error
-        _logger.warning("%s: rows are lost, going on with what there is: %s", wanted.channel, error.message)
-        yield from _what_is_left(log, wanted)
+    """The entries of `wanted`, in batches, each entry once. Raises `PositionLost` and `ChannelNotFound` unless data
+    loss is allowed."""
+    begin: ChannelPlace | None = wanted.begin
+    read = b""
+    while begin is not None:
+        try:
+            for entries in _read(log, wanted, begin):
+                read = entries[-1].id
+                yield entries
+            return
+        except (PositionLost, ChannelNotFound) as error:
+            if wanted.fail_on_data_loss:
+                lost = "retention has removed rows of" if isinstance(error, PositionLost) else "there is no more of"
+                raise type(error)(
+                    f"{lost} {wanted.channel} that were not read yet ({error.message}). Start with a new "
+                    "checkpoint and startingOffsets=earliest, or set failOnDataLoss=false to go on without them",
+                    **error.fields,
+                ) from error
+            _logger.warning("%s: rows are lost, going on with what there is: %s", wanted.channel, error.message)
+            begin = _behind_loss(error, begin, read)
 
 
-def _what_is_left(log: BlockingReader, wanted: ChannelRange) -> Iterator[list[Entry]]:
-    try:
-        yield from _read(log, wanted, BEGINNING)
-    except (PositionLost, ChannelNotFound) as error:
-        _logger.warning("%s: nothing is left of what was to be read: %s", wanted.channel, error.message)
+def _behind_loss(error: TidewalError, begin: ChannelPlace, read: bytes) -> ChannelPlace | None:
+    """Where to go on; None: nothing is left. A channel that has nothing behind `begin`, of which nothing was `read`, is
+    another one of that name: it is read from its beginning."""
+    available = error.fields.get("first_available")
+    if isinstance(available, bytes) and available > max(begin.id, read):
+        return ChannelPlace(available, behind=False)
+    return BEGINNING if begin != BEGINNING and not read else None
 
 
 def _read(log: BlockingReader, wanted: ChannelRange, begin: ChannelPlace) -> Iterator[list[Entry]]:

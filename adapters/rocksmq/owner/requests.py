@@ -243,7 +243,10 @@ class Requests:
             entries = await reader.poll()
             size = sum([len(entry.payload) for entry in entries])
             while entries and size < ANSWER_BYTES // 2:
-                more = await reader.poll()
+                try:
+                    more = await reader.poll()
+                except TidewalError:  # the next request meets it again, when its reader has what comes before
+                    break
                 if not more:
                     break
                 entries = [*entries, *more]
