@@ -166,6 +166,14 @@ def test_nan_under_a_null_is_no_value() -> None:
     assert batch_of({"id": [1, 2], "value": values}, schema, op="insert").column("value").null_count == 1
 
 
+def test_a_float_buffer_may_end_with_part_of_a_number() -> None:
+    schema = CollectionSchema("c", (Field("id", "int64"), Field("value", "double")), "id")
+    buffer = pa.py_buffer(np.array([1.0, 2.0]).tobytes() + b"odd")
+    values = pa.Array.from_buffers(pa.float64(), 2, [None, buffer])
+    odd = pa.RecordBatch.from_arrays([pa.array([1, 2]), values, pa.array([0, 0], pa.int8())], ["id", "value", "_op"])
+    check_values(odd, schema)
+
+
 def test_deletes_need_their_key_only() -> None:
     batch = batch_of({"id": ["a", "b"]}, SCHEMA, op="delete")
     assert batch.column("_op").to_pylist() == [Op.DELETE] * 2

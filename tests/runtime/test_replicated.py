@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from tidewal.runtime.errors import (
+    BadRecord,
     CorruptLog,
     Fenced,
     FormatTooNew,
     InvalidRequest,
+    PositionLost,
     PreconditionFailed,
     TidewalError,
     Unavailable,
@@ -358,5 +360,84 @@ def test_nothing_counts_before_the_log_has_begun() -> None:
                 fold.read(entry)
         with pytest.raises(CorruptLog):
             fold.finish()
+
+    run_virtual(main())
+
+
+def test_a_page_that_claims_any_number_of_pages_costs_nothing() -> None:
+    collector = records.PageCollector()
+    page = {"as_of": b"1", "of": 10**12, "digest": b"12345678", "page": 0, "data": b""}
+    collector.add(page)  # would take a terabyte
+    for number in (-1, 10**12):
+        with pytest.raises(BadRecord, match="page"):
+            collector.add({**page, "page": number})
+    assert collector.snapshot is None
+
+
+class HeldWal(MemoryWal):
+    """Keeps what is submitted until it is let go."""
+
+    held: list[tuple[Any, OnAppended]] | None = None
+
+    def submit(self, entries: Any, done: OnAppended) -> None:
+        if self.held is None:
+            super().submit(entries, done)
+        else:
+            self.held.append((entries, done))
+
+    def let_go(self) -> None:
+        held, self.held = self.held, None
+        for entries, done in held or []:
+            super().submit(entries, done)
+
+
+def test_of_two_claims_under_one_name_one_wins() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        wals = [HeldWal(log), HeldWal(log)]
+        await wals[0].create_channel(CHANNEL, ChannelPolicy())
+        nodes = [replica_of(wal, "", led=True) for wal in wals]
+        for node, wal in zip(nodes, wals, strict=True):
+            await node.open()
+            wal.held = []
+        claims = [asyncio.create_task(node.claim("same")) for node in nodes]
+        await asyncio.sleep(0.05)
+        for wal in reversed(wals):
+            wal.let_go()
+        await asyncio.gather(*claims)
+        results = await asyncio.gather(*(node.propose(change("x")) for node in nodes), return_exceptions=True)
+        assert [type(each) for each in results].count(Fenced) == 1
+        assert nodes[0].fold.claim.term == 2  # both have won, one after the other
+        for node in nodes:
+            await node.close()
+
+    run_virtual(main())
+
+
+class HoledWal(MemoryWal):
+    """Has lost an entry in the middle of its channel, for good."""
+
+    hole = b""
+
+    async def read(self, channel: str, start: Any) -> AsyncIterator[Sequence[Entry]]:
+        async for entries in super().read(channel, start):
+            for entry in entries:
+                if entry.id == self.hole:
+                    raise PositionLost("lost", requested=entry.id, first_available=entry.id + b"0", channel=channel)
+                yield [entry]
+
+
+def test_a_follower_ends_at_a_loss_that_is_there_for_good() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        async with replicas("a", log=log) as [a]:
+            for number in range(5):
+                await a.propose(change(f"name {number}", after=number))
+        wal = HoledWal(log)
+        wal.hole = log.channels[CHANNEL].entries[3].id
+        reader = replica_of(wal, "b", led=False)
+        with pytest.raises(PositionLost):
+            await reader.open()
+        await reader.close()
 
     run_virtual(main())

@@ -11,12 +11,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tidewal.runtime.errors import (
-    PositionLost,
-)
+from tidewal.runtime.errors import PositionLost
 from tidewal.runtime.log.heartbeats import Announcement, heartbeat
 from tidewal.runtime.log.record import encode
 from tidewal.spark_bridge.options import MicroBatchLimits
+from tidewal.spark_bridge.scan.channel_range import ChannelPlace, ChannelRange, entries_of
 from tidewal.spark_bridge.scan.scanner import scan_channel
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -48,6 +47,31 @@ def test_lost_entries_are_an_error_unless_they_may_be_lost(caplog: pytest.LogCap
         plan.next(upto, anew, MicroBatchLimits())
     assert tolerant.next(upto, anew, MicroBatchLimits()) == anew
     assert [row["value"] for row in rows(log, tolerant, upto, anew)] == [b"4"]
+
+
+class HoledLog(ListLog):
+    """Has lost entries in the middle of its channel, as a salvaged log has."""
+
+    holes: tuple[int, ...] = ()
+
+    def read(self, channel: str, after: bytes | None, upto: bytes | None, *, inclusive: bool = False) -> Any:
+        for entries in super().read(channel, after, upto, inclusive=inclusive):
+            for entry in entries:
+                if int.from_bytes(entry.id) in self.holes:
+                    behind = (int.from_bytes(entry.id) + 1).to_bytes(8)
+                    raise PositionLost("damaged", requested=entry.id, first_available=behind)
+                yield [entry]
+
+
+@pytest.mark.parametrize(
+    ("holes", "left"), [((5,), "346789"), ((3, 4), "56789"), ((5, 7, 8), "3469"), ((9,), "345678")]
+)
+def test_behind_a_loss_in_the_middle_the_rest_comes_once(holes: tuple[int, ...], left: str) -> None:
+    log = HoledLog()
+    ids = [log.append("a", b"%d" % number, NOON) for number in range(1, 11)]
+    log.holes = holes
+    wanted = ChannelRange("", "a", ChannelPlace(ids[1]), ChannelPlace(ids[8]), fail_on_data_loss=False)
+    assert "".join(bytes(e.payload).decode() for entries in entries_of(log, wanted) for e in entries) == left
 
 
 @pytest.mark.parametrize("make", [by_channel, by_tick])

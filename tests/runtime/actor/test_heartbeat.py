@@ -51,6 +51,17 @@ def test_an_interval_that_is_a_function_is_asked_each_time_and_a_call_can_be_had
     assert beats == [2, 2]
 
 
+def test_an_interval_that_cannot_be_computed_is_reported_and_the_one_before_goes_on():
+    clock, beats, errors, intervals = VirtualClock(), [], [], iter([1.0, 1.0])
+    heartbeat = HeartbeatThread(clock, on_error=lambda name, error: errors.append(name))
+    heartbeat.every(lambda: next(intervals), lambda: beats.append(clock.monotonic()), "bad")
+    for _ in range(3):
+        clock.advance(1)
+        assert heartbeat.run_due() == 1
+    assert beats == [1, 2, 3]
+    assert errors == ["bad", "bad"]
+
+
 def test_the_thread_ends_without_callbacks_and_comes_back_with_the_next():
     heartbeat, beaten = HeartbeatThread(name="test-heart-3"), threading.Event()
     heartbeat.start()
