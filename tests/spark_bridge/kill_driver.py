@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,13 @@ class Queries:
         tell(name, *ids.agg(*checksums()).first())
 
 
+def causes(error: BaseException | None) -> Iterator[str]:
+    """What Spark says of an error, and of each error behind it."""
+    while error is not None:
+        yield str(error)
+        error = getattr(error, "_cause", None) or error.__cause__
+
+
 def main(url: str, folder: Path, mode: str, master: str, names: list[str]) -> None:
     os.environ["SPARK_WORKER_DIR"] = str(folder / "workers")  # of a cluster in this process
     folders = {"spark.local.dir": str(folder / "local"), "spark.sql.warehouse.dir": str(folder / "w")}
@@ -101,7 +109,7 @@ def main(url: str, folder: Path, mode: str, master: str, names: list[str]) -> No
         for query in running:
             query.awaitTermination()
     except StreamingQueryException as error:
-        tell("failed", str(error).replace("\n", " "))
+        tell("failed", " caused by ".join(causes(error)).replace("\n", " "))
         raise SystemExit(3) from None
     tell("drained")
     sys.stdin.readline()
