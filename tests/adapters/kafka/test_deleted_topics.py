@@ -22,11 +22,14 @@ WITHIN_S = 30.0
 
 
 async def delete(kafka, topic: str, *, make_again: bool = False) -> None:
-    """As an administrator would."""
+    """As an administrator would. The controller answers before the broker has heard of it, and until then the broker
+    takes appends."""
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     await admin.start()
     try:
         await admin.delete_topics([topic])
+        while not make_again and topic in await admin.list_topics():
+            await asyncio.sleep(0)
         while make_again:
             response = await admin.create_topics([NewTopic(topic, 1, 1)])
             make_again = bool(response.topic_errors[0][1])
