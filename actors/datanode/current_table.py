@@ -17,7 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
-from ...runtime.tables.delta_table import newest_own_commit, transaction_of
+from ...runtime.tables.table_metadata import newest_own_commit, transaction_of
 from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
 from .delta_errors import storage_errors
 from .delta_files import CHECKED, RETENTION_H, open_table, sync_added_files, vacuum_table

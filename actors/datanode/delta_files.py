@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from ...runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
-from ...runtime.tables.delta_table import (
+from ...runtime.tables.table_metadata import (
     FORMAT,
     FORMAT_KEY,
     PRIMARY_KEY,

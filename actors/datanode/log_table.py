@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAct
 
 from ...runtime.errors import Fenced, InvalidRequest, Unavailable
 from ...runtime.streams.messages import Position
-from ...runtime.tables.delta_table import (
+from ...runtime.tables.table_metadata import (
     POSITIONS_KEY,
     Positions,
     commit_name,

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...runtime.errors import TidewalError
-from ...runtime.tables.delta_table import newest_own_commit
 from ...runtime.tables.digests import digest_in, digest_of
+from ...runtime.tables.table_metadata import newest_own_commit
 from ...runtime.tables.table_store import TableLocation, TableStore
 from .delta_errors import storage_errors
 from .delta_files import open_delta

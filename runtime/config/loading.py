@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, PositionMismatch
-from ..log.opening import backend_name
+from ..log.opening import backend_name, url_forms
 from ..log.redaction import shown_url, split_url
 from ..metrics.metrics import Metrics
 from .defaults import DEFAULT_LOGS
@@ -99,7 +99,7 @@ def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name
         scheme = split_url(settings.wal).scheme
         if not scheme:
             shown = shown_url(settings.wal)
-            raise ConfigError(f"wal={shown!r} is no URL; write it like file:///var/lib/tidewal", key="wal")
+            raise ConfigError(f"wal={shown!r} is no URL; known are {url_forms()}", key="wal")
         return backend_name(settings.wal)
     if settings.mq.type != "default":
         return _permitted(settings, settings.mq.type, standalone)

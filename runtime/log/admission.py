@@ -41,15 +41,17 @@ class PendingBytes:
         self._calls += 1
 
     def release(self, size: int, answer: Callable[[], None]) -> None:
-        """Discount one call and `answer` it. An error of the answer, which is the caller's code, is logged."""
+        """Discount the bytes of one call, `answer` it, and count it as answered. An error of the answer, which is the
+        caller's code, is logged. The answer may submit again: its bytes have room."""
         with self.lock:
             self.bytes -= size
-            self._calls -= 1
-            on_drained = None if self._calls else self._on_drained
         try:
             answer()
         except Exception:
             _log.exception("the callback of an append failed")
+        with self.lock:
+            self._calls -= 1
+            on_drained = None if self._calls else self._on_drained
         if on_drained is not None:
             on_drained()
 

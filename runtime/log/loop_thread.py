@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from anyio.from_thread import start_blocking_portal
@@ -27,8 +27,14 @@ class LoopThread:
         self._later: set[asyncio.Task[None]] = set()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """The result of `work`, for any thread but the loop's own. Raises `TimeoutError` after `timeout_s` seconds."""
-        return self._portal.start_task_soon(lambda: work).result(timeout_s)
+        """The result of `work`, for any thread but the loop's own. Raises `TimeoutError` after `timeout_s` seconds, and
+        `Closed` after `end`."""
+        try:
+            running = self._portal.start_task_soon(lambda: work)
+        except RuntimeError as error:  # the portal's own, for a loop that has ended
+            work.close()
+            raise Closed(f"the thread {self._thread.name} has ended") from error
+        return running.result(timeout_s)
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` and wait for its end, but on the loop's own thread, which must not wait for itself."""
@@ -91,7 +97,8 @@ class LoopReader:
         finally:
             # An abandoned read is ended by the garbage collector, perhaps when the log is closed already.
             if self._loop is not None:
-                self._loop.finish(batches.aclose())
+                with suppress(Closed):
+                    self._loop.finish(batches.aclose())
 
     def alive(self) -> bool:
         """Clients of brokers connect again by themselves."""
@@ -101,9 +108,11 @@ class LoopReader:
         self._closed = True
         loop, self._loop = self._loop, None
         if loop is not None:
-            if self._wal is not None:
-                loop.run(self._wal.close())
-            loop.end()
+            try:
+                if self._wal is not None:
+                    loop.run(self._wal.close())
+            finally:
+                loop.end()
 
     def _opened(self) -> Wal:
         if self._closed:
@@ -118,6 +127,9 @@ class LoopReader:
         return self._wal
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:  # between the batches of a read, perhaps
+            work.close()
+            raise Closed("the reader is closed")
         if self._loop is None:
             self._loop = LoopThread("tidewal-blocking-reader")
         return self._loop.run(work)

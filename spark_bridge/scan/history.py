@@ -23,7 +23,7 @@ from ...runtime.clock import MAX_TIMESTAMP
 from ...runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionMismatch
 from ...runtime.log.names import pchannel_of
 from ...runtime.rows.schema import CollectionSchema
-from ...runtime.tables.delta_table import check_format, newest_own_commit, transaction_of
+from ...runtime.tables.table_metadata import check_format, newest_own_commit, transaction_of
 from ...runtime.tables.table_store import LOG, TableLocation, TableStore, open_tables
 from ..options import MicroBatchLimits
 from ..plan.offsets import scheme_of

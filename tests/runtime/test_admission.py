@@ -83,3 +83,16 @@ def test_an_answer_may_come_while_the_call_is_being_made(pending, events):
         pending.release(1, partial(events.append, "at once"))
     assert events == ["at once"]
     assert pending.bytes == 0
+
+
+def test_a_call_counts_as_answered_once_its_answer_has_returned(pending, events):
+    def answer() -> None:
+        pending.release(1, partial(events.append, "another, meanwhile"))
+        events.append("answered")
+
+    with pending.lock:
+        pending.admit(1)
+        pending.admit(1)
+    pending.close(partial(events.append, "drained"))
+    pending.release(1, answer)
+    assert events == ["another, meanwhile", "answered", "drained"]

@@ -1,4 +1,4 @@
-"""An event loop on a thread, for a process without one."""
+"""An event loop on a thread, for a process without one, and the reader over it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidewal.runtime.errors import Unavailable
-from tidewal.runtime.log.loop_thread import LoopThread
+from tidewal.runtime.errors import Closed, Unavailable
+from tidewal.runtime.log.loop_thread import LoopReader, LoopThread
+from tidewal.runtime.log.opening import open_wal
+from tidewal.runtime.log.wal import Append, ChannelPolicy
+from tidewal.runtime.testing.memory import READ_BATCH_ENTRIES
 
 
 @pytest.fixture
@@ -64,3 +67,31 @@ def test_its_own_thread_does_not_wait_for_itself(loop):
     loop.run(on_the_loop())
     loop.finish(finish("waited for"))
     assert finished == ["first", "later", "waited for"]
+
+
+def test_after_its_end_it_says_so(loop):
+    async def nothing() -> None: ...
+
+    loop.end()
+    with pytest.raises(Closed, match="test-loop-thread has ended"):
+        loop.run(nothing())
+
+
+def test_a_reader_that_is_closed_begins_no_thread_again():
+    reader = LoopReader("memory://")
+    reader._wal = wal = reader._run(open_wal("memory://"))
+    reader._run(wal.create_channel("a", ChannelPolicy()))
+    reader._run(wal.append_many([Append("a", b"entry")] * (READ_BATCH_ENTRIES + 1)))
+    assert reader.channels() == ["a"]
+    begun = reader.read("a", None, None)
+    assert next(begun)
+    abandoned = reader.read("a", None, None)
+    assert next(abandoned)
+    reader.close()
+    reader.close()
+    abandoned.close()
+    for call in (lambda: next(begun), reader.channels, lambda: next(reader.read("a", None, None))):
+        with pytest.raises(Closed):
+            call()
+    assert not reader.alive()
+    assert "tidewal-blocking-reader" not in [thread.name for thread in threading.enumerate()]

@@ -21,7 +21,7 @@ from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.rows.schema import CollectionSchema, Field
-from tidewal.runtime.tables.delta_table import commit_name
+from tidewal.runtime.tables.table_metadata import commit_name
 from tidewal.runtime.tables.table_store import LOG, open_tables
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan.collection import in_table

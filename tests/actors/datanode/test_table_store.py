@@ -24,8 +24,8 @@ from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.datanode.table_check import check_tables
 from tidewal.actors.datanode.wal_identity import wal_of
 from tidewal.runtime.errors import ConfigError, CorruptLog
-from tidewal.runtime.tables.delta_table import commit_name
 from tidewal.runtime.tables.digests import digest_in, digest_of
+from tidewal.runtime.tables.table_metadata import commit_name
 from tidewal.runtime.tables.table_store import (
     CURRENT,
     LOG,

@@ -29,7 +29,7 @@ async def delete(kafka, topic: str, *, make_again: bool = False) -> None:
     try:
         await admin.delete_topics([topic])
         while not make_again and topic in await admin.list_topics():
-            await asyncio.sleep(0)
+            pass
         while make_again:
             response = await admin.create_topics([NewTopic(topic, 1, 1)])
             make_again = bool(response.topic_errors[0][1])
