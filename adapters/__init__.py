@@ -17,7 +17,8 @@ if TYPE_CHECKING:
         MemberAssignment as MemberAssignment,
     )
     from ..runtime.groups.group_wal import GroupWal as GroupWal
-    from ..runtime.log.backend import WalBackend as WalBackend
+    from ..runtime.log.backend import Check as Check, Inspection as Inspection, WalBackend as WalBackend
+    from ..runtime.log.blocking_reader import BlockingReader as BlockingReader
     from ..runtime.log.checks import (
         check_name as check_name,
         check_size as check_size,
@@ -58,7 +59,14 @@ if TYPE_CHECKING:
         LoopNotifier as LoopNotifier,
         LoopNotifiers as LoopNotifiers,
     )
-    from ..runtime.metrics.metric import Metric as Metric, counter as counter
+    from ..runtime.metrics.metric import (
+        Metric as Metric,
+        counter as counter,
+        gauge as gauge,
+        milliseconds as milliseconds,
+        seconds as seconds,
+        sizes as sizes,
+    )
     from ..runtime.metrics.metrics import Metrics as Metrics
 else:
     from ..runtime.lazy import lazy_names
@@ -70,7 +78,8 @@ else:
             "..runtime.config.section": "BackendSettings",
             "..runtime.groups.coordinator_client": "Ack AssignedChannel CoordinatorClient MemberAssignment",
             "..runtime.groups.group_wal": "GroupWal",
-            "..runtime.log.backend": "WalBackend",
+            "..runtime.log.backend": "Check Inspection WalBackend",
+            "..runtime.log.blocking_reader": "BlockingReader",
             "..runtime.log.checks": "check_name check_size not_found other_policy",
             "..runtime.log.opening": "find_backend installed_backends open_wal",
             "..runtime.log.payloads": "as_bytes owned",
@@ -82,7 +91,7 @@ else:
             ),
             "..runtime.log.wal_base": "WalBase",
             "..runtime.loop_bridge": "EventSignal LoopNotifier LoopNotifiers",
-            "..runtime.metrics.metric": "Metric counter",
+            "..runtime.metrics.metric": "Metric counter gauge milliseconds seconds sizes",
             "..runtime.metrics.metrics": "Metrics",
         },
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,10 +125,17 @@ def test_it_passes_the_suite(package: Path, run: Python) -> None:
 def test_tools_read_it(run: Python, tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/log"
     run(sys.executable, "-c", WRITE, url)
-    (channel,) = json.loads(run(*TIDEWAL, "inspect", url, "--json"))["channels"]
+    inspected = json.loads(run(*TIDEWAL, "inspect", url, "--json"))
+    (channel,) = inspected["channels"]
     assert (channel["name"], channel["entries"]) == ("orders", 10)
+    assert inspected["file"]["bytes"] == (tmp_path / "log").stat().st_size
     tailed = run(*TIDEWAL, "tail", url, "orders", "--no-follow", "--json")
     assert len(tailed.splitlines()) == 10
+
+
+def test_doctor_looks_at_what_it_needs(run: Python) -> None:
+    checks = {check["name"]: check for check in json.loads(run(*TIDEWAL, "doctor", "--json"))}
+    assert (checks["SQLite"]["status"], checks["SQLite"]["found"]) == ("ok", sqlite3.sqlite_version)
 
 
 def test_a_node_lives_on_it(run: Python, tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
-"""SQLite as a backend: what is known of it before SQLite is loaded."""
+"""SQLite as a backend: what is known of it before a log is opened."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from tidewal.adapters import Capabilities, Metric, Wal, WalBackend, counter
+from tidewal.adapters import Capabilities, Check, Inspection, Metric, Wal, WalBackend, counter
 from tidewal.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from .settings import SqliteSettings
+
+
+UPSERT = (3, 24)  # the version of SQLite that brought `ON CONFLICT`
 
 
 class SqliteBackend(WalBackend):
@@ -44,6 +49,16 @@ class SqliteBackend(WalBackend):
             one_node=False,
             ephemeral_bounds=False,
         )
+
+    def checks(self, path: Path) -> list[Check]:
+        recent = sqlite3.sqlite_version_info >= UPSERT
+        advice = "" if recent else "install a Python whose SQLite is 3.24 or newer"
+        return [Check("SQLite", "ok" if recent else "missing", sqlite3.sqlite_version, advice)]
+
+    def inspect(self, url: str) -> Inspection:
+        """The size of the file."""
+        size = os.path.getsize(path_of(url))
+        return Inspection("file", {"bytes": size}, [f"{size:,} bytes"])
 
     def check_url(self, url: str) -> None:
         path_of(url)
