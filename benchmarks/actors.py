@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import uvloop
 import xxhash
@@ -52,7 +53,7 @@ class Hash(Actor):
     def __init__(self, following: ActorRef) -> None:
         self.following = following
 
-    async def on_message(self, message: list[bytes]) -> None:
+    async def on_message(self, message: Any) -> None:
         digest = xxhash.xxh3_64_intdigest
         await self.following.send([digest(body) for body in message])
 
@@ -66,7 +67,7 @@ class Count(Actor):
         self.count = 0
         self.sum = 0
 
-    async def on_message(self, message: list[int]) -> None:
+    async def on_message(self, message: Any) -> None:
         self.count += len(message)
         self.sum += message[0]
         if self.count == self.expected:

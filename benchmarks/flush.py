@@ -18,6 +18,7 @@ from tidewal.actors.datanode.current_table import CurrentTable, compact
 from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.benchmarks.report import figure
+from tidewal.runtime.streams.messages import Position
 
 VCHANNEL = "benchmark_v0"
 SCHEMA = pa.schema(
@@ -40,19 +41,24 @@ def upserts(random: np.random.Generator, first_ts: int, count: int) -> pa.Table:
     floats = pa.array(random.random(count * 8, dtype=np.float32))
     return pa.table(
         {
-            "id": keys,
+            "id": pa.array(keys),
             "tail": pa.array([f"N{key}" for key in keys % 5000]),
-            "delay": random.random(count),
+            "delay": pa.array(random.random(count)),
             "at": pa.array(stamps, pa.timestamp("us", tz="UTC")),
             "embedding": pa.FixedSizeListArray.from_arrays(floats, 8),
-            "_ts": stamps,
+            "_ts": pa.array(stamps),
             "_op": pa.array(np.where(random.random(count) < 0.05, 2, 1), pa.int8()),
             "_vchannel": pa.array([VCHANNEL] * count),
-            "_term": np.ones(count, dtype=np.int64),
-            "_cseq": stamps,
-            "_row": np.zeros(count, dtype=np.int32),
+            "_term": pa.array(np.ones(count, dtype=np.int64)),
+            "_cseq": pa.array(stamps),
+            "_row": pa.array(np.zeros(count, dtype=np.int32)),
         }
     )
+
+
+def position_at(end: int) -> Position:
+    """Where the channel stands after `end` rows."""
+    return Position("benchmark", end.to_bytes(8, "big"), term=1, cseq=end, timestamp=end, wal="memory")
 
 
 def flush_times_ms(log: LogTable, flushes: int, rows: int) -> list[float]:
@@ -63,7 +69,7 @@ def flush_times_ms(log: LogTable, flushes: int, rows: int) -> list[float]:
         start, end = number * rows, (number + 1) * rows
         table = upserts(random, start + 1, rows)
         began_s = time.perf_counter()
-        log.flush(table, start={VCHANNEL: start}, end={VCHANNEL: end}, positions={VCHANNEL: {"cseq": end}})
+        log.flush(table, start={VCHANNEL: start}, end={VCHANNEL: end}, positions={VCHANNEL: position_at(end)})
         taken.append((time.perf_counter() - began_s) * 1000)
     return taken
 

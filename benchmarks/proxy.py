@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -26,6 +26,7 @@ import uvloop
 from benchmarks.report import figure
 from examples.flights import flights
 from tidewal.actors.client import Client
+from tidewal.actors.rows import Rows
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import open_wal
 from tidewal.runtime.errors import Overloaded
@@ -67,7 +68,7 @@ def vector_schema() -> CollectionSchema:
     return CollectionSchema("vec128", (Field("id", "int64"), Field("vector", "float_vector", dim=128)), "id")
 
 
-async def write(client: Client, collection: str, batches: list[object], seconds: float) -> float:
+async def write(client: Client, collection: str, batches: Sequence[Rows], seconds: float) -> float:
     """Write batches round and round for a time, `IN_FLIGHT` at once; rows per second."""
     source = count()
     rows = 0
@@ -138,7 +139,7 @@ async def strong_reads(client: Client, collection: str, batches: list[pa.RecordB
     return latencies_ms
 
 
-async def rounds(client: Client, collection: str, batches: list[object], seconds: float) -> list[float]:
+async def rounds(client: Client, collection: str, batches: list[Rows], seconds: float) -> list[float]:
     await write(client, collection, batches, 0.5)
     rates: list[float] = []
     for _ in range(ROUNDS):
@@ -156,7 +157,7 @@ async def main(seconds: float) -> None:
             await client.create_collection(vector_schema(), shards=2)
             rates = await rounds(client, "narrow", list(narrow), seconds)
             capacity = statistics.median(rates)
-            dicts: list[object] = [batch.to_pylist() for batch in narrow[:20]]
+            dicts: list[Rows] = [batch.to_pylist() for batch in narrow[:20]]
             beside = {
                 "dicts_rows_per_s": round(await write(client, "narrow", dicts, seconds)),
                 "raw_write_fdatasync_rows_per_s": round(await asyncio.to_thread(raw, directory, narrow[0], 1.0)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 from uuid import uuid4
 
 from benchmarks.report import Rounds, figure
@@ -16,7 +17,7 @@ PAYLOAD = bytes(range(256)) * 4
 IN_FLIGHT = 1000  # single appends under way
 PACK, PACKS_IN_FLIGHT = 100, 20
 
-Work = Callable[[str, int], Awaitable[float]]
+Work = Callable[[str, int], Coroutine[Any, Any, float]]
 
 
 class Candidates:

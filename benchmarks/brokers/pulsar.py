@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pulsar
 from pulsar.asyncio import Client as AsyncClient
@@ -24,7 +25,7 @@ from tests.brokers.pulsar import PulsarStandalone
 from tidewal.adapters.pulsar import open_wal
 
 NAMESPACE = "public/bench"  # of the log; the bare client's topics make themselves elsewhere
-BATCHING = {"batching_enabled": True, "max_pending_messages": 0}
+BATCHING: dict[str, Any] = {"batching_enabled": True, "max_pending_messages": 0}
 
 
 class Bench(Candidates):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Self
@@ -28,7 +28,7 @@ class Owner:
         self._ours.recv()  # all rows are written
 
     @contextmanager
-    def trickling(self) -> Iterator[None]:
+    def trickling(self) -> Generator[None]:
         """Meanwhile a row and a cut are written every `EVERY_S`."""
         self._tell("trickle")
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
+
+import pyarrow as pa
 
 from tidewal.spark_bridge.source import TidewalSource
 
@@ -54,7 +56,7 @@ def batch_rows(options: dict[str, str], frame: Any) -> int:
     """The rows of the first batch that a task hands to Spark."""
     reader = TidewalSource(options).reader(frame.schema)
     batches = reader.read(reader.partitions()[0])
-    return next(batches).num_rows
+    return cast(pa.RecordBatch, next(batches)).num_rows
 
 
 def reader(frame: Any, rows: int, used_s: list[float]) -> Callable[[], float]:

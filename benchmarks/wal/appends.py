@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..report import interleaved, per_second
 from .limits import KIB, MIB, Bench, ratio
@@ -20,7 +20,10 @@ CASES = (
 
 
 def measure(bench: Bench) -> None:
-    peers = {"rocksdict": RocksDB(bench.path("rocksdict")), "sqlite": SQLite(bench.path("sqlite"))}
+    peers: dict[str, RocksDB | SQLite] = {
+        "rocksdict": RocksDB(bench.path("rocksdict")),
+        "sqlite": SQLite(bench.path("sqlite")),
+    }
     try:
         for name, in_flight, size, commits in CASES:
             _case(bench, peers, name, in_flight, size, commits, in_one_call=False)
@@ -31,7 +34,7 @@ def measure(bench: Bench) -> None:
 
 
 def _case(
-    bench: Bench, peers: dict[str, Peer], name: str, count: int, size: int, commits: int, *, in_one_call: bool
+    bench: Bench, peers: Mapping[str, Peer], name: str, count: int, size: int, commits: int, *, in_one_call: bool
 ) -> None:
     """`count` producers that append one message at a time, or one that appends so many in one call."""
     log, raw = bench.log, bench.raw

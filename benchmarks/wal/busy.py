@@ -44,7 +44,7 @@ def measure(bench: Bench) -> None:
                 count += 1
             return count
 
-        _, *counts = await asyncio.gather(burn(), *(produce() for _ in range(IN_FLIGHT)))
+        _, counts = await asyncio.gather(burn(), asyncio.gather(*(produce() for _ in range(IN_FLIGHT))))
         return sum(counts) / ROUND_S
 
     def switching(interval_ms: float) -> float:

@@ -40,6 +40,7 @@ def measure(bench: Bench) -> None:
                 await store.append_many(entries)
 
         values: list[float] = []
+        idle_bytes_per_s = 0.0
         for _ in range(ROUNDS):
             idle_bytes_per_s = _written(counter, lambda: time.sleep(IDLE_S)) / IDLE_S
             began_s = time.perf_counter()

@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -137,7 +137,7 @@ def ratio(name: str, ours: Rounds, limit: Rounds, unit: str = TO_RAW, **beside: 
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[str]:
+def scratch() -> Generator[str]:
     directory = tempfile.mkdtemp(prefix="tidewal-bench-", dir=os.environ.get("TIDEWAL_BENCH_DIR"))
     try:
         yield directory
