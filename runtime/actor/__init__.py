@@ -3,7 +3,7 @@
 from .actor import Actor
 from .cell import ActorState, ActorStatus
 from .heartbeat import HeartbeatCallback, HeartbeatThread
-from .observer import LogObserver, Observer
+from .observer import Observer
 from .question import Deferred
 from .ref import ActorRef
 from .supervision import NEVER_RESTART, Supervision
@@ -22,7 +22,6 @@ __all__ = [
     "Escalation",
     "HeartbeatCallback",
     "HeartbeatThread",
-    "LogObserver",
     "Observer",
     "Supervision",
     "Timer",

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from ..metrics.metrics import Metrics
 from .cell import ActorStatus
-from .observer import LogObserver
+from .observer import Observer
 
 
-class ActorMetrics(LogObserver):
+class ActorMetrics(Observer):
     """Writes to the log, and counts. Mailboxes are read when the metrics are scraped."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -3,65 +3,40 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 logger = logging.getLogger("tidewal.actor")
 
 
-class Observer(Protocol):
-    """Receives what happens to actors. Methods return quickly and do not raise; `blocked` and `heartbeat_failed` are
-    called on other threads than the loop's."""
+class Observer:
+    """Receives what happens to actors, and writes it to the log `tidewal.actor`; derive from it to count as well.
+    Methods return quickly and do not raise; `blocked` and `heartbeat_failed` are called on other threads than the
+    loop's."""
 
     def crashed(self, actor: str, error: BaseException, pause_s: float | None) -> None:
         """The actor crashed; it is restarted after `pause_s` seconds, or never (None)."""
-        ...
-
-    def cleanup_failed(self, actor: str, error: BaseException) -> None:
-        """`on_stop`, a task or an input that was being closed failed while a life of the actor was ending."""
-        ...
-
-    def unanswered(self, actor: str, error: BaseException) -> None:
-        """A `Deferred` failed for which no sender was waiting."""
-        ...
-
-    def refused(self, actor: str, limit: str) -> None:
-        """A full mailbox refused a message; `limit` names the setting."""
-        ...
-
-    def dropped(self, actor: str, messages: int) -> None:
-        """The actor ended with `messages` messages that will never be handled."""
-        ...
-
-    def blocked(self, actor: str, blocked_ms: int, stack: str) -> None:
-        """The loop has stood still for `blocked_ms` in a task of this actor; `stack` is where."""
-        ...
-
-    def heartbeat_failed(self, name: str, error: BaseException) -> None:
-        """A callback of the heartbeat thread raised; the thread goes on."""
-        ...
-
-
-class LogObserver:
-    """Writes everything to the log `tidewal.actor`. Derive from it to count as well."""
-
-    def crashed(self, actor: str, error: BaseException, pause_s: float | None) -> None:
         what = "gives up" if pause_s is None else f"restarts in {pause_s:.3f} s"
         logger.error("%s crashed and %s", actor, what, exc_info=error)
 
     def cleanup_failed(self, actor: str, error: BaseException) -> None:
+        """`on_stop`, a task or an input that was being closed failed while a life of the actor was ending."""
         logger.error("%s failed while it was ending", actor, exc_info=error)
 
     def unanswered(self, actor: str, error: BaseException) -> None:
+        """A `Deferred` failed for which no sender was waiting."""
         logger.error("%s failed to handle a message that no sender waits for", actor, exc_info=error)
 
     def refused(self, actor: str, limit: str) -> None:
+        """A full mailbox refused a message; `limit` names the setting."""
         logger.debug("%s refused a message: %s", actor, limit)
 
     def dropped(self, actor: str, messages: int) -> None:
+        """The actor ended with `messages` messages that will never be handled."""
         logger.warning("%s ended with %d messages unhandled", actor, messages)
 
     def blocked(self, actor: str, blocked_ms: int, stack: str) -> None:
+        """The loop has stood still for `blocked_ms` in a task of this actor; `stack` is where."""
         logger.error("%s has blocked the loop for %d ms at\n%s", actor, blocked_ms, stack)
 
     def heartbeat_failed(self, name: str, error: BaseException) -> None:
+        """A callback of the heartbeat thread raised; the thread goes on."""
         logger.error("heartbeat %s failed", name, exc_info=error)

@@ -13,7 +13,7 @@ from .actor import Actor
 from .cell import ActorState, ActorStatus, Cell
 from .heartbeat import HeartbeatThread
 from .mailbox import Mailbox
-from .observer import LogObserver, Observer
+from .observer import Observer
 from .ref import ActorRef
 from .supervision import NEVER_RESTART, Intensity, Supervision
 from .timers import Deadlines, Timers
@@ -75,7 +75,7 @@ class ActorSystem:
         observer: Observer | None = None,
     ) -> None:
         self.clock: Clock = clock or SystemClock()
-        self.observer: Observer = observer or LogObserver()
+        self.observer: Observer = observer or Observer()
         self.heartbeat = HeartbeatThread(self.clock, on_error=self.observer.heartbeat_failed)
         self._mailbox_size = mailbox_size
         self._mailbox_bytes = mailbox_bytes

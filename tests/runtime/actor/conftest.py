@@ -7,11 +7,11 @@ import asyncio
 import pytest
 import uvloop
 
-from tidewal.runtime.actor import Actor, ActorSystem, LogObserver
+from tidewal.runtime.actor import Actor, ActorSystem, Observer
 from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop, elapse, until
 
 
-class Recorder(LogObserver):
+class Recorder(Observer):
     """Keeps the reports, for tests to check."""
 
     def __init__(self) -> None:
