@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from .disk import RealDisk, Syncer
+from .disk import Disk, Syncer
 
 try:
     from caio import linux_aio
@@ -20,7 +20,7 @@ except ImportError:  # another system, an older kernel, or a sandbox without io_
 ERRORS_FROM = 1 << 63  # caio returns a negative result as an unsigned number
 
 
-class KernelDisk(RealDisk):
+class KernelDisk(Disk):
     """The operating system's files, with syncs that run beside the caller where the kernel supports them."""
 
     def syncer(self) -> Syncer | None:

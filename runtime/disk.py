@@ -32,50 +32,12 @@ class Syncer(Protocol):
         ...
 
 
-class Disk(Protocol):
-    """Files by descriptor. A name or a write is durable only after its `sync` or `sync_directory` returned."""
+class Disk:
+    """The operating system's files, by descriptor. A name or a write is durable only after its `sync` or
+    `sync_directory` returned. A disk of the testing kit, which fails and loses, derives from it."""
 
     def open(self, path: str, *, create: bool = False) -> int:
         """Open for reading and writing; with `create` the file must not exist."""
-        ...
-
-    def close(self, file: int) -> None: ...
-
-    def read(self, file: int, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
-        ...
-
-    def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
-        """Write buffers one after another at `offset` and return how many bytes were taken, perhaps too few."""
-        ...
-
-    def sync(self, file: int) -> None:
-        """Make what was written durable. After an error its state is unknown: never sync the file again."""
-        ...
-
-    def syncer(self) -> Syncer | None:
-        """A `Syncer`, for syncs that run beside the caller; None where there is only `sync`."""
-        ...
-
-    def size(self, file: int) -> int: ...
-
-    def rename(self, old: str, new: str) -> None: ...
-
-    def remove(self, path: str) -> None: ...
-
-    def names(self, directory: str) -> list[str]: ...
-
-    def sync_directory(self, directory: str) -> None: ...
-
-    def free_bytes(self, directory: str) -> int:
-        """Space that this process may still use on the directory's file system."""
-        ...
-
-
-class RealDisk:
-    """The operating system's files."""
-
-    def open(self, path: str, *, create: bool = False) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         return os.open(path, flags, 0o600)
 
@@ -83,6 +45,7 @@ class RealDisk:
         os.close(file)
 
     def read(self, file: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
         data = os.pread(file, size, offset)
         if len(data) == size or not data:
             return data
@@ -94,12 +57,15 @@ class RealDisk:
         return b"".join(chunks)
 
     def write(self, file: int, buffers: Sequence[Payload], offset: int) -> int:
+        """Write buffers one after another at `offset` and return how many bytes were taken, perhaps too few."""
         return os.pwritev(file, buffers[:IOVEC_LIMIT], offset)
 
     def sync(self, file: int) -> None:
+        """Make what was written durable. After an error its state is unknown: never sync the file again."""
         os.fdatasync(file)
 
     def syncer(self) -> Syncer | None:
+        """A `Syncer`, for syncs that run beside the caller; None where there is only `sync`."""
         return None
 
     def size(self, file: int) -> int:
@@ -122,6 +88,7 @@ class RealDisk:
             os.close(file)
 
     def free_bytes(self, directory: str) -> int:
+        """Space that this process may still use on the directory's file system."""
         info = os.statvfs(directory)
         return info.f_bavail * info.f_frsize
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 from tidewal.runtime.log.wal import Append, ChannelPolicy
 
 from ..report import figure
@@ -22,7 +22,7 @@ CASES = (("64KiB", 64 * KIB, 16), ("1KiB", KIB, 64))  # bytes each, messages of 
 LAST_SEGMENT = (("1KiB", KIB, 28_000), ("128B", 128, 150_000))  # bytes each, commits of one that nearly fill a segment
 
 
-class UnsyncedDisk(RealDisk):
+class UnsyncedDisk(Disk):
     """Writes a journal quickly that is to be opened, not to survive."""
 
     def sync(self, file: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..disk import RealDisk, Syncer
+from ..disk import Disk, Syncer
 from ..log.wal import Payload
 
 SECTOR_BYTES = 512
@@ -81,7 +81,7 @@ class FaultySyncer:
         return True
 
 
-class FaultyDisk(RealDisk):
+class FaultyDisk(Disk):
     """A `Disk` for tests. Thread-safe."""
 
     def __init__(self, seed: int = 0, *, keep_chance: float = 0.5, beside: bool = True) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....runtime.disk import Disk, RealDisk
+from ....runtime.disk import Disk
 from ....runtime.errors import FormatTooNew
 from ..journal.channels import ChannelTable
 from ..journal.frame import ALIGNMENT, CONTROL, MAGIC, READ_BYTES, JournalFrame, Scanner
@@ -22,14 +22,14 @@ SALT_BITS = 64
 PROOFS = 32  # frames that are tried to find a salt: the first may be damaged, too
 
 
-class ReadOnlyDisk(RealDisk):
+class ReadOnlyDisk(Disk):
     """The operating system's files, opened for reading only."""
 
     def open(self, path: str, *, create: bool = False) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-class PatientDisk(RealDisk):
+class PatientDisk(Disk):
     """Files as far as the device can read them: a block that it cannot read counts as zeros, so the checksum of the
     frame there is wrong. `refused` is the device's last error."""
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import msgpack
 
-from ....runtime.disk import Disk, RealDisk
+from ....runtime.disk import Disk
 from ....runtime.errors import (
     ConfigError,
     CorruptLog,
@@ -94,7 +94,7 @@ def salvage(
             found = Salvage(survey, directory, wall_ms)
             if new is None:
                 return found.run(None, accept=accept)
-            with closing(JournalCopy(disk or RealDisk(), new, survey.segments[0].epoch)) as copy:
+            with closing(JournalCopy(disk or Disk(), new, survey.segments[0].epoch)) as copy:
                 try:
                     report = found.run(copy, accept=accept)
                     copy.complete()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.adapters.rocksmq.salvaging import SMALL, Content
 from tidewal.adapters.rocksmq import open_wal
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Wal
 
 SEGMENT_BYTES = 256 * 1024
@@ -20,7 +20,7 @@ COMMITS = 150  # of each incarnation of `log`
 BOUND_S = 20.0  # how long a test waits for what takes a fraction of a second
 
 
-class SlowDisk(RealDisk):
+class SlowDisk(Disk):
     """Syncs while `go_on` is set."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from tidewal.adapters.rocksmq.journal.dedup_table import (
     DedupTable,
 )
 from tidewal.adapters.rocksmq.owner import dedup
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 from tidewal.runtime.errors import (
     ChannelNotFound,
     InvalidRequest,
@@ -38,7 +38,7 @@ EPHEMERAL = ChannelPolicy(ephemeral=True)
 ME, OTHER = b"m" * 16, b"o" * 16
 
 
-class SlowDisk(RealDisk):
+class SlowDisk(Disk):
     """Syncs while `go_on` is set."""
 
     def __init__(self) -> None:

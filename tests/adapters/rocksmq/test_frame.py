@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.adapters.rocksmq.journal.frame import FrameFault, Scanner, encode, frame_bytes, pack_row
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 
 END = 1024 * 1024
 u64 = st.integers(0, 2**64 - 1)
@@ -44,7 +44,7 @@ def content(frame):
 @given(st.lists(rows, max_size=5))
 def test_frames_come_back_as_they_were(frames):
     with write(frames)[0] as file:
-        scanner = Scanner(RealDisk(), file.fileno(), 7, 9, 0, END)
+        scanner = Scanner(Disk(), file.fileno(), 7, 9, 0, END)
         for sequence, entries in enumerate(frames, 1):
             frame = scanner.next(sequence)
             assert frame is not None
@@ -58,8 +58,8 @@ def test_frames_come_back_as_they_were(frames):
 def test_another_use_of_the_file_never_passes(entries, data):
     with write([entries])[0] as file:
         other_salt = data.draw(u64.filter(lambda salt: salt != 9))
-        assert Scanner(RealDisk(), file.fileno(), 7, other_salt, 0, END).next() is None
-        assert Scanner(RealDisk(), file.fileno(), 8, 9, 0, END).next() is None
+        assert Scanner(Disk(), file.fileno(), 7, other_salt, 0, END).next() is None
+        assert Scanner(Disk(), file.fileno(), 8, 9, 0, END).next() is None
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_a_flipped_bit_is_noticed_and_the_frame_behind_it_is_found(first, second
         position = data.draw(st.integers(0, used - 1))
         byte = os.pread(file.fileno(), 1, position)[0]
         os.pwrite(file.fileno(), bytes([byte ^ 1 << data.draw(st.integers(0, 7))]), position)
-        scanner = Scanner(RealDisk(), file.fileno(), 7, 9, 0, END)
+        scanner = Scanner(Disk(), file.fileno(), 7, 9, 0, END)
         assert scanner.next(1) is None
         assert scanner.found is FrameFault.DAMAGE
         assert scanner.later_frame(0, 1) == sizes[0]

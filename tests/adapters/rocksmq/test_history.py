@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidewal.adapters.rocksmq.journal import recovery
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime
 
 pytestmark = pytest.mark.slow
@@ -14,7 +14,7 @@ SEGMENT = 256 * 1024
 CHANNELS = ["dense", "now-and-then", "rare"]
 
 
-class CountingDisk(RealDisk):
+class CountingDisk(Disk):
     """Counts the bytes that are read."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from tidewal.adapters.rocksmq.journal.segments import (
     encode_header,
     segment_name,
 )
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 from tidewal.runtime.errors import CorruptLog
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
@@ -49,7 +49,7 @@ class Journal:
 
     def frames(self, segment: int = 0) -> list[tuple[int, int, int]]:
         """(offset, end without padding, end) of each frame."""
-        disk = RealDisk()
+        disk = Disk()
         segments = Segments(disk, str(self.directory / "journal"), SMALL, 1)
         found = segments.load()[segment]
         scanner = Scanner(disk, found.file, found.epoch, found.salt, HEADER_BYTES, found.size)
@@ -61,7 +61,7 @@ class Journal:
 
     def recover(self) -> tuple[Recovered, list[bytes]]:
         """What recovery says, and every payload of the first channel."""
-        disk = RealDisk()
+        disk = Disk()
         index = Index(str(self.directory / "index"))
         segments = Segments(disk, str(self.directory / "journal"), SMALL, 1)
         try:

@@ -17,7 +17,7 @@ from tests.adapters.rocksmq.salvaging import SMALL, WALL_MS, Frames, check, fing
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.adapters.rocksmq.check.salvage import salvage
 from tidewal.adapters.rocksmq.owner.directory import locked
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 from tidewal.runtime.errors import (
     ConfigError,
     CorruptLog,
@@ -70,7 +70,7 @@ async def test_a_copy_is_incomplete_before_it_has_any_other_file(log, frames, tm
         await RocksMQ.open(str(copy), segment_bytes=SMALL, serve=False)
 
 
-class StoppedAt(RealDisk):
+class StoppedAt(Disk):
     """Fails the call with that number and all after it, as a killed process does."""
 
     def __init__(self, call: int) -> None:
@@ -145,9 +145,9 @@ async def test_what_was_completed_outlasts_a_loss_of_power(open_rocksmq, log, wr
 SCRIPT = """
 import sys, time
 from tidewal.adapters.rocksmq.check.salvage import salvage
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 
-class Disk(RealDisk):
+class WaitingDisk(Disk):
     syncs = 0
 
     def sync(self, file):
@@ -157,7 +157,7 @@ class Disk(RealDisk):
             print("now", flush=True)
             time.sleep(600)
 
-salvage(sys.argv[1], sys.argv[2], wall_ms=1, disk=Disk())
+salvage(sys.argv[1], sys.argv[2], wall_ms=1, disk=WaitingDisk())
 """
 
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from tidewal.adapters.rocksmq.journal import journal
-from tidewal.runtime.disk import RealDisk, Syncer
+from tidewal.runtime.disk import Disk, Syncer
 from tidewal.runtime.errors import JournalFailed
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, From, Payload
 
@@ -49,7 +49,7 @@ class HeldSyncer:
         return True
 
 
-class HeldDisk(RealDisk):
+class HeldDisk(Disk):
     """Remembers which threads write and sync."""
 
     def __init__(self) -> None:

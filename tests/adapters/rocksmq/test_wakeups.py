@@ -18,7 +18,7 @@ import pytest
 
 from tidewal.adapters.rocksmq import open_wal, wire
 from tidewal.adapters.rocksmq.client import owner_connection, shared_reader
-from tidewal.runtime.disk import RealDisk
+from tidewal.runtime.disk import Disk
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, Wal
 
 ROUNDS = 10_000
@@ -37,7 +37,7 @@ def _restless_threads() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-class UnsyncedDisk(RealDisk):
+class UnsyncedDisk(Disk):
     """Syncs cost most of a round and say nothing about wake-ups."""
 
     def sync(self, file: int) -> None:
