@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from aiokafka import errors as kafka_errors
@@ -33,13 +33,9 @@ from .topics import UNPACKED_BYTES, catalog_configs, catalog_topic, channel_topi
 
 CHANNEL, TOPIC, HOLD, QUEUE = "channel", "topic", "hold", "queue"
 
+OnDropped: TypeAlias = Callable[[ChannelNotFound], None]  # called on the I/O loop when a channel is dropped
+
 _log = logging.getLogger(__name__)
-
-
-class Listener(Protocol):
-    """Is notified when a channel is dropped, on the I/O loop."""
-
-    def dropped(self, error: ChannelNotFound) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +50,7 @@ class KafkaChannel:
     prefix: bytes
     holds: dict[str, int] = field(default_factory=dict[str, int])
     dropped: bool = False
-    listeners: set[Listener] = field(default_factory=set[Listener])
+    listeners: set[OnDropped] = field(default_factory=set[OnDropped])
     queue_bindings: dict[str, int] = field(default_factory=dict[str, int])
     topic_ids: dict[str, bytes] = field(default_factory=dict[str, bytes])
     topic_id: bytes | None = None  # None until the topic is created
@@ -63,7 +59,7 @@ class KafkaChannel:
     def notify_dropped(self, error: ChannelNotFound) -> None:
         """Notify the listeners that the channel is gone, with the error for their callers."""
         for listener in list(self.listeners):
-            listener.dropped(error)
+            listener(error)
 
     @property
     def queue_of(self) -> str | None:

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...runtime.errors import Closed
 from ...runtime.log.wal import Entry, Start
-from ...runtime.loop_bridge import LoopNotifier
 from .channel_fetcher import ChannelFetcher
 from .fetching import entries
 from .topics import largest_unpacked
 
-
-class ReaderSource(Protocol):
-    """What a reader needs of the log."""
-
-    async def open_fetcher(self, channel: str, start: Start) -> ChannelFetcher | None:
-        """Begin to fetch a channel from `start`; None when the log is closed. Raises `ChannelNotFound`."""
-        ...
-
-    def close_fetcher(self, fetcher: ChannelFetcher) -> None:
-        """Stop fetching; the fetcher is not needed any more."""
-        ...
-
-    def notifier(self) -> LoopNotifier: ...
+if TYPE_CHECKING:
+    from .wal import KafkaWal
 
 
 class Reader:
     """An async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, source: ReaderSource, channel: str, start: Start) -> None:
-        self._source, self._channel, self._start = source, channel, start
+    def __init__(self, wal: KafkaWal, channel: str, start: Start) -> None:
+        self._wal, self._channel, self._start = wal, channel, start
         self._fetcher: ChannelFetcher | None = None
         self._closed = False
 
@@ -41,7 +29,7 @@ class Reader:
     async def __anext__(self) -> Sequence[Entry]:
         while not self._closed:
             if self._fetcher is None:
-                self._fetcher = await self._source.open_fetcher(self._channel, self._start)
+                self._fetcher = await self._wal.open_fetcher(self._channel, self._start)
                 if self._fetcher is None:
                     break
             try:
@@ -49,7 +37,7 @@ class Reader:
             except Closed:
                 break
             if taken is None:
-                await self._fetcher.ready.wait(self._source.notifier())
+                await self._fetcher.ready.wait(self._wal.notifier())
             else:
                 channel = self._fetcher.channel
                 if found := entries(*taken, channel.prefix, largest_unpacked(channel.policy)):
@@ -60,4 +48,4 @@ class Reader:
         """End the iteration, also for a task that is waiting in it."""
         self._closed = True
         if self._fetcher is not None:
-            self._source.close_fetcher(self._fetcher)
+            self._wal.close_fetcher(self._fetcher)

@@ -168,7 +168,7 @@ class KafkaWal(GroupWal):
         return Reader(self, channel, start)
 
     async def open_fetcher(self, channel: str, start: Start) -> ChannelFetcher | None:
-        """`ReaderSource.open_fetcher`."""
+        """Begin to fetch a channel from `start`; None when the log is closed. Raises `ChannelNotFound`."""
         try:
             found = self._catalog.find(channel) or await self._call(lambda: self._management.find(channel))
             return self._begin_fetching(found, start)
@@ -194,26 +194,26 @@ class KafkaWal(GroupWal):
 
         connection = self._reading_connections.pop() if self._reading_connections else next(self._new_connections)
         listeners = fetcher.channel.listeners
-        listeners.add(fetcher)
+        listeners.add(fetcher.dropped)
         try:
             if fetcher.channel.dropped:
                 fetcher.dropped(was_dropped(fetcher.channel))
             await fetcher.run(self._reads, connection, lambda: self._management.ensure(fetcher.channel), started)
         finally:
-            listeners.discard(fetcher)
+            listeners.discard(fetcher.dropped)
             self._reads.close_connection(connection)  # a broker may be holding back the answer to a fetch
             self._reading_connections.append(connection)
             self._notifiers.flush()
 
     def close_fetcher(self, fetcher: ChannelFetcher) -> None:
-        """`ReaderSource.close_fetcher`."""
+        """Stop fetching; the fetcher is not needed any more."""
         self._fetchers.discard(fetcher)
         fetcher.close()
         with contextlib.suppress(Closed):
             self._io.post(fetcher.cancel)
 
     def notifier(self) -> LoopNotifier:
-        """`ReaderSource.notifier`."""
+        """The notifier of the running loop."""
         return self._notifiers.current()
 
     # ---- groups ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ....runtime.errors import ChannelNotFound, Fenced, TidewalError, Unavailable
 from ....runtime.groups.coordinator_client import AssignedChannel, MemberAssignment
@@ -17,9 +17,12 @@ from .. import faults
 from ..catalog import ChannelCatalog, KafkaChannel
 from ..cluster import PAUSE_S, Cluster
 from ..management import Management
-from .offset_store import OffsetStore, Unstable
+from .offset_store import Unstable
 from .offsets import to_progress
 from .requests import CommittedOffset
+
+if TYPE_CHECKING:
+    from .session import Session
 
 HANGING_S = 60.0  # Tidewal's transactions end earlier: after that an operator has to act
 
@@ -55,32 +58,13 @@ class AssignedTopic:
         self._dropped(self)
 
 
-class AssigneeSession(Protocol):
-    """The session of the member to which the channels are assigned."""
-
-    group: str
-    offset_store: OffsetStore
-
-    def channel_released(self) -> None:
-        """The member has released a channel: the group has to assign it anew."""
-        ...
-
-    def end(self, error: TidewalError) -> None:
-        """End the session with an error."""
-        ...
-
-    async def abort_left_open(self, channel: KafkaChannel) -> None:
-        """End the transaction that the previous member with the channel has left open, if any."""
-        ...
-
-
 class AssignedTopics:
     """The assigned channels of one session. Belongs to the I/O loop. `numbers` generates epochs and versions, which
     grow over all sessions of this process."""
 
     def __init__(
         self,
-        session: AssigneeSession,
+        session: Session,
         cluster: Cluster,
         catalog: ChannelCatalog,
         management: Management,
@@ -189,11 +173,11 @@ class AssignedTopics:
     def _take(self, channel: KafkaChannel, start: From, before: AssignedTopic | None = None) -> None:
         self.by_topic[channel.topic] = assigned = AssignedTopic(channel, start, self._drop, before)
         assigned.revoking_since = None if before is None else before.revoking_since
-        channel.listeners.add(assigned)
+        channel.listeners.add(assigned.dropped)
 
     def _drop(self, assigned: AssignedTopic) -> None:
         assigned.over = True
-        assigned.channel.listeners.discard(assigned)
+        assigned.channel.listeners.discard(assigned.dropped)
         if self.by_topic.get(assigned.channel.topic) is assigned:
             del self.by_topic[assigned.channel.topic]
             self._next_version()

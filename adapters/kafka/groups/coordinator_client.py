@@ -156,7 +156,7 @@ class Sessions:
         self._closed = True
         await asyncio.gather(*(self.leave(*key) for key in list(self._sessions)))
 
-    # ---- `Peers` -----------------------------------------------------------------------------------------------------
+    # ---- for sessions ------------------------------------------------------------------------------------------------
 
     def heartbeat_now(self, group_id: str) -> None:
         """Let the members of a group in this process send a heartbeat, which tells them whether it rebalances."""

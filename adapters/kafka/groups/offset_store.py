@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aiokafka.protocol.commit import OffsetCommitRequest
 
@@ -14,34 +14,15 @@ from ....runtime.log.wal import From
 from .. import faults
 from ..catalog import KafkaChannel
 from ..cluster import LATEST, PARTITION, PAUSE_S, Cluster
-from .coordinator_broker import Code, CoordinatorBroker
+from .coordinator_broker import Code
 from .offsets import id_before, to_position
 from .requests import CommittedOffset, OffsetFetch, TxnOffsetCommit
 
+if TYPE_CHECKING:
+    from .session import Session
+
 STALE_S = 0.05  # pause before a request is repeated that arrived during a rebalance
 FOREVER = -1  # how long positions are kept: as the brokers' settings say
-
-
-class MembershipState(Protocol):
-    """The present membership of a member: its Kafka id and generation."""
-
-    group_id: str
-    coordinator: CoordinatorBroker
-    kafka_member: str
-    generation: int
-
-    async def settled(self) -> None:
-        """Return once the member knows its generation and assignment. Raises what ended the session."""
-        ...
-
-    def refused(self, code: int) -> None:
-        """The coordinator has refused a request of a stale generation or unknown member with `code`. Raises what ended
-        the session."""
-        ...
-
-    def renew(self) -> None:
-        """Let the group begin another generation, so that requests of this one that are still in flight are refused."""
-        ...
 
 
 class Unstable(Exception):
@@ -56,14 +37,14 @@ class OffsetStore:
     """The positions of a group. Belongs to the I/O loop. Kafka accepts positions only from members of the group's
     present generation, so a member that has lost a channel cannot move its position."""
 
-    def __init__(self, cluster: Cluster, membership: MembershipState, connection: int) -> None:
-        self._cluster, self._membership, self._connection = cluster, membership, connection
+    def __init__(self, cluster: Cluster, session: Session, connection: int) -> None:
+        self._cluster, self._session, self._connection = cluster, session, connection
 
     async def positions(self, topics: Sequence[str]) -> dict[str, CommittedOffset]:
         """The group's positions by topic, without topics that have none. Raises `Unstable`, and the library's
         errors."""
-        coordinator = self._membership.coordinator
-        request = OffsetFetch(self._membership.group_id, topics, stable=True)
+        coordinator = self._session.coordinator
+        request = OffsetFetch(self._session.group_id, topics, stable=True)
         response = await coordinator.ask(request, self._connection)
         coordinator.check(response.error_code)
         found: dict[str, CommittedOffset] = {}
@@ -85,17 +66,17 @@ class OffsetStore:
     async def store(self, positions: Mapping[str, CommittedOffset]) -> None:
         """Store positions by topic. Raises what ended the session, `Overloaded` and what `faults.mapped` has, with
         `outcome_unknown` where an attempt may have stored them."""
-        membership = self._membership
+        session = self._session
         deadline = asyncio.get_running_loop().time() + self._cluster.options.delivery_timeout_s
         topics = [(topic, [(PARTITION, at.offset, at.metadata)]) for topic, at in positions.items()]
         unsure = False
         while True:
             try:
-                await membership.settled()
+                await session.settled()
                 request = OffsetCommitRequest(
-                    membership.group_id, membership.generation, membership.kafka_member, FOREVER, topics
+                    session.group_id, session.generation, session.kafka_member, FOREVER, topics
                 )
-                response = await membership.coordinator.ask(request, self._connection)
+                response = await session.coordinator.ask(request, self._connection)
                 if self._moved(*(code for _, partitions in response.topics for _, code in partitions)):
                     return
                 pause_s = STALE_S
@@ -105,7 +86,7 @@ class OffsetStore:
                 if faults.outcome(error, faults.Operation.POSITION) is faults.Outcome.UNKNOWN:
                     unsure = True
                     if not faults.answered(error):
-                        membership.renew()  # this attempt may arrive late, and must not undo later ones
+                        session.renew()  # this attempt may arrive late, and must not undo later ones
                 if faults.final(error) or asyncio.get_running_loop().time() > deadline:
                     raise faults.mapped(error, "store a position", outcome_unknown=unsure) from error
                 pause_s = PAUSE_S
@@ -116,22 +97,22 @@ class OffsetStore:
     ) -> None:
         """Store positions by topic as part of a transaction, given by its name and its producer's id and epoch. Raises
         what ended the session, `Overloaded`, and what `Cluster.retrying` does."""
-        membership = self._membership
+        session = self._session
 
         async def attempt() -> bool:
             request = TxnOffsetCommit(
                 transaction,
                 producer,
-                membership.group_id,
-                membership.generation,
-                membership.kafka_member,
+                session.group_id,
+                session.generation,
+                session.kafka_member,
                 list(positions.items()),
             )
-            response = await membership.coordinator.ask(request, self._connection)
+            response = await session.coordinator.ask(request, self._connection)
             return self._moved(*(code for _, partitions, _ in response.topics for _, code, _ in partitions))
 
         while True:
-            await membership.settled()
+            await session.settled()
             if await self._cluster.retrying("make a position part of a transaction", attempt):
                 return
             await asyncio.sleep(STALE_S)
@@ -139,9 +120,9 @@ class OffsetStore:
     def _moved(self, *codes: int) -> bool:
         """Whether the positions are stored, by the codes of the answer; False: try again in another generation."""
         stale = (Code.ILLEGAL_GENERATION, Code.REBALANCE_IN_PROGRESS, Code.UNKNOWN_MEMBER)
-        code = self._membership.coordinator.check(*codes, but=(*stale, Code.METADATA_TOO_LARGE))
+        code = self._session.coordinator.check(*codes, but=(*stale, Code.METADATA_TOO_LARGE))
         if code == Code.METADATA_TOO_LARGE:
             raise Overloaded("the brokers do not accept so many single acknowledgements", limit="single_acks")
         if code:
-            self._membership.refused(code)
+            self._session.refused(code)
         return not code

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiokafka.protocol.group import (
     HeartbeatRequest,
@@ -33,6 +33,9 @@ from .assigned_topics import AssignedTopics
 from .assignor import PROTOCOL, PROTOCOL_TYPE, MemberMetadata, TopicAssignment, assign_topics
 from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
 from .offset_store import STALE_S, OffsetStore
+
+if TYPE_CHECKING:
+    from .coordinator_client import Sessions
 
 LEAST_SESSION_S = 6.0  # the brokers' default minimum (group.min.session.timeout.ms)
 HEARTBEAT_S = 0.5  # the longest time until a member learns that its group rebalances
@@ -56,18 +59,6 @@ class Membership:
     session_timeout_s: float
 
 
-class Peers(Protocol):
-    """What a session needs of the rest of this process."""
-
-    def heartbeat_now(self, group_id: str) -> None:
-        """Let the group's members send a heartbeat, which tells them whether it rebalances."""
-        ...
-
-    async def abort_left_open(self, group_id: str, channel: KafkaChannel) -> None:
-        """End the transaction that the previous member with the channel has left open, if any."""
-        ...
-
-
 class Session:
     """The session of one member. Belongs to the I/O loop."""
 
@@ -79,7 +70,7 @@ class Session:
         management: Management,
         connections: tuple[int, int],
         numbers: Iterator[int],
-        peers: Peers,
+        peers: Sessions,
         known_as: str,
     ) -> None:
         """`connections` are for joining, which may take long, and for other requests. `known_as` is Kafka's id of the
@@ -111,17 +102,17 @@ class Session:
     # ---- for callers -------------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """`MembershipState.renew`."""
+        """Let the group begin another generation, so that requests of this one that are still in flight are refused."""
         self._joined.clear()
         self._turn += 1
         self._rejoin.set()
 
     def channel_released(self) -> None:
-        """`AssigneeSession.let_go`."""
+        """The member has released a channel: the group has to assign it anew."""
         self._rejoin.set()
 
     async def abort_left_open(self, channel: KafkaChannel) -> None:
-        """`AssigneeSession.abort_left_open`."""
+        """End the transaction that the previous member with the channel has left open, if any."""
         await self._peers.abort_left_open(self.group_id, channel)
 
     def heartbeat_now(self) -> None:
@@ -297,13 +288,14 @@ class Session:
     # ---- for `OffsetStore` -------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """`MembershipState.settled`."""
+        """Return once the member knows its generation and assignment. Raises what ended the session."""
         await self._joined.wait()
         if self.over is not None:
             raise self.over
 
     def refused(self, code: int) -> None:
-        """`MembershipState.refused`."""
+        """The coordinator has refused a request of a stale generation or unknown member with `code`. Raises what ended
+        the session."""
         if code == Code.UNKNOWN_MEMBER:
             self.end(self._not_a_member())
         if self.over is not None:
