@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 from ....runtime.errors import Closed, Fenced
-from ....runtime.groups.coordinator_client import Ack, MemberAssignment
+from ....runtime.groups.coordinator_client import Ack, CoordinatorClient, MemberAssignment
+from ....runtime.groups.forwarding_client import ForwardingClient
 from ....runtime.groups.progress import GroupProgress
 from ....runtime.groups.subscriptions import Subscription
 from ....runtime.log.checks import check_name, check_size
@@ -23,6 +25,8 @@ from .offset_committer import OffsetCommitter, forget
 from .offsets import to_position
 from .session import Membership, Session
 from .transaction import TransactionalProducer
+
+T = TypeVar("T")
 
 CONNECTION = 1  # of all sessions, for short requests; each session joins over a connection of its own
 
@@ -204,37 +208,11 @@ class Sessions:
             raise Closed("the log is closed")
 
 
-class KafkaCoordinatorClient:
+class KafkaCoordinatorClient(ForwardingClient):
     """`CoordinatorClient`, from any loop."""
 
     def __init__(self, sessions: Sessions, io: IoThread) -> None:
         self._sessions, self._io = sessions, io
 
-    async def join(
-        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
-    ) -> None:
-        await self._io.call(lambda: self._sessions.join(group, member, channels, start, session_timeout_s))
-
-    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
-        return await self._io.call(lambda: self._sessions.assignment(group, member, seen, wait_s))
-
-    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
-        return await self._io.call(lambda: self._sessions.commit(group, member, acks, outputs))
-
-    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
-        await self._io.call(lambda: self._sessions.release(group, member, channel, assignment_epoch))
-
-    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
-        await self._io.call(lambda: self._sessions.seek(group, member, channel, assignment_epoch, upto))
-
-    async def leave(self, group: str, member: str) -> None:
-        await self._io.call(lambda: self._sessions.leave(group, member))
-
-    async def groups(self) -> list[GroupInfo]:
-        return await self._io.call(self._sessions.groups)
-
-    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
-        await self._io.call(lambda: self._sessions.seek_group(group, channel, upto))
-
-    async def drop_group(self, group: str) -> None:
-        await self._io.call(lambda: self._sessions.drop_group(group))
+    async def _call(self, call: Callable[[CoordinatorClient], Coroutine[Any, Any, T]]) -> T:
+        return await self._io.call(lambda: call(self._sessions))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....runtime.errors import Closed, Unavailable
-from ....runtime.groups.coordinator_client import Ack, CoordinatorClient, MemberAssignment
-from ....runtime.log.wal import Append, From, GroupInfo
+from ....runtime.groups.coordinator_client import CoordinatorClient
+from ....runtime.groups.forwarding_client import ForwardingClient
 from .owner import Owner
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SharedCoordinatorClient:
+class SharedCoordinatorClient(ForwardingClient):
     """`CoordinatorClient` over changes of the owner. A new owner knows no members: they get `Fenced` and join again.
     Joining and what needs no member is repeated here; any other call that a change of the owner cuts off raises
     `Unavailable`."""
@@ -26,36 +26,10 @@ class SharedCoordinatorClient:
         self._owner: Owner | None = None
         self._client: CoordinatorClient
 
-    async def join(
-        self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
-    ) -> None:
-        await self._shared.ask(lambda owner: self._of(owner).join(group, member, channels, start, session_timeout_s))
+    async def _call_again(self, call: Callable[[CoordinatorClient], Coroutine[Any, Any, T]]) -> T:
+        return await self._shared.ask(lambda owner: call(self._of(owner)))
 
-    async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
-        return await self._call(lambda client: client.assignment(group, member, seen, wait_s))
-
-    async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
-        return await self._call(lambda client: client.commit(group, member, acks, outputs))
-
-    async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
-        await self._call(lambda client: client.release(group, member, channel, assignment_epoch))
-
-    async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
-        await self._call(lambda client: client.seek(group, member, channel, assignment_epoch, upto))
-
-    async def leave(self, group: str, member: str) -> None:
-        await self._call(lambda client: client.leave(group, member))
-
-    async def groups(self) -> list[GroupInfo]:
-        return await self._shared.ask(lambda owner: self._of(owner).groups())
-
-    async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
-        await self._shared.ask(lambda owner: self._of(owner).seek_group(group, channel, upto))
-
-    async def drop_group(self, group: str) -> None:
-        await self._shared.ask(lambda owner: self._of(owner).drop_group(group))
-
-    async def _call(self, call: Callable[[CoordinatorClient], Awaitable[T]]) -> T:
+    async def _call(self, call: Callable[[CoordinatorClient], Coroutine[Any, Any, T]]) -> T:
         owner = await self._shared.owner()
         try:
             return await call(self._of(owner))
