@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ....runtime.errors import TidewalError
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.log.policy_codec import encode_policy
 from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended
 from ..address import Address
+from ..owner.store import RocksMQ
 from ..protocol import info_of
 from .owner_connection import OwnerConnection
 from .socket_coordinator_client import SocketCoordinatorClient
@@ -18,41 +19,9 @@ from .socket_coordinator_client import SocketCoordinatorClient
 READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner allows a process
 
 
-class Owner(Protocol):
-    """What `RocksMQ` and `RemoteOwner` have in common: the calls of `Wal`, appends with a number."""
-
-    @property
-    def boot(self) -> int:
-        """The number of the owner's incarnation, another for each opening of the directory."""
-        ...
-
-    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None: ...
-
-    async def drop_channel(self, channel: str) -> None: ...
-
-    async def channels(self) -> list[str]: ...
-
-    async def describe(self, channel: str) -> ChannelInfo: ...
-
-    async def latest_id(self, channel: str) -> bytes | None: ...
-
-    async def id_at(self, channel: str, timestamp: int) -> bytes | None: ...
-
-    async def truncate(self, channel: str, id: bytes) -> None: ...
-
-    async def hold(self, channel: str, holder: str, id: bytes | None) -> None: ...
-
-    def submit_from(
-        self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended
-    ) -> None: ...
-
-    def coordinator_client(self) -> CoordinatorClient: ...
-
-    async def close(self) -> None: ...
-
-
 class RemoteOwner:
-    """An `Owner` in another process. Everything raises `Unavailable` once the connection is lost."""
+    """The owner in another process, with the calls of `RocksMQ`. Everything raises `Unavailable` once the connection is
+    lost."""
 
     def __init__(self) -> None:
         """Use `open`."""
@@ -72,7 +41,7 @@ class RemoteOwner:
             on_lost(remote)
 
         remote.connection = await OwnerConnection.open(address, client, on_lost=lost)
-        remote._groups = SocketCoordinatorClient(remote.connection.ask, remote.connection.notify)
+        remote._groups = SocketCoordinatorClient(remote.connection)
         return remote
 
     @property
@@ -126,3 +95,7 @@ class RemoteOwner:
     async def _ask(self, method: str, *arguments: object) -> Any:
         async with self._asks:
             return await self.connection.ask(method, *arguments)
+
+
+Owner: TypeAlias = RocksMQ | RemoteOwner
+"""This process itself, or another one."""

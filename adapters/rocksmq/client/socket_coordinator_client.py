@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from ....runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
 from ....runtime.groups.coordinator_client import Ack, AssignedChannel, MemberAssignment
 from ....runtime.log.payloads import owned
 from ....runtime.log.wal import Append, From, GroupInfo
 from ..journal.channels import ids_of_runs, runs_of_ids
+from .owner_connection import OwnerConnection
 
 BEATS_PER_TIMEOUT = 3  # so that two may come late
-
-
-class Ask(Protocol):
-    """`OwnerConnection.ask`."""
-
-    def __call__(self, method: str, *arguments: object, wait_s: float = 0.0) -> Awaitable[Any]: ...
-
-
-class Notify(Protocol):
-    """`OwnerConnection.notify`. Called from any thread."""
-
-    def __call__(self, method: str, *arguments: object) -> None: ...
 
 
 class SocketCoordinatorClient:
     """`CoordinatorClient` over one connection to the owner. `close` it with the connection."""
 
-    def __init__(self, ask: Ask, notify: Notify) -> None:
-        self._ask = ask
-        self._heartbeat = SessionHeartbeat(notify)
+    def __init__(self, connection: OwnerConnection) -> None:
+        self._ask = connection.ask
+        self._heartbeat = SessionHeartbeat(connection.notify)
 
     def close(self) -> None:
         """Keep no session alive any more. A second call does nothing."""
@@ -87,7 +76,8 @@ class SocketCoordinatorClient:
 class SessionHeartbeat:
     """Sends the heartbeats of each member's session on a thread, however busy the event loop is."""
 
-    def __init__(self, notify: Notify) -> None:
+    def __init__(self, notify: Callable[[str, str, str], None]) -> None:
+        """`notify` is `OwnerConnection.notify`, called from any thread."""
         self._notify = notify
         self._timeouts_s: dict[tuple[str, str], float] = {}
         self._heartbeat = HeartbeatThread()

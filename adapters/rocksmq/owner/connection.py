@@ -12,13 +12,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ....runtime.errors import BadRecord, Closed, Overloaded, TidewalError, Unavailable, to_wire
 from ....runtime.log.wal import OnAppended, Payload
 from ..protocol import HEAD_BYTES, ROW, ProtocolFrame, encode
 from ..wire import Inbox, Outbox, SecondLook
 from .reader import Reader
+
+if TYPE_CHECKING:
+    from .server import Server
 
 HELLO_BYTES = 4 * 1024
 APPEND_OVERHEAD_BYTES = 1024  # what an append costs in memory beside its frame
@@ -85,22 +88,6 @@ class ReceiveMemory:
                 self._waiting[0].resume_soon()
 
 
-class Handler(Protocol):
-    """What answers the requests of connections."""
-
-    def handle(self, connection: Connection, frame: ProtocolFrame) -> None:
-        """Answer one request, now or later."""
-        ...
-
-    def handled(self) -> None:
-        """Every request that was received together with the last one was given to `handle`."""
-        ...
-
-    def gone(self, connection: Connection) -> None:
-        """The connection has ended."""
-        ...
-
-
 class Connection:
     """One connection. It belongs to the server's loop; answers may be sent, and appends counted, from any thread."""
 
@@ -109,7 +96,7 @@ class Connection:
         number: int,
         loop: asyncio.AbstractEventLoop,
         connection: socket.socket,
-        handler: Handler,
+        server: Server,
         limits: ConnectionLimits,
         memory: ReceiveMemory,
         frame_bytes: int,
@@ -123,7 +110,7 @@ class Connection:
         self.tasks: dict[asyncio.Task[None], int] = {}  # requests that wait, by their seq
         self.turn = asyncio.Lock()  # one answer with entries is made at a time
         self.readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()  # by channel and the next id
-        self._loop, self._socket, self._handler, self._limits = loop, connection, handler, limits
+        self._loop, self._socket, self._server, self._limits = loop, connection, server, limits
         self._memory, self._frame_bytes = memory, frame_bytes
         self._inbox = Inbox(connection, self._check)
         self.outbox = Outbox(loop, connection, self._failed, self._drained)
@@ -283,7 +270,7 @@ class Connection:
         try:
             self._take()
         finally:
-            self._handler.handled()
+            self._server.handled()
 
     def _take(self) -> None:
         whole = not self._reading  # time spent waiting for the owner is not the client's
@@ -319,7 +306,7 @@ class Connection:
 
     def _handle(self, frame: ProtocolFrame) -> None:
         try:
-            self._handler.handle(self, frame)
+            self._server.handle(self, frame)
         finally:
             if frame.lasting:
                 reserved, self._reserved = self._reserved, 0
@@ -384,4 +371,4 @@ class Connection:
         with contextlib.suppress(OSError):  # the other side may be gone
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._handler.gone(self)
+        self._server.gone(self)

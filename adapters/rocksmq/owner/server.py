@@ -57,7 +57,7 @@ class Server:
         self._directory, self._wanted_port = directory, tcp_port
         self._limits, self._frame_bytes = limits or ConnectionLimits(), frame_bytes
         self._requests = Requests(store, groups, boot, frame_bytes)
-        self.handle, self.handled = self._requests.handle, store.wake  # of `Handler`
+        self.handle, self.handled = self._requests.handle, store.wake  # a request; all that were received together
         self._memory = ReceiveMemory(self._limits.receiving_bytes)
         self._connections: set[Connection] = set()
         self._numbers = itertools.count(1)
@@ -172,7 +172,7 @@ class Server:
         connection.start()
 
     def gone(self, connection: Connection) -> None:
-        """The connection has ended (`Handler`)."""
+        """The connection has ended."""
         self._connections.discard(connection)
         self._requests.gone(connection)
 

@@ -197,7 +197,7 @@ class RocksMQ(GroupWal):
     def _adopt(self, recovered: Recovered, tail_bytes: int, pending_bytes: int, free_space_bytes: int) -> None:
         self.recovery: RecoveryReport = recovered.report
         recovered.table.drop_temporary()
-        self._history = History(self._segments, self._index, recovered.sealed)
+        self.history = History(self._segments, self._index, recovered.sealed)
         self._registry = Registry(recovered, tail_bytes, self._segments.capacity // 7)  # an eighth of a segment
         self._maintenance = Maintenance(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)
         commits = Commits(
@@ -321,7 +321,7 @@ class RocksMQ(GroupWal):
 
     async def describe(self, channel: str) -> ChannelInfo:
         found = self.find(channel)
-        first = await self.blocking(lambda: first_entry(found, self._history))
+        first = await self.blocking(lambda: first_entry(found, self.history))
         return ChannelInfo(channel, found.policy, first, found.latest_id)
 
     # ---- appending ---------------------------------------------------------------------------------------------------
@@ -370,18 +370,13 @@ class RocksMQ(GroupWal):
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
         found = self.find(channel)
-        number = await self.blocking(lambda: first_at(found, self._history, timestamp))
+        number = await self.blocking(lambda: first_at(found, self.history, timestamp))
         return None if number is None else encode_id(number)
 
     def find(self, channel: str) -> LiveChannel:
         """The open channel of that name. Raises `Closed` and `ChannelNotFound`."""
         self._admission.check_open()
         return self._registry.find(channel)
-
-    @property
-    def history(self) -> History:
-        """The entries in the journal's files."""
-        return self._history
 
     def notifier(self) -> LoopNotifier:
         """The notifier of the running loop."""

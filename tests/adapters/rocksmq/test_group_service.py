@@ -68,7 +68,7 @@ async def connect():
     clients = []
 
     def make(pair):
-        clients.append(SocketCoordinatorClient(pair.ask, pair.notify))
+        clients.append(SocketCoordinatorClient(pair))
         return clients[-1]
 
     yield make
