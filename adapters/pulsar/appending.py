@@ -51,22 +51,19 @@ class _Submission:
         if next(self._answered) == self._last:
             self._settle()
 
-    def refuse(self, error: TidewalError) -> None:
-        """Fail all entries, none of which was sent."""
-        self._finish(error)
-
     def _settle(self) -> None:
         ids = [answer for answer in self._answers if type(answer) is bytes]
         if len(ids) == len(self._answers):
-            self._finish(ids)
+            self.finish(ids)
             return
         errors = [answer for answer in self._answers if isinstance(answer, TidewalError)]
         error = next((error for error in errors if error.fields.get("outcome_unknown")), errors[0])
         if ids:  # some are stored
             error.fields["outcome_unknown"] = True
-        self._finish(error)
+        self.finish(error)
 
-    def _finish(self, result: list[bytes] | TidewalError) -> None:
+    def finish(self, result: list[bytes] | TidewalError) -> None:
+        """Answer the call: with an error, too, where nothing was sent."""
         self._pending.release(self.size, partial(self._done, result))
 
 
@@ -190,7 +187,7 @@ class Appender:
             for entry in submission.entries:
                 _check_size(entry, self._producers[entry.channel])
         except TidewalError as error:
-            submission.refuse(error)
+            submission.finish(error)
             return
         for index, entry in enumerate(submission.entries):
             producer = self._producers[entry.channel]

@@ -68,18 +68,6 @@ class NativeReader(Protocol):
     def close_async(self, answered: Callable[[NativeResult], None]) -> None: ...
 
 
-class _PublicClient(Protocol):
-    _consumers: list[object]
-
-
-class _PublicProducer(Protocol):
-    _producer: NativeProducer
-
-
-class _PublicReader(Protocol):
-    _reader: NativeReader
-
-
 class _Builder(Protocol):
     def content(self, payload: bytes) -> None: ...
     def property(self, name: str, value: str) -> None: ...
@@ -213,7 +201,7 @@ class PulsarClient:
             )
         except Exception as error:
             raise call_failure(error, f"no producer for {topic}") from error
-        return cast(_PublicProducer, created)._producer  # pyright: ignore[reportPrivateUsage] -- see above
+        return cast(Any, created)._producer
 
     def reader(self, topic: str, start: MessagePlace, queue_messages: int) -> NativeReader:
         """Open a reader from the entry of `start`, inclusive: entries are whole batches, so the first messages may lie
@@ -235,8 +223,8 @@ class PulsarClient:
             )
         except Exception as error:
             raise call_failure(error, f"no reader of {topic}") from error
-        cast(_PublicClient, client)._consumers.remove(created)  # pyright: ignore[reportPrivateUsage] -- kept there for ever
-        return cast(_PublicReader, created)._reader  # pyright: ignore[reportPrivateUsage] -- see above
+        cast(Any, client)._consumers.remove(created)  # it would be kept there for ever
+        return cast(Any, created)._reader
 
     def close(self) -> None:
         """Close all connections, with what was opened over them; waits for the broker no longer than the timeout."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 from ...runtime.errors import ChannelNotFound, TidewalError
 from ...runtime.log.stalls import StallWatch, Waiting
@@ -30,9 +30,7 @@ log = logging.getLogger("tidewal.pulsar")
 
 LOOK_UP_QUEUE_MESSAGES = 1000
 
-
-class Answered(Protocol):
-    def __call__(self, index: int, result: bytes | TidewalError) -> None: ...
+Answered: TypeAlias = Callable[[int, bytes | TidewalError], None]  # called with the index of an entry and its result
 
 
 @dataclass(slots=True, eq=False)

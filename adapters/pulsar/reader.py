@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable
 from ...runtime.log.read_ahead import ReadAhead
-from ...runtime.log.stalls import StallWatch, Waiting
+from ...runtime.log.stalls import Waiting
 from ...runtime.log.wal import Entry
 from ...runtime.loop_bridge import LoopNotifier
 from . import seek
@@ -27,6 +27,9 @@ from .client import NativeMessage, NativeTimeout, ends_batch, ignore, timestamp_
 from .failures import call_failure
 from .ids import BEFORE_ALL, MessagePlace, encode, pack
 from .topics import TopicContents
+
+if TYPE_CHECKING:
+    from .wal import Pulsar
 
 log = logging.getLogger("tidewal.pulsar")
 
@@ -43,28 +46,21 @@ LONGEST_SILENCE_LOOKS = 30  # limit of that number, which doubles each time that
 make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple.__new__, Entry))
 
 
-class ReaderSource(seek.SeekSource, Protocol):
-    """What a fetcher needs of the log; its methods block."""
-
-    @property
-    def stalls(self) -> StallWatch: ...
-
-
 class ChannelFetcher:
     """Reads one channel's messages after `after`, on a thread of its own, until it is closed or fails."""
 
     def __init__(
-        self, source: ReaderSource, channel: str, incarnation: str, after: MessagePlace, notifier: LoopNotifier
+        self, wal: Pulsar, channel: str, incarnation: str, after: MessagePlace, notifier: LoopNotifier
     ) -> None:
         """`incarnation` identifies the channel among those of its name; `notifier` is the one of the iterator's loop.
         Blocks while the reader is opened."""
         self._incarnation = incarnation
-        self._source = source
+        self._wal = wal
         self._channel = channel
         self._notifier = notifier
         self._after: tuple[int, int, int] = after  # a `MessagePlace`, as a plain tuple for speed
         self._read_upto = after  # `after`, or the place before the ledger in use once all earlier ones are read
-        self._native = source.open_reader(channel, after)
+        self._native = wal.open_reader(channel, after)
         self._closed = False
         self._room = threading.Event()
         self._ready: ReadAhead[Sequence[Entry]] = ReadAhead(READY_BYTES, self._room.set)
@@ -157,12 +153,12 @@ class ChannelFetcher:
             return
         contents = self._contents()
         if place.entry != 0 or contents.has_between(after, place, time.time_ns() // 1_000_000):
-            raise seek.lost(self._source, self._channel, encode(after.stored), contents)
+            raise seek.lost(self._wal, self._channel, encode(after.stored), contents)
 
     def _contents(self) -> TopicContents:
         while True:
             try:
-                return self._of_this_channel(self._source.contents(self._channel))
+                return self._of_this_channel(self._wal.contents(self._channel))
             except Unavailable as error:
                 if self._closed:
                     raise
@@ -176,7 +172,7 @@ class ChannelFetcher:
 
     def _first(self) -> NativeMessage | None:
         """The next message; None when the fetcher was closed meanwhile."""
-        stalls = self._source.stalls
+        stalls = self._wal.stalls
         waiting: Waiting | None = None  # for an answer of the broker, or for the entries that it reports
         looks = 0
         silence_looks = FIRST_SILENCE_LOOKS
@@ -215,7 +211,7 @@ class ChannelFetcher:
         """Whether the broker has entries that this reader has not received; None when it does not answer. Raises
         `ChannelNotFound`."""
         try:
-            contents = self._of_this_channel(self._source.contents(self._channel))
+            contents = self._of_this_channel(self._wal.contents(self._channel))
         except Unavailable:
             return None  # the library reconnects when the broker is back
         if contents.last[:2] > self._after[:2]:
@@ -227,7 +223,7 @@ class ChannelFetcher:
         log.warning("the reader of %s was silent although there is more to read: opened anew", self._channel)
         self._native.close_async(ignore)
         try:
-            self._native = self._source.open_reader(self._channel, MessagePlace(*self._after))
+            self._native = self._wal.open_reader(self._channel, MessagePlace(*self._after))
         except Unavailable as error:
             log.warning("%s", error)
         if self._closed:
