@@ -30,8 +30,9 @@ from aiokafka.protocol.types import (
 ID_BYTES = 16
 NO_ID = bytes(ID_BYTES)  # of a topic whose brokers give none
 NOT_SET = -1
-_TAGS: dict[int, bytes] = {}
-_NAME = CompactString("utf-8")
+NO_TAGS: dict[int, bytes] = {}  # a value of `TAGGED`
+NAME = CompactString("utf-8")
+TAGGED = "tags", TaggedFields  # behind the other fields of each structure
 _NO_NAME: Any = None
 
 
@@ -55,27 +56,37 @@ class Uuid(AbstractType[bytes]):
         return found
 
 
+def structures(*fields: Any) -> CompactArray:
+    """An array of structures with these fields."""
+    return CompactArray(*fields, TAGGED)
+
+
+def topics(key: tuple[str, Any], *partition: Any) -> tuple[str, CompactArray]:
+    """The field `topics`: structures with the topic's `key` and its partitions, which have the fields `partition`."""
+    return "topics", structures(key, ("partitions", structures(*partition)))
+
+
+_BY_ID = "topic_id", Uuid
+
+
 class MetadataResponse_v12(Response):
     API_KEY = 3  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
     API_VERSION = 12  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "brokers",
-            CompactArray(("node_id", Int32), ("host", _NAME), ("port", Int32), ("rack", _NAME), ("tags", TaggedFields)),
-        ),
-        ("cluster_id", _NAME),
+        ("brokers", structures(("node_id", Int32), ("host", NAME), ("port", Int32), ("rack", NAME))),
+        ("cluster_id", NAME),
         ("controller_id", Int32),
         (
             "topics",
-            CompactArray(
+            structures(
                 ("error_code", Int16),
-                ("topic", _NAME),
+                ("topic", NAME),
                 ("topic_id", Uuid),
                 ("is_internal", Boolean),
                 (
                     "partitions",
-                    CompactArray(
+                    structures(
                         ("error_code", Int16),
                         ("partition", Int32),
                         ("leader", Int32),
@@ -83,14 +94,12 @@ class MetadataResponse_v12(Response):
                         ("replicas", CompactArray(Int32)),
                         ("isr", CompactArray(Int32)),
                         ("offline_replicas", CompactArray(Int32)),
-                        ("tags", TaggedFields),
                     ),
                 ),
                 ("authorized_operations", Int32),
-                ("tags", TaggedFields),
             ),
         ),
-        ("tags", TaggedFields),
+        TAGGED,
     )
 
 
@@ -100,10 +109,10 @@ class MetadataRequest_v12(RequestStruct):
     API_VERSION = 12
     RESPONSE_TYPE = MetadataResponse_v12
     SCHEMA = Schema(
-        ("topics", CompactArray(("topic_id", Uuid), ("topic", _NAME), ("tags", TaggedFields))),
+        ("topics", structures(_BY_ID, ("topic", NAME))),
         ("allow_auto_topic_creation", Boolean),
         ("include_topic_authorized_operations", Boolean),
-        ("tags", TaggedFields),
+        TAGGED,
     )
 
 
@@ -116,38 +125,25 @@ class DescribeTopic(Request[MetadataRequest_v12]):
         self._topic = topic
 
     def build(self, request_struct_class: type[MetadataRequest_v12]) -> MetadataRequest_v12:
-        return request_struct_class([(NO_ID, self._topic, _TAGS)], False, False, _TAGS)
+        return request_struct_class([(NO_ID, self._topic, NO_TAGS)], False, False, NO_TAGS)
 
 
 class ProduceResponse_v13(Response):
     API_KEY = 0  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
     API_VERSION = 13  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
     SCHEMA = Schema(
-        (
-            "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("offset", Int64),
-                        ("timestamp", Int64),
-                        ("log_start_offset", Int64),
-                        (
-                            "record_errors",
-                            CompactArray(("batch_index", Int32), ("message", _NAME), ("tags", TaggedFields)),
-                        ),
-                        ("error_message", _NAME),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
+        topics(
+            _BY_ID,
+            ("partition", Int32),
+            ("error_code", Int16),
+            ("offset", Int64),
+            ("timestamp", Int64),
+            ("log_start_offset", Int64),
+            ("record_errors", structures(("batch_index", Int32), ("message", NAME))),
+            ("error_message", NAME),
         ),
         ("throttle_time_ms", Int32),
-        ("tags", TaggedFields),
+        TAGGED,
     )
 
 
@@ -157,21 +153,11 @@ class ProduceRequest_v13(RequestStruct):
     API_VERSION = 13
     RESPONSE_TYPE = ProduceResponse_v13
     SCHEMA = Schema(
-        ("transactional_id", _NAME),
+        ("transactional_id", NAME),
         ("required_acks", Int16),
         ("timeout", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(("partition", Int32), ("messages", CompactBytes), ("tags", TaggedFields)),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
+        topics(_BY_ID, ("partition", Int32), ("messages", CompactBytes)),
+        TAGGED,
     )
 
 
@@ -188,11 +174,11 @@ class ProduceById(Request[ProduceRequest_v8 | ProduceRequest_v13]):
         self, request_struct_class: type[ProduceRequest_v8 | ProduceRequest_v13]
     ) -> ProduceRequest_v8 | ProduceRequest_v13:
         if issubclass(request_struct_class, ProduceRequest_v8):
-            topics = [(self._topic, [(0, self._batch)])]
-            built: Any = ProduceRequest(_NO_NAME, self._required_acks, self._timeout_ms, topics)
+            by_name = [(self._topic, [(0, self._batch)])]
+            built: Any = ProduceRequest(_NO_NAME, self._required_acks, self._timeout_ms, by_name)
             return built.build(request_struct_class)
-        by_id = [(self._topic_id, [(0, self._batch, _TAGS)], _TAGS)]
-        return request_struct_class(_NO_NAME, self._required_acks, self._timeout_ms, by_id, _TAGS)
+        by_id = [(self._topic_id, [(0, self._batch, NO_TAGS)], NO_TAGS)]
+        return request_struct_class(_NO_NAME, self._required_acks, self._timeout_ms, by_id, NO_TAGS)
 
 
 class FetchResponse_v13(Response):
@@ -202,31 +188,18 @@ class FetchResponse_v13(Response):
         ("throttle_time_ms", Int32),
         ("error_code", Int16),
         ("session_id", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("highwater_offset", Int64),
-                        ("last_stable_offset", Int64),
-                        ("log_start_offset", Int64),
-                        (
-                            "aborted_transactions",
-                            CompactArray(("producer_id", Int64), ("first_offset", Int64), ("tags", TaggedFields)),
-                        ),
-                        ("preferred_read_replica", Int32),
-                        ("message_set", CompactBytes),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
+        topics(
+            _BY_ID,
+            ("partition", Int32),
+            ("error_code", Int16),
+            ("highwater_offset", Int64),
+            ("last_stable_offset", Int64),
+            ("log_start_offset", Int64),
+            ("aborted_transactions", structures(("producer_id", Int64), ("first_offset", Int64))),
+            ("preferred_read_replica", Int32),
+            ("message_set", CompactBytes),
         ),
-        ("tags", TaggedFields),
+        TAGGED,
     )
 
 
@@ -243,31 +216,18 @@ class FetchRequest_v13(RequestStruct):
         ("isolation_level", Int8),
         ("session_id", Int32),
         ("session_epoch", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("current_leader_epoch", Int32),
-                        ("fetch_offset", Int64),
-                        ("last_fetched_epoch", Int32),
-                        ("log_start_offset", Int64),
-                        ("max_bytes", Int32),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
+        topics(
+            _BY_ID,
+            ("partition", Int32),
+            ("current_leader_epoch", Int32),
+            ("fetch_offset", Int64),
+            ("last_fetched_epoch", Int32),
+            ("log_start_offset", Int64),
+            ("max_bytes", Int32),
         ),
-        (
-            "forgotten_topics_data",
-            CompactArray(("topic_id", Uuid), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
-        ),
-        ("rack_id", _NAME),
-        ("tags", TaggedFields),
+        ("forgotten_topics_data", structures(_BY_ID, ("partitions", CompactArray(Int32)))),
+        ("rack_id", NAME),
+        TAGGED,
     )
 
 
@@ -291,8 +251,8 @@ class FetchById(Request[FetchRequest_v11 | FetchRequest_v13]):
             built: Any = FetchRequest(self._wait_ms, 1, limit, self._isolation, partitions)
             return built.build(request_struct_class)
         none: Sequence[Any] = []
-        at = (0, NOT_SET, self._offset, NOT_SET, NOT_SET, limit, _TAGS)
-        by_id = [(self._topic_id, [at], _TAGS)]
+        at = (0, NOT_SET, self._offset, NOT_SET, NOT_SET, limit, NO_TAGS)
+        by_id = [(self._topic_id, [at], NO_TAGS)]
         return request_struct_class(
-            NOT_SET, self._wait_ms, 1, limit, self._isolation, 0, NOT_SET, by_id, none, "", _TAGS
+            NOT_SET, self._wait_ms, 1, limit, self._isolation, 0, NOT_SET, by_id, none, "", NO_TAGS
         )

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
+from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
 
 from ..cluster import PARTITION
+from ..requests import NAME, NO_TAGS, TAGGED, structures, topics
 
 NO_LEADER_EPOCH = -1
-_TAGS: dict[int, bytes] = {}
-_NAME = CompactString("utf-8")
+_BY_NAME = "topic", NAME
 
 
 class CommittedOffset(NamedTuple):
@@ -31,26 +31,16 @@ class OffsetFetchResponse_v7(Response):
     API_VERSION = 7  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic", _NAME),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("offset", Int64),
-                        ("leader_epoch", Int32),
-                        ("metadata", _NAME),
-                        ("error_code", Int16),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
+        topics(
+            _BY_NAME,
+            ("partition", Int32),
+            ("offset", Int64),
+            ("leader_epoch", Int32),
+            ("metadata", NAME),
+            ("error_code", Int16),
         ),
         ("error_code", Int16),
-        ("tags", TaggedFields),
+        TAGGED,
     )
 
 
@@ -60,13 +50,10 @@ class OffsetFetchRequest_v7(RequestStruct):
     API_VERSION = 7
     RESPONSE_TYPE = OffsetFetchResponse_v7
     SCHEMA = Schema(
-        ("group_id", _NAME),
-        (
-            "topics",
-            CompactArray(("topic", _NAME), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
-        ),
+        ("group_id", NAME),
+        ("topics", structures(_BY_NAME, ("partitions", CompactArray(Int32)))),
         ("require_stable", Boolean),
-        ("tags", TaggedFields),
+        TAGGED,
     )
 
 
@@ -79,8 +66,8 @@ class OffsetFetch(Request[OffsetFetchRequest_v7]):
         self._group_id, self._topics, self._stable = group_id, topics, stable
 
     def build(self, request_struct_class: type[OffsetFetchRequest_v7]) -> OffsetFetchRequest_v7:
-        topics = None if self._topics is None else [(topic, [PARTITION], _TAGS) for topic in self._topics]
-        return request_struct_class(self._group_id, topics, self._stable, _TAGS)
+        topics = None if self._topics is None else [(topic, [PARTITION], NO_TAGS) for topic in self._topics]
+        return request_struct_class(self._group_id, topics, self._stable, NO_TAGS)
 
 
 class TxnOffsetCommitResponse_v3(Response):
@@ -88,18 +75,8 @@ class TxnOffsetCommitResponse_v3(Response):
     API_VERSION = 3  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic", _NAME),
-                (
-                    "partitions",
-                    CompactArray(("partition", Int32), ("error_code", Int16), ("tags", TaggedFields)),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
+        topics(_BY_NAME, ("partition", Int32), ("error_code", Int16)),
+        TAGGED,
     )
 
 
@@ -109,31 +86,21 @@ class TxnOffsetCommitRequest_v3(RequestStruct):
     API_VERSION = 3
     RESPONSE_TYPE = TxnOffsetCommitResponse_v3
     SCHEMA = Schema(
-        ("transactional_id", _NAME),
-        ("group_id", _NAME),
+        ("transactional_id", NAME),
+        ("group_id", NAME),
         ("producer_id", Int64),
         ("producer_epoch", Int16),
         ("generation_id", Int32),
-        ("member_id", _NAME),
-        ("group_instance_id", _NAME),
-        (
-            "topics",
-            CompactArray(
-                ("topic", _NAME),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("offset", Int64),
-                        ("leader_epoch", Int32),
-                        ("metadata", _NAME),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
+        ("member_id", NAME),
+        ("group_instance_id", NAME),
+        topics(
+            _BY_NAME,
+            ("partition", Int32),
+            ("offset", Int64),
+            ("leader_epoch", Int32),
+            ("metadata", NAME),
         ),
-        ("tags", TaggedFields),
+        TAGGED,
     )
 
 
@@ -159,9 +126,9 @@ class TxnOffsetCommit(Request[TxnOffsetCommitRequest_v3]):
         group_id, generation, member = self._group
         no_instance: Any = None
         topics = [
-            (topic, [(PARTITION, at.offset, NO_LEADER_EPOCH, at.metadata, _TAGS)], _TAGS)
+            (topic, [(PARTITION, at.offset, NO_LEADER_EPOCH, at.metadata, NO_TAGS)], NO_TAGS)
             for topic, at in self._positions
         ]
         return request_struct_class(
-            self._transactional_id, group_id, *self._producer, generation, member, no_instance, topics, _TAGS
+            self._transactional_id, group_id, *self._producer, generation, member, no_instance, topics, NO_TAGS
         )
