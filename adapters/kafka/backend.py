@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.errors import ConfigError
 from ...runtime.log.backend import WalBackend
-from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
 if TYPE_CHECKING:
@@ -20,6 +18,7 @@ class KafkaBackend(WalBackend):
     name = "kafka"
     schemes = ("kafka",)
     url_form = "kafka://HOST:PORT,HOST:PORT/PREFIX"
+    needs_host = True
 
     async def open(
         self,
@@ -52,10 +51,6 @@ class KafkaBackend(WalBackend):
         from .wal import CAPABILITIES
 
         return CAPABILITIES
-
-    def check_url(self, url: str) -> None:
-        if not split_url(url).netloc:
-            raise ConfigError(f"{shown_url(url)!r}: write {self.url_form}", key="wal")
 
 
 BACKEND = KafkaBackend()

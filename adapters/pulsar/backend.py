@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.errors import ConfigError
 from ...runtime.log.backend import WalBackend
-from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
 if TYPE_CHECKING:
@@ -20,6 +18,7 @@ class PulsarBackend(WalBackend):
     name = "pulsar"
     schemes = ("pulsar", "pulsar+ssl")
     url_form = "pulsar://HOST:PORT/TENANT/NAMESPACE"
+    needs_host = True
 
     async def open(
         self,
@@ -54,10 +53,6 @@ class PulsarBackend(WalBackend):
         from .wal import Pulsar
 
         return Pulsar.capabilities
-
-    def check_url(self, url: str) -> None:
-        if not split_url(url).netloc:
-            raise ConfigError(f"{shown_url(url)!r}: write {self.url_form}", key="wal")
 
 
 BACKEND = PulsarBackend()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError
+from .redaction import shown_url, split_url
 from .wal import Capabilities, Wal
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class WalBackend:
     url_form: str
     """How such a URL is written, for errors and help: "name://HOST:PORT"."""
 
+    needs_host: bool = False
+    """Whether a URL names a log only with a host."""
+
     shared: bool = True
     """Whether other processes can open a log that is open in this one."""
 
@@ -104,6 +108,8 @@ class WalBackend:
 
     def check_url(self, url: str) -> None:
         """Raise `ConfigError` for a URL that names no log, as far as that is seen without opening it."""
+        if self.needs_host and not split_url(url).netloc:
+            raise ConfigError(f"{shown_url(url)!r}: write {self.url_form}", key="wal")
 
     def absolute_url(self, url: str) -> str:
         """`url` for processes that run in another directory: with an absolute path where it has a relative one."""
