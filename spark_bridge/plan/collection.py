@@ -160,15 +160,11 @@ class CollectionPlan(ReadPlan):
             raise InvalidRequest("an offset lies within the tables' rows: set option history as it was set before")
 
     def _range(self, channel: str, begin: ChannelPlace, end: ChannelPlace, first: Offset, last: Offset) -> ChannelRange:
-        return ChannelRange(
-            self._options.wal,
-            channel,
-            begin,
-            end,
-            self._options.fail_on_data_loss,
-            first.time,
-            last.time,
-            last.time,
+        return replace(
+            super()._range(channel, begin, end, first, last),
+            begin_ts=first.time,
+            end_ts=last.time,
+            watermark=last.time,
             fences=self._catalog.known.fences([channel]).get(channel, {}),
             end_beyond=last.ends_beyond,
             schema=self.known.schema,

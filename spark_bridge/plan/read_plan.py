@@ -132,9 +132,10 @@ class ReadPlan(ABC):
     def _check(self, begin: Offset, end: Offset) -> None:
         """Raise for offsets between which nothing can be read."""
 
-    @abstractmethod
     def _range(self, channel: str, begin: ChannelPlace, end: ChannelPlace, first: Offset, last: Offset) -> ChannelRange:
         """The range of a channel between two places, in a read between two offsets."""
+        options = self._options
+        return ChannelRange(options.wal, channel, begin, end, options.fail_on_data_loss, tags=options.tags)
 
     def _narrowed(self, begin: Offset, end: Offset, predicate: Predicate) -> tuple[Offset, Offset]:
         """Offsets between two that enclose all rows between them that `predicate` asks for."""

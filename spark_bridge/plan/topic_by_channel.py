@@ -9,7 +9,7 @@ from typing import Any
 
 from ...runtime.errors import InvalidRequest, PositionLost
 from ..options import LATEST
-from ..scan.channel_range import BEGINNING, ChannelPlace, ChannelRange
+from ..scan.channel_range import BEGINNING, ChannelPlace
 from .limits import Size, counted_entries
 from .offsets import UNTIMED, Offset, parsed_place
 from .topic import TopicPlan
@@ -98,8 +98,3 @@ class ByChannel(TopicPlan):
                 channel=channel,
             )
         return BEGINNING
-
-    def _range(self, channel: str, begin: ChannelPlace, end: ChannelPlace, first: Offset, last: Offset) -> ChannelRange:
-        return ChannelRange(
-            self._options.wal, channel, begin, end, self._options.fail_on_data_loss, tags=self._options.tags
-        )

@@ -227,18 +227,13 @@ class ByTick(TopicPlan):
 
     def _range(self, channel: str, begin: ChannelPlace, end: ChannelPlace, first: Offset, last: Offset) -> ChannelRange:
         """A channel that joins is read from its beginning, whatever its records' time."""
-        return ChannelRange(
-            self._options.wal,
-            channel,
-            begin,
-            end,
-            self._options.fail_on_data_loss,
-            first.time if channel in first.ends else 0,
-            last.time,
-            last.time,
+        return replace(
+            super()._range(channel, begin, end, first, last),
+            begin_ts=first.time if channel in first.ends else 0,
+            end_ts=last.time,
+            watermark=last.time,
             fences=self._fences(channel),
             end_beyond=True,
-            tags=self._options.tags,
         )
 
 
