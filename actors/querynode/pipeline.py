@@ -22,8 +22,8 @@ from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, CollectionReaderRole, open_stream, pchannels_of, rows_of
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
-from ..metrics import lag_ms
-from .metrics import RowMetrics
+from ..metrics import ScanMetrics, lag_ms
+from .metrics import watch_rows
 from .row_store import RowStore
 from .view import ShardView
 
@@ -54,9 +54,8 @@ class RowPipeline:
         limit = role.node.settings.query_node.memory_limit_bytes // collection.shards
         self._stores = {vchannel: RowStore(collection.schema, limit) for vchannel in collection.vchannels}
         self._started_ts = role.node.clock.now()
-        self._metrics = RowMetrics(
-            role.node.metrics, role.node.clock, collection, lambda: self.tsafe, lambda: self.stores
-        )
+        self._scan: ScanMetrics | None = None  # of the stream, once it is read
+        watch_rows(role.node.metrics, role.node.clock, collection, lambda: self.tsafe, lambda: self.stores)
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
         self._announced[channel] = (term, cseq, time)
@@ -70,20 +69,21 @@ class RowPipeline:
             loaded, positions = await self._load()
             if loaded >= self.collection.created_ts:  # else the table is of an earlier collection of that name
                 self._stream = open_stream(self._role, self.collection, loaded, positions)
-            self._metrics.reading(self._stream)
+            scan = self._scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
             for channel, announcement in self._announced.items():  # received while the table was read
                 self._stream.announce(channel, *announcement)
             self._advance(loaded)
             async for pack in self._stream:
                 await self._apply(pack)
-                self._metrics.consumed(pack)
+                scan.consumed(pack)
         except MemoryLimitExceeded as error:
             self._fail(error)
         except TABLE_ERRORS as error:
             self._fail(error)
             raise
         finally:
-            self._metrics.publish()
+            if self._scan is not None:
+                self._scan.publish()
             self._fail(Lagging(f"{self.collection.name} is being loaded again; retry"))
             await self._stream.close()
 
