@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import Closed
@@ -15,16 +15,13 @@ if TYPE_CHECKING:
     from .wal import KafkaWal
 
 
-class Reader:
+class Reader(AsyncIterator[Sequence[Entry]]):
     """An async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
     def __init__(self, wal: KafkaWal, channel: str, start: Start) -> None:
         self._wal, self._channel, self._start = wal, channel, start
         self._fetcher: ChannelFetcher | None = None
         self._closed = False
-
-    def __aiter__(self) -> Reader:
-        return self
 
     async def __anext__(self) -> Sequence[Entry]:
         while not self._closed:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -230,7 +230,7 @@ class ChannelFetcher:
             self._native.close_async(ignore)
 
 
-class Reader:
+class Reader(AsyncIterator[Sequence[Entry]]):
     """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
     def __init__(
@@ -244,9 +244,6 @@ class Reader:
         self._fetcher: ChannelFetcher | None = None
         self._opening: asyncio.Future[ChannelFetcher] | None = None
         self._closed = False
-
-    def __aiter__(self) -> Reader:
-        return self
 
     async def __anext__(self) -> Sequence[Entry]:
         try:

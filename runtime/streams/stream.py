@@ -3,7 +3,7 @@ producers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import xxhash
 from prometheus_client import Counter
@@ -102,9 +102,6 @@ class MsgStream(StreamBase[BufferedChannel]):
         return _by_channel(routed, await self._wal.append_many(entries))
 
     # ---- consuming --------------------------------------------------------------------------------------------------
-
-    def __aiter__(self) -> AsyncIterator[MsgPack]:
-        return self
 
     async def __anext__(self) -> MsgPack:
         self._start_reading()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ from ..errors import Closed, InvalidRequest, PositionLost, PositionMismatch
 from ..log.record import Record
 from ..log.wal import Entry, From, FromId, FromTime, Start, Wal
 from .channel_reader import ChannelReader, Grants, OnBadRecord, ReadCounts
-from .messages import Position
+from .messages import MsgPack, Position
 
 BUFFER_BYTES = 64 * 1024 * 1024
 CHANNEL_BUFFER_BYTES_MIN = 256 * 1024
@@ -82,7 +82,7 @@ class BufferedChannel:
 Channel = TypeVar("Channel", bound=BufferedChannel)
 
 
-class StreamBase(ABC, Generic[Channel]):
+class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
     """Reads channels into buffers of `buffer_bytes` together. A channel whose buffer is full is not read further."""
 
     def __init__(

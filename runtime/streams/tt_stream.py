@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from prometheus_client import Counter
@@ -185,9 +185,6 @@ class TtMsgStream(StreamBase[_Channel]):
         if known is not None:
             known.apply_when_read((term, cseq), time)
             self._progress.set()
-
-    def __aiter__(self) -> AsyncIterator[MsgPack]:
-        return self
 
     async def __anext__(self) -> MsgPack:
         self._start_reading()

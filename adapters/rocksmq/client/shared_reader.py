@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from ....runtime.errors import Closed
@@ -23,7 +23,7 @@ CROWDED_POLL_S = 0.5  # the same while more readers than may wait at once take t
 Answer = tuple[Sequence[Entry], bytes]
 
 
-class SharedReader:
+class SharedReader(AsyncIterator[Sequence[Entry]]):
     """`Wal.read` at the present owner of the log. One task at a time may await it; `aclose` may come from any."""
 
     def __init__(self, shared: SharedRocksMQ, channel: str, start: Start, siblings: set[SharedReader]) -> None:
@@ -33,9 +33,6 @@ class SharedReader:
         self._local: Reader | None = None  # while this process owns the log
         self._asking: asyncio.Future[Answer | None] | None = None
         self._closed = False
-
-    def __aiter__(self) -> SharedReader:
-        return self
 
     async def __anext__(self) -> Sequence[Entry]:
         while not self._closed:

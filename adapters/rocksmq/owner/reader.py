@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from ....runtime.errors import ChannelNotFound, Closed, InvalidRequest, PositionLost
@@ -22,7 +22,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 PIECE_ENTRIES = 512  # pieces with so many entries do not grow: handing them over costs little beside making them
 
 
-class Reader:
+class Reader(AsyncIterator[Sequence[Entry]]):
     """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
     def __init__(self, store: RocksMQ, channel: str, start: Start | int) -> None:
@@ -36,9 +36,6 @@ class Reader:
         self._piece_bytes = FIRST_PIECE_BYTES
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
-
-    def __aiter__(self) -> Reader:
-        return self
 
     async def __anext__(self) -> Sequence[Entry]:
         while True:
