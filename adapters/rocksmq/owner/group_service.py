@@ -34,37 +34,23 @@ from ....runtime.groups.local_coordinator_client import settled
 from ....runtime.log.wal import Append, From
 from ..journal.channels import ids_of_runs, runs_of_ids
 from ..protocol import WAIT_LIMIT_S
-
-RETURN_S = 1.0  # for which a client whose last connection ended may come back; then its members have left
+from .client_resources import RETURN_S, ClientResources
 
 _Membership = tuple[str, str]  # group and member
 
 
-class GroupService:
-    """Answers the group requests of one server, on its loop. A client is a process; it may have several
-    connections."""
+class GroupService(ClientResources[_Membership]):
+    """Answers the group requests of one server, on its loop. The members of a client that is gone have left."""
 
     def __init__(self, coordinator: GroupCoordinator, *, return_s: float = RETURN_S) -> None:
-        self._coordinator, self._return_s = coordinator, return_s
-        self._clients: dict[int, bytes | None] = {}  # by connection
+        super().__init__(return_s)
+        self._coordinator = coordinator
         self._changes: dict[_Membership, asyncio.Event] = {}
-        self._memberships: dict[bytes, set[_Membership]] = {}  # by client
 
-    def connected(self, connection_id: int, client: bytes | None) -> None:
-        """A client has said hello on the connection with that number; its id is None where it has none."""
-        self._clients[connection_id] = client
-
-    def disconnected(self, connection_id: int) -> None:
-        """A connection has ended. Most of the time that means that the process has ended."""
-        client = self._clients.pop(connection_id, None)
-        if client in self._memberships and client not in self._clients.values():
-            asyncio.get_running_loop().call_later(self._return_s, self._expire_client, client)
-
-    def _expire_client(self, client: bytes) -> None:
-        if client not in self._clients.values():
-            for group, member in self._memberships.pop(client, ()):
-                self._changes.pop((group, member), None)
-                self._coordinator.leave(group, member)
+    def _release(self, resources: set[_Membership]) -> None:
+        for group, member in resources:
+            self._changes.pop((group, member), None)
+            self._coordinator.leave(group, member)
 
     async def answer(self, connection_id: int, method: str, arguments: Sequence[object]) -> object:
         """The result of one request, as msgpack takes it. Raises what the coordinator raises, and `InvalidRequest`."""
@@ -108,8 +94,7 @@ class GroupService:
         membership, changed = (group, member), asyncio.Event()
         wake = partial(_wake, asyncio.get_running_loop(), changed)
         self._changes[membership] = changed
-        # Before joining: the client may be gone before it has joined.
-        self._memberships.setdefault(client, set()).add(membership)
+        self.note(client, membership)
         join = self._coordinator.join
         try:
             await settled(lambda done: join(group, member, channels, start, timeout_s, wake, done))
@@ -143,13 +128,8 @@ class GroupService:
         return await settled(lambda done: self._coordinator.commit(group, member, wanted, entries, done))
 
     def _leave(self, connection_id: int, group: str, member: str) -> None:
-        client = self._clients.get(connection_id)
-        if client is not None and (memberships := self._memberships.get(client)) is not None:
-            memberships.discard((group, member))
-            if not memberships:
-                del self._memberships[client]
-        self._changes.pop((group, member), None)
-        self._coordinator.leave(group, member)
+        self.forget(self._clients.get(connection_id), (group, member))
+        self._release({(group, member)})
 
 
 def _wake(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:

@@ -178,10 +178,10 @@ class Requests:
                 if decoded.temporary:
                     if connection.client is None:
                         raise InvalidRequest("a client that creates a temporary channel needs an id")
-                    self._temporary.created(connection.client, channel)
+                    self._temporary.note(connection.client, channel)
                 return lambda: _packed(seq, store.create_channel(channel, decoded))
             case ["drop", str(channel)]:
-                self._temporary.dropped(connection.client, channel)
+                self._temporary.forget(connection.client, channel)
                 return lambda: _packed(seq, store.drop_channel(channel))
             case ["truncate", str(channel), bytes(id)]:
                 return lambda: _packed(seq, store.truncate(channel, id))

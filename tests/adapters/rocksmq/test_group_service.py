@@ -235,7 +235,7 @@ async def test_members_of_a_process_that_died_have_left(store, connect):
     async with asyncio.timeout(20):
         while await members(store):  # noqa: ASYNC110 -- the service has no event for it
             await asyncio.sleep(0)
-    assert pair.service._memberships == pair.service._changes == pair.service._clients == {}
+    assert pair.service._resources == pair.service._changes == pair.service._clients == {}
 
 
 async def test_a_client_that_comes_back_in_time_is_still_a_member(store, connect):
@@ -254,7 +254,7 @@ async def test_a_member_that_leaves_leaves_nothing_behind(store, connect):
     remote = connect(pair)
     await remote.join("g", "m", ["a"], From.EARLIEST, 30.0)
     await remote.leave("g", "m")
-    assert pair.service._memberships == pair.service._changes == {}
+    assert pair.service._resources == pair.service._changes == {}
     assert await members(store) == {}
 
 
@@ -304,7 +304,7 @@ async def test_nonsense_is_refused_by_type_and_changes_nothing(store, connect, m
     with pytest.raises(InvalidRequest):
         await pair.ask(method, *arguments)
     assert await store.groups() == []
-    assert pair.service._memberships == pair.service._changes == {}
+    assert pair.service._resources == pair.service._changes == {}
     await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
 
 

@@ -53,7 +53,7 @@ async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, 
     )
     assert await killed.wait() == 0
     temporary = store._server._requests._temporary
-    await helpers.until(lambda: not (temporary._clients or temporary._channels or temporary._dropping))
+    await helpers.until(lambda: not (temporary._clients or temporary._resources or temporary._dropping))
     assert await store.channels() == []
     assert not store._journal.table.by_number
     used = usage(store._server)
@@ -92,7 +92,7 @@ async def test_a_client_that_is_gone_takes_no_channel_with_it_that_it_was_refuse
     await client.create_channel("replies", REPLY_CHANNEL)
     await client.close()
     temporary = store._server._requests._temporary
-    await helpers.until(lambda: not (temporary._clients or temporary._channels or temporary._dropping))
+    await helpers.until(lambda: not (temporary._clients or temporary._resources or temporary._dropping))
     assert await store.channels() == ["data"]
     assert (await anext(store.read("data", From.EARLIEST)))[0].payload == b"acknowledged"
 
