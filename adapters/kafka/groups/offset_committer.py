@@ -11,9 +11,10 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 from ....runtime.errors import TidewalError, Unavailable
 from ....runtime.groups.coordinator_client import Ack
@@ -123,37 +124,38 @@ class OffsetCommitter:
                 continue
             progress |= moved
             accepted.append(step)
-        result: list[bytes] | TidewalError = []
-        try:
-            if accepted:
-                await self._session.offset_store.store(positions)
-                await self._stored(progress)
-        except TidewalError as error:
-            result = error
-        except Exception as error:  # unexpected: raised in the caller
-            _log.exception("acknowledging failed")
-            result = Unavailable(f"acknowledging failed: {error!r}", outcome_unknown=True)
-        except asyncio.CancelledError:
-            result = Unavailable("the log was closed meanwhile", outcome_unknown=True)
-            raise
-        finally:
-            for step in accepted:
-                self._answer(step, result)
+        if accepted:
+            await self._decide(accepted, self._store(positions, progress), "acknowledging")
+
+    async def _store(
+        self, positions: Mapping[str, CommittedOffset], progress: Mapping[AssignedTopic, GroupProgress]
+    ) -> list[bytes]:
+        await self._session.offset_store.store(positions)
+        await self._stored(progress)
+        return []
 
     async def _transact(self, step: CommitStep) -> None:
-        result: list[bytes] | TidewalError = Unavailable("the log was closed meanwhile", outcome_unknown=True)
-        try:
-            result = await self._transaction(step)
-        except TidewalError as error:
-            result = error
-        except Exception as error:  # unexpected: raised in the caller
-            _log.exception("a commit failed")
-            result = Unavailable(f"a commit failed: {error!r}", outcome_unknown=True)
-        finally:
-            self._answer(step, result)
+        result = await self._decide([step], self._transaction(step), "a commit")
         if isinstance(result, TidewalError) and result.fields.get("outcome_unknown"):
             for assigned in step.assigned_topics:  # the position, read again, shows the outcome
                 self._session.assigned_topics.renew_epoch(assigned)
+
+    async def _decide(
+        self, steps: Sequence[CommitStep], work: Coroutine[Any, Any, list[bytes]], what: str
+    ) -> list[bytes] | TidewalError:
+        """Do the `work` of steps, and answer each with the ids or the error, which is also the result."""
+        result: list[bytes] | TidewalError = Unavailable("the log was closed meanwhile", outcome_unknown=True)
+        try:
+            result = await work
+        except TidewalError as error:
+            result = error
+        except Exception as error:  # unexpected: raised in the caller
+            _log.exception("%s failed", what)
+            result = Unavailable(f"{what} failed: {error!r}", outcome_unknown=True)
+        finally:
+            for step in steps:
+                self._answer(step, result)
+        return result
 
     async def _transaction(self, step: CommitStep) -> list[bytes]:
         for name in {output.channel for output in step.outputs}:

@@ -66,15 +66,17 @@ class TransactionalProducer:
         async with self._lock:
             await self._begin()
 
-    async def _begin(self) -> None:
+    async def _begin(self) -> tuple[int, int]:
+        """Begin under a new epoch. Returns the producer's id and epoch."""
 
         async def attempt() -> tuple[int, int]:
             response = await self._coordinator.ask(InitProducerIdRequest(self.name, OPEN_MS))
             self._coordinator.check(response.error_code)
             return response.producer_id, response.producer_epoch
 
-        self._identity = await self._cluster.retrying("begin a transaction", attempt)
+        identity = self._identity = await self._cluster.retrying("begin a transaction", attempt)
         self._sequences = {}
+        return identity
 
     async def commit(
         self,
@@ -88,32 +90,20 @@ class TransactionalProducer:
         `Aborted`, what `store` raises, and what `Cluster.retrying` does: then none of it took effect, unless the error
         says `outcome_unknown`."""
         async with self._lock:
-            return await self._commit(group_id, batches, connections, store)
-
-    async def _commit(
-        self,
-        group_id: str,
-        batches: Mapping[str, Sequence[Sequence[Row]]],
-        connections: Mapping[str, int],
-        store: Callable[[str, tuple[int, int]], Awaitable[None]],
-    ) -> dict[str, list[int]]:
-        if self._identity is None:
-            await self._begin()
-        assert self._identity is not None
-        identity = self._identity
-        try:
-            await self._open(identity, group_id, list(batches))
-            await store(self.name, identity)
-            offsets = await asyncio.gather(
-                *(self._append(topic, identity, each, connections[topic]) for topic, each in batches.items())
-            )
-        except BaseException as error:
-            self._identity = None
-            if isinstance(error, Exception) and not isinstance(error, Aborted):
-                await self._abort(identity)
-            raise
-        await self._end(identity)
-        return dict(zip(batches, offsets, strict=True))
+            identity = self._identity or await self._begin()
+            try:
+                await self._open(identity, group_id, list(batches))
+                await store(self.name, identity)
+                offsets = await asyncio.gather(
+                    *(self._append(topic, identity, each, connections[topic]) for topic, each in batches.items())
+                )
+            except BaseException as error:
+                self._identity = None
+                if isinstance(error, Exception) and not isinstance(error, Aborted):
+                    await self._abort(identity)
+                raise
+            await self._end(identity)
+            return dict(zip(batches, offsets, strict=True))
 
     async def _abort(self, identity: tuple[int, int]) -> None:
         """Abort after a failure, so that readers need not wait until Kafka aborts the transaction."""
