@@ -35,7 +35,7 @@ from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
 from .offset_store import STALE_S, OffsetStore
 
 if TYPE_CHECKING:
-    from .coordinator_client import Sessions
+    from .sessions import Sessions
 
 LEAST_SESSION_S = 6.0  # the brokers' default minimum (group.min.session.timeout.ms)
 HEARTBEAT_S = 0.5  # the longest time until a member learns that its group rebalances

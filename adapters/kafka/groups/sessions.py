@@ -1,15 +1,13 @@
-"""`CoordinatorClient` over Kafka: the sessions of this process's members."""
+"""The sessions of this process's members, and the administration of groups."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from ....runtime.errors import Closed, Fenced
-from ....runtime.groups.coordinator_client import Ack, CoordinatorClient, MemberAssignment
-from ....runtime.groups.forwarding_client import ForwardingClient
+from ....runtime.groups.coordinator_client import Ack, MemberAssignment
 from ....runtime.groups.progress import GroupProgress
 from ....runtime.groups.subscriptions import Subscription
 from ....runtime.log.checks import check_name, check_size
@@ -26,33 +24,23 @@ from .offsets import to_position
 from .session import Membership, Session
 from .transaction import TransactionalProducer
 
-T = TypeVar("T")
-
 CONNECTION = 1  # of all sessions, for short requests; each session joins over a connection of its own
+APPEND_CONNECTIONS = range(CONNECTION + 1, CONNECTION + 5)  # for the entries of transactions
+FIRST_JOIN_CONNECTION = APPEND_CONNECTIONS.stop
 
 
 class Sessions:
     """The sessions of this process's members, and the administration of groups: `CoordinatorClient`, on the I/O
     loop."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        catalog: ChannelCatalog,
-        management: Management,
-        io: IoThread,
-        connection: Callable[[KafkaChannel], int],
-        connections: Iterator[int],
-    ) -> None:
-        """`connection` returns the connection for appends to a channel; `connections` generates those for joining."""
+    def __init__(self, cluster: Cluster, catalog: ChannelCatalog, management: Management, io: IoThread) -> None:
         self._cluster, self._catalog, self._management, self._io = cluster, catalog, management, io
-        self._connection = connection
         self._admin = GroupAdmin(cluster, catalog)
         self._sessions: dict[tuple[str, str], tuple[Session, OffsetCommitter]] = {}
         self._known_as: dict[tuple[str, str], str] = {}
         self._producers: dict[str, TransactionalProducer] = {}
         self._numbers = itertools.count(1)
-        self._connections = connections
+        self._join_connections = itertools.count(FIRST_JOIN_CONNECTION)
         self._free: list[int] = []
         self._closed = False
         catalog.changed = self._channels_changed
@@ -65,7 +53,7 @@ class Sessions:
         if (group, member) not in self._sessions:
             await self._check(group, channels)
         self._forget(group, member)
-        joining = self._free.pop() if self._free else next(self._connections)
+        joining = self._free.pop() if self._free else next(self._join_connections)
         id = group_id(self._cluster.options.prefix, group)
         session = Session(
             Membership(group, id, member, tuple(channels), start, session_timeout_s),
@@ -78,7 +66,7 @@ class Sessions:
             self._known_as.pop((group, member), ""),
         )
         committer = OffsetCommitter(
-            session, self._cluster, self._management, lambda of: self._producer(id, of), self._connection
+            session, self._cluster, self._management, lambda of: self._producer(id, of), _append_connection
         )
         self._sessions[group, member] = session, committer
         self._io.spawn(self._run(session, joining))
@@ -208,11 +196,5 @@ class Sessions:
             raise Closed("the log is closed")
 
 
-class KafkaCoordinatorClient(ForwardingClient):
-    """`CoordinatorClient`, from any loop."""
-
-    def __init__(self, sessions: Sessions, io: IoThread) -> None:
-        self._sessions, self._io = sessions, io
-
-    async def _call(self, call: Callable[[CoordinatorClient], Coroutine[Any, Any, T]]) -> T:
-        return await self._io.call(lambda: call(self._sessions))
+def _append_connection(channel: KafkaChannel) -> int:
+    return APPEND_CONNECTIONS[channel.incarnation % len(APPEND_CONNECTIONS)]
