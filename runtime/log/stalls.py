@@ -42,7 +42,7 @@ class StallWatch:
     """Watches one open log. `begin`, `retry` and `end` may be called on any thread; they cost next to nothing."""
 
     def __init__(self, metrics: Metrics | None = None) -> None:
-        self._metrics = metrics
+        self._metrics = metrics or Metrics()
         self._waiting: set[Waiting] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -62,10 +62,8 @@ class StallWatch:
     def retry(self, waiting: Waiting, problem: object) -> None:
         """Note that an attempt has failed with `problem` and is made again."""
         waiting.problem = problem if isinstance(problem, str) else repr(problem)
-        if self._metrics is not None:
-            self._metrics.counter(
-                "wal_backend_retry_total", channel_name=waiting.channel, operation=waiting.operation
-            ).inc()
+        labels = {"channel_name": waiting.channel, "operation": waiting.operation}
+        self._metrics.counter("wal_backend_retry_total", **labels).inc()
 
     def end(self, waiting: Waiting) -> None:
         """Note that the operation was answered, or given up. A second call does nothing."""
@@ -83,8 +81,7 @@ class StallWatch:
 
     def outcome_unknown(self, channel: str, entries: int = 1) -> None:
         """Count an append of `entries` entries that has ended, and whose entries are in the log or not."""
-        if self._metrics is not None:
-            self._metrics.counter("wal_backend_outcome_unknown_total", channel_name=channel).inc(entries)
+        self._metrics.counter("wal_backend_outcome_unknown_total", channel_name=channel).inc(entries)
 
     def look(self, now_s: float) -> None:
         """Report the operations that stall at `now_s`, a time of the monotonic clock, and were not reported yet."""
@@ -118,8 +115,6 @@ class StallWatch:
             self.look(time.monotonic())
 
     def _stalled(self, waiting: Waiting, change: int) -> None:
-        if self._metrics is None:
-            return
         labels = {"channel_name": waiting.channel, "operation": waiting.operation}
         self._metrics.gauge("wal_backend_stalled", **labels).inc(change)
         if change > 0:

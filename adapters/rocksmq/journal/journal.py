@@ -356,7 +356,7 @@ class Journal:
         what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         self.failure = kind(f"the journal failed: {what}", outcome_unknown=True)
         _log.error("%s", self.failure.message)
-        self._metrics.failed()
+        self._metrics.failed.set(1)
         commit.fail(self.failure)
 
 

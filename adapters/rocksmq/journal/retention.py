@@ -110,14 +110,14 @@ class Retention:
             if not self._segments.holds(epoch):  # else the removal is tried again
                 del self._journal.sealed[epoch]
                 self._index.forget(epoch, list(summary.channels))
-                self._metrics.removed(summary.end)
+                self._metrics.recycled_bytes.inc(summary.end)
 
     def _report_cut_off(self, channel: LiveChannel, before: int) -> None:
         """Report the groups that lose entries now and lost none while ids up to `before` were removed."""
         for group, progress in channel.groups.copy().items():
             if before <= int.from_bytes(progress.acked_to, "big") < channel.removed_to:
                 _log.warning("retention cut group %s off in channel %s: it was too far behind", group, channel.name)
-                self._metrics.cut_off()
+                self._metrics.groups_cut_off.inc()
 
 
 def expendable(

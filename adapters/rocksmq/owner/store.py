@@ -164,7 +164,7 @@ class RocksMQ(GroupWal):
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="tidewal-read")
         undo = self._undo = [self._directory.close]
         try:
-            self._index = Index(self._directory.index, self._metrics.index_failed)
+            self._index = Index(self._directory.index, self._metrics.index_failures.inc)
             undo.append(self._index.close)
             self._segments = Segments(self._disk, self._directory.journal, segment_bytes, spare_segments)
             undo.append(self._segments.close)
