@@ -84,7 +84,7 @@ class Life:
         self._mailbox = mailbox
         self._timers = timers
         self._observer = observer
-        self._request_stop = request_stop
+        self.stop = request_stop  # once the mailbox has been drained; returns at once
         self._loop = asyncio.get_running_loop()
         self._host = asyncio.current_task()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -132,10 +132,6 @@ class Life:
             self.interrupted_by = error
             if self._host is not None:
                 self._host.cancel()
-
-    def stop(self) -> None:
-        """Stop once the mailbox has been drained. Returns at once."""
-        self._request_stop()
 
     # ---- the life ---------------------------------------------------------------------------------------------------
 
