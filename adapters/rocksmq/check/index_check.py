@@ -10,22 +10,14 @@ import os
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from struct import Struct
-from typing import cast
 
-import msgpack
 import rocksdict
 
 from ....runtime.errors import CorruptLog
-from ..index.index import SPAN_BYTES
+from ..index.index import END, ENTRY, ENTRY_KEY, SEGMENT_KEY, SPAN_BYTES, TIME_KEY, summary_in
 from .findings import SegmentReport
 
 _CONFIG = "rocksdict-config.json"
-_ENTRY_KEY = Struct(">cIQ")
-_TIME_KEY = Struct(">cIQQ")
-_SEGMENT_KEY = Struct(">cQ")
-_ENTRY = Struct(">QQQ")
-_END = Struct(">QQ")
 
 
 class IndexCheck:
@@ -60,14 +52,14 @@ class IndexCheck:
         """What is wrong about a frame's entries; `firsts` maps each channel in it to its first id there."""
         self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
         for channel, id in firsts.items():
-            value = self._get(_ENTRY_KEY.pack(b"I", channel, id))
+            value = self._get(ENTRY_KEY.pack(b"I", channel, id))
             if value is not None:
-                indexed_epoch, indexed_offset, earlier = _ENTRY.unpack(value)
+                indexed_epoch, indexed_offset, earlier = ENTRY.unpack(value)
                 if (indexed_epoch, indexed_offset) != (epoch, offset):
                     yield f"the index has id {id:016x} of channel {channel} at {indexed_epoch}, {indexed_offset}"
                     continue
                 self._matched += 1
-                if self._get(_TIME_KEY.pack(b"T", channel, earlier, id)) != value:
+                if self._get(TIME_KEY.pack(b"T", channel, earlier, id)) != value:
                     yield f"the index does not find id {id:016x} of channel {channel} by its time"
                 self._reachable[channel] = epoch, offset + SPAN_BYTES
             elif self._reachable.get(channel, (0, 0)) <= (epoch, offset):
@@ -85,21 +77,21 @@ class IndexCheck:
             epoch, offset = self.durable_to()
             if (epoch, offset) > (report.epoch, report.end):
                 yield report.end, f"segment {epoch} was durable up to offset {offset}, but the journal ends here"
-        packed = self._get(_SEGMENT_KEY.pack(b"S", report.epoch))
+        packed = self._get(SEGMENT_KEY.pack(b"S", report.epoch))
         if packed is None or report.frames == 0:
             return
         with _reading(self._path):
-            _, last_sequence, end, channels = cast("tuple[int, int, int, list[list[int]]]", msgpack.unpackb(packed))
-        if end != report.end:
-            yield report.end, f"the index says that the segment ends at {end}"
-        elif {number: (last, size) for number, last, size in channels} != report.channels:
+            summary = summary_in(packed)
+        if summary.end != report.end:
+            yield report.end, f"the index says that the segment ends at {summary.end}"
+        elif summary.channels != report.channels:
             yield report.end, "the index says otherwise about the channels in this segment"
-        elif sequence is not None and last_sequence > sequence:
-            yield report.end, f"the index says that the segment ends with frame {last_sequence}"
+        elif sequence is not None and summary.last_sequence > sequence:
+            yield report.end, f"the index says that the segment ends with frame {summary.last_sequence}"
 
     def durable_to(self) -> tuple[int, int]:
         """The epoch and offset up to which the journal was durable, as far as the index knows."""
-        epoch, offset = _END.unpack(self._get(b"E") or bytes(_END.size))
+        epoch, offset = END.unpack(self._get(b"E") or bytes(END.size))
         return epoch, offset
 
     def _count_entries(self) -> int:
@@ -110,8 +102,8 @@ class IndexCheck:
             found.seek(b"I")
             while found.valid() and isinstance(key := found.key(), bytes) and key[:1] == b"I":
                 value = found.value()
-                epoch = _ENTRY.unpack(value)[0] if isinstance(value, bytes) else 0
-                count += len(key) == _ENTRY_KEY.size and self._first_epoch is not None and epoch >= self._first_epoch
+                epoch = ENTRY.unpack(value)[0] if isinstance(value, bytes) else 0
+                count += len(key) == ENTRY_KEY.size and self._first_epoch is not None and epoch >= self._first_epoch
                 found.next()
             if not found.valid():
                 found.status()  # raises where the iteration ended at what RocksDB cannot read

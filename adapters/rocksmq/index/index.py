@@ -33,11 +33,11 @@ WRITE_BYTES = 4 * 1024 * 1024  # of journal, after which its index entries are w
 WRITE_ENTRIES = 256  # or so many: a thousand channels must not stop the journal to write all of theirs at once
 FORMAT = b"1"
 
-_ENTRY_KEY = Struct(">cIQ")
-_TIME_KEY = Struct(">cIQQ")
-_SEGMENT_KEY = Struct(">cQ")
-_ENTRY = Struct(">QQQ")
-_END = Struct(">QQ")
+ENTRY_KEY = Struct(">cIQ")
+TIME_KEY = Struct(">cIQQ")
+SEGMENT_KEY = Struct(">cQ")
+ENTRY = Struct(">QQQ")
+END = Struct(">QQ")
 _FORMAT_KEY = b"F"
 _END_KEY = b"E"
 
@@ -111,13 +111,13 @@ class Index:
                 self._start_over()
                 return None
             end = db.get(_END_KEY)
-            epoch, offset = _END.unpack(end) if isinstance(end, bytes) else (0, 0)
+            epoch, offset = END.unpack(end) if isinstance(end, bytes) else (0, 0)
             self._durable_to = self._written_to = epoch, offset
             found = db.iter()
             found.seek(b"S")
             while _valid(found) and isinstance(key := found.key(), bytes) and key[:1] == b"S":
-                _, epoch = _SEGMENT_KEY.unpack(key)
-                self._summaries[epoch] = _summary(found.value())
+                _, epoch = SEGMENT_KEY.unpack(key)
+                self._summaries[epoch] = summary_in(found.value())
                 found.next()
         except OSError:
             raise
@@ -223,10 +223,10 @@ class Index:
             return
         batch = rocksdict.WriteBatch(raw_mode=True)
         for channel, (id, epoch, offset, earlier_timestamp) in self._unwritten:
-            value = _ENTRY.pack(epoch, offset, earlier_timestamp)
-            batch.put(_ENTRY_KEY.pack(b"I", channel, id), value)
-            batch.put(_TIME_KEY.pack(b"T", channel, earlier_timestamp, id), value)
-        batch.put(_END_KEY, _END.pack(*self._durable_to))
+            value = ENTRY.pack(epoch, offset, earlier_timestamp)
+            batch.put(ENTRY_KEY.pack(b"I", channel, id), value)
+            batch.put(TIME_KEY.pack(b"T", channel, earlier_timestamp, id), value)
+        batch.put(_END_KEY, END.pack(*self._durable_to))
         db.write(batch)
         self._unwritten, self._written_to = [], self._durable_to
 
@@ -240,7 +240,7 @@ class Index:
 
         def look(db: rocksdict.Rdict) -> IndexEntry | None:
             found = db.iter()
-            found.seek_for_prev(_ENTRY_KEY.pack(b"I", channel, id))
+            found.seek_for_prev(ENTRY_KEY.pack(b"I", channel, id))
             return _entry_at(found, channel)
 
         return self._look_up(look)
@@ -250,7 +250,7 @@ class Index:
 
         def look(db: rocksdict.Rdict) -> IndexEntry | None:
             found = db.iter()
-            found.seek(_ENTRY_KEY.pack(b"I", channel, id + 1))
+            found.seek(ENTRY_KEY.pack(b"I", channel, id + 1))
             return _entry_at(found, channel)
 
         return self._look_up(look)
@@ -261,16 +261,11 @@ class Index:
 
         def look(db: rocksdict.Rdict) -> IndexEntry | None:
             found = db.iter()
-            found.seek_for_prev(_TIME_KEY.pack(b"T", channel, timestamp, 0))
-            if not _valid(found):
+            found.seek_for_prev(TIME_KEY.pack(b"T", channel, timestamp, 0))
+            row = _row_at(found, TIME_KEY, b"T", channel)
+            if row is None:
                 return None
-            key, value = found.key(), found.value()
-            if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != _TIME_KEY.size:
-                return None
-            kind, number, earlier_timestamp, id = _TIME_KEY.unpack(key)
-            if (kind, number) != (b"T", channel):
-                return None
-            epoch, offset, _ = _ENTRY.unpack(value)
+            (earlier_timestamp, id), (epoch, offset, _) = row
             return IndexEntry(id, epoch, offset, earlier_timestamp)
 
         return self._look_up(look)
@@ -283,7 +278,7 @@ class Index:
 
         def change(db: rocksdict.Rdict) -> None:
             self._write(db)
-            db.put(_SEGMENT_KEY.pack(b"S", epoch), packed)
+            db.put(SEGMENT_KEY.pack(b"S", epoch), packed)
 
         with self._lock:
             self._change(change)
@@ -297,13 +292,13 @@ class Index:
         the numbers of the channels that it holds."""
         self._summaries.pop(epoch, None)
         batch = rocksdict.WriteBatch(raw_mode=True)
-        batch.delete(_SEGMENT_KEY.pack(b"S", epoch))
+        batch.delete(SEGMENT_KEY.pack(b"S", epoch))
         try:
             for channel in channels:
                 entry = self.after(channel, 0)
                 while entry is not None and entry.epoch <= epoch:
-                    batch.delete(_ENTRY_KEY.pack(b"I", channel, entry.id))
-                    batch.delete(_TIME_KEY.pack(b"T", channel, entry.earlier_timestamp, entry.id))
+                    batch.delete(ENTRY_KEY.pack(b"I", channel, entry.id))
+                    batch.delete(TIME_KEY.pack(b"T", channel, entry.earlier_timestamp, entry.id))
                     entry = self.after(channel, entry.id)
         except IndexFailed:
             return
@@ -326,19 +321,26 @@ def _valid(found: rocksdict.RdictIter) -> bool:
     return False
 
 
-def _entry_at(found: rocksdict.RdictIter, channel: int) -> IndexEntry | None:
+def _row_at(
+    found: rocksdict.RdictIter, form: Struct, kind: bytes, channel: int
+) -> tuple[list[int], tuple[int, ...]] | None:
+    """The numbers in key and value of the row, if it is of that kind and channel, with a key of that form."""
     if not _valid(found):
         return None
     key, value = found.key(), found.value()
-    if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != _ENTRY_KEY.size:
+    if not isinstance(key, bytes) or not isinstance(value, bytes) or len(key) != form.size:
         return None
-    kind, number, id = _ENTRY_KEY.unpack(key)
-    if (kind, number) != (b"I", channel):
-        return None
-    return IndexEntry(id, *_ENTRY.unpack(value))
+    of_kind, number, *numbers = form.unpack(key)
+    return (numbers, ENTRY.unpack(value)) if (of_kind, number) == (kind, channel) else None
 
 
-def _summary(packed: object) -> SegmentSummary:
+def _entry_at(found: rocksdict.RdictIter, channel: int) -> IndexEntry | None:
+    row = _row_at(found, ENTRY_KEY, b"I", channel)
+    return None if row is None else IndexEntry(*row[0], *row[1])
+
+
+def summary_in(packed: object) -> SegmentSummary:
+    """The summary of a segment, as `Index.seal` stores it."""
     sealed_ms, last_sequence, end, channels = cast(
         "tuple[int, int, int, list[list[int]]]", msgpack.unpackb(cast(bytes, packed))
     )

@@ -156,8 +156,8 @@ def test_an_index_that_lacks_entries_is_found_out(made, tmp_path, caplog):
         while place is not None:
             if dropped % 2:
                 batch = module.rocksdict.WriteBatch(raw_mode=True)
-                batch.delete(module._ENTRY_KEY.pack(b"I", channel, place.id))
-                batch.delete(module._TIME_KEY.pack(b"T", channel, place.earlier_timestamp, place.id))
+                batch.delete(module.ENTRY_KEY.pack(b"I", channel, place.id))
+                batch.delete(module.TIME_KEY.pack(b"T", channel, place.earlier_timestamp, place.id))
                 index._db.write(batch)
             dropped += 1
             place = index.after(channel, place.id)
