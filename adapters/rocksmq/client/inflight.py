@@ -39,17 +39,12 @@ class InflightAppends:
 
     def __init__(self, pending: PendingBytes, clock: Clock, lost: Callable[[Owner], None]) -> None:
         self.lock = pending.lock
-        self._client = os.urandom(CLIENT_ID_BYTES)
+        self.client = os.urandom(CLIENT_ID_BYTES)  # the random id of this process
         self._pending, self._clock, self._lost = pending, clock, lost
         self._owner: Owner | None = None
         self._boot = 0  # of the owner
         self._number = 0
         self._appends: dict[int, InflightAppend] = {}
-
-    @property
-    def client(self) -> bytes:
-        """The random id of this process."""
-        return self._client
 
     def __len__(self) -> int:
         return len(self._appends)
@@ -106,7 +101,7 @@ class InflightAppends:
     def _send(self, owner: Owner, boot: int, number: int, append: InflightAppend) -> None:
         append.sent_to = append.sent_to or boot
         settled = next(iter(self._appends)) - 1
-        owner.submit_from(self._client, number, settled, append.entries, partial(self._answered, owner, number))
+        owner.submit_from(self.client, number, settled, append.entries, partial(self._answered, owner, number))
 
     def _answered(self, owner: Owner, number: int, result: list[bytes] | TidewalError) -> None:
         if isinstance(result, Unavailable):

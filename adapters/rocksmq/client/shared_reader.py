@@ -85,8 +85,8 @@ class SharedReader(AsyncIterator[Sequence[Entry]]):
     def _leave(self, local: Reader) -> None:
         """This process owns the log no more: go on behind what was read there; at the start where nothing was."""
         self._local = None
-        if local.position:
-            self._start = ["next", encode_id(local.position)]
+        if local.next_id:
+            self._start = ["next", encode_id(local.next_id)]
 
 
 def cancelling() -> bool:

@@ -228,7 +228,7 @@ class Connection:
     def keep_reader(self, channel: str, reader: Reader) -> None:
         """Keep the reader of a request for the request that goes on where it ended: it knows the position in the
         files."""
-        self.readers[channel, reader.position] = reader
+        self.readers[channel, reader.next_id] = reader
         if len(self.readers) > READERS:
             self.readers.popitem(last=False)
 

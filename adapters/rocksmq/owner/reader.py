@@ -26,12 +26,12 @@ class Reader(AsyncIterator[Sequence[Entry]]):
     """`Wal.read`: an async iterator of batches. One task at a time may await it; `aclose` may come from any."""
 
     def __init__(self, store: RocksMQ, channel: str, start: Start | int) -> None:
-        """`start` as a number is the id to go on with, from the `position` of an earlier reader."""
+        """`start` as a number is the id to go on with, `next_id` of an earlier reader."""
         self._store = store
         self._name = channel
         self._start = start
         self._channel: LiveChannel | None = None
-        self._next_id = 0
+        self.next_id = 0  # what comes next; 0 until something was read or waited for
         self._cursor: Cursor | None = None
         self._piece_bytes = FIRST_PIECE_BYTES
         self._waiter: asyncio.Future[None] | None = None
@@ -55,26 +55,21 @@ class Reader(AsyncIterator[Sequence[Entry]]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    @property
-    def position(self) -> int:
-        """The id that comes next; 0 until something was read or waited for."""
-        return self._next_id
-
     async def poll(self) -> Sequence[Entry]:
         """The next entries, none at the end of the channel; never waits for appends. Raises `ChannelNotFound`,
         `PositionLost`, `CorruptLog` and `Closed`."""
         channel = self._channel or await self._open()
         while not channel.dropped:
-            wanted = self._next_id
+            wanted = self.next_id
             entries = channel.tail.take(wanted)
             if entries is None:
                 entries = await self._from_history(channel)
             if channel.losses:
-                entries = before_loss(channel.losses, self._name, wanted, self._next_id, entries)
+                entries = before_loss(channel.losses, self._name, wanted, self.next_id, entries)
             if entries:
-                self._next_id = decode_id(entries[-1].id) + 1
+                self.next_id = decode_id(entries[-1].id) + 1
                 return entries
-            if self._next_id > channel.visible_to:
+            if self.next_id > channel.visible_to:
                 return ()
         raise ChannelNotFound(f"channel {self._name} was dropped", channel=self._name)
 
@@ -88,7 +83,7 @@ class Reader(AsyncIterator[Sequence[Entry]]):
         channel.waiters.add(entry)
         try:
             # Look again now that appends wake this reader: what became visible before did not.
-            if not (channel.visible_to >= self._next_id or channel.dropped or self._store.closed or self._closed):
+            if not (channel.visible_to >= self.next_id or channel.dropped or self._store.closed or self._closed):
                 await waiter
         finally:
             self._waiter = None
@@ -98,27 +93,27 @@ class Reader(AsyncIterator[Sequence[Entry]]):
         channel = self._store.find(self._name)
         match self._start:
             case From.EARLIEST:
-                self._next_id = channel.first_visible
+                self.next_id = channel.first_visible
             case From.LATEST:
-                self._next_id = channel.visible_to + 1
+                self.next_id = channel.visible_to + 1
             case FromId(id, inclusive):
-                self._next_id = first_wanted(channel, id, inclusive=inclusive)
+                self.next_id = first_wanted(channel, id, inclusive=inclusive)
             case FromTime(timestamp):
                 end = channel.visible_to + 1
                 found = await self._store.blocking(lambda: first_at(channel, self._store.history, timestamp))
-                self._next_id = end if found is None else found
+                self.next_id = end if found is None else found
             case int(next_id):
-                self._next_id = next_id
+                self.next_id = next_id
         self._channel = channel
         return channel
 
     async def _from_history(self, channel: LiveChannel) -> Sequence[Entry]:
         if channel.policy.ephemeral:
-            self._next_id = channel.tail.forgotten_to + 1
+            self.next_id = channel.tail.forgotten_to + 1
             return ()
-        if self._next_id <= channel.removed_to:
-            raise lost(channel, encode_id(self._next_id))
-        next_id, cursor, upto_id = self._next_id, self._cursor, channel.tail.forgotten_to
+        if self.next_id <= channel.removed_to:
+            raise lost(channel, encode_id(self.next_id))
+        next_id, cursor, upto_id = self.next_id, self._cursor, channel.tail.forgotten_to
         piece_bytes = self._piece_bytes
         try:
             entries, self._cursor = await self._store.blocking(
@@ -132,7 +127,7 @@ class Reader(AsyncIterator[Sequence[Entry]]):
         if len(entries) < PIECE_ENTRIES:
             self._piece_bytes = min(2 * piece_bytes, PIECE_BYTES)
         if not entries:
-            self._next_id = upto_id + 1  # the journal has none of these ids: there are gaps where an incarnation ended
+            self.next_id = upto_id + 1  # the journal has none of these ids: there are gaps where an incarnation ended
         return entries
 
 

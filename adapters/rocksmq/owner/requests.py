@@ -223,7 +223,7 @@ class Requests:
                 async with asyncio.timeout(min(wait_s, WAIT_LIMIT_S)):
                     await reader.wait()
             entries = await self._collect(connection, reader)
-        rows, next_id = _cut(entries, upto, reader.position)
+        rows, next_id = _cut(entries, upto, reader.next_id)
         if len(rows) == len(entries):
             connection.keep_reader(channel, reader)
         return encode_entries(seq, rows, encode_id(next_id), self._store.find(channel).latest_id)

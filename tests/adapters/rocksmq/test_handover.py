@@ -358,7 +358,7 @@ async def test_readers_and_requests_go_on_over_handovers(opening, helpers):
     assert helpers.payloads(await anext(everything)) == [b"0"]
     reading = [asyncio.ensure_future(helpers.drain(everything, entries))]
     waiting = asyncio.ensure_future(anext(newest))
-    await helpers.until(lambda: newest._local is not None and newest._local.position)  # "latest" is behind 0 now
+    await helpers.until(lambda: newest._local is not None and newest._local.next_id)  # "latest" is behind 0 now
     idle = wal.read("a", From.EARLIEST)
     node = await opening(own=True)
     count = 1
