@@ -239,16 +239,13 @@ class KafkaWal(GroupWal):
             fetcher.close()
         self._pending.close(lambda: drained([]))
         await answered
-        await self._io.call(self._close_groups)
         await self._io.call(self._close_io)
         await self._io.stop()
         await asyncio.to_thread(self._stalls.close)
 
-    async def _close_groups(self) -> None:
+    async def _close_io(self) -> None:
         if self._groups is not None:
             await self._groups.close()
-
-    async def _close_io(self) -> None:
         await self._io.quit()
         self._notifiers.flush()
         await asyncio.gather(*(cluster.close() for cluster in self._clusters))
