@@ -154,6 +154,24 @@ def conclude(future: asyncio.Future[T], result: T | TidewalError) -> None:
         future.set_result(result)
 
 
+def call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Make `call` on the loop, from any thread: at once where this is the loop's own, so that the order depends on no
+    other thread; never once the loop is closed."""
+    if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage] -- get_running_loop raises elsewhere
+        call()
+        return
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and no task of it waits any more
+        loop.call_soon_threadsafe(call)
+
+
+def promise() -> tuple[asyncio.Future[list[bytes]], OnAppended]:
+    """A future of the running loop, and the callback that settles it from any thread. Each wakes the loop on its own:
+    `LoopNotifiers.promise` costs less where many results come together."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[bytes]] = loop.create_future()
+    return future, lambda result: call_on(loop, partial(conclude, future, result))
+
+
 class LoopNotifiers:
     """The notifier of each running loop. One thread may gather what it settles and wake each loop once, with
     `flush`."""

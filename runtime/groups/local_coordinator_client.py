@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 from ..errors import TidewalError
 from ..log.wal import Append, From, GroupInfo
-from ..loop_bridge import conclude
+from ..loop_bridge import call_on, conclude
 from .coordinator import GroupCoordinator
 from .coordinator_client import Ack, MemberAssignment
 
@@ -29,7 +28,7 @@ class LocalCoordinatorClient:
         event = self._changed[group, member] = asyncio.Event()
 
         def changed() -> None:
-            _on(loop, event.set)
+            call_on(loop, event.set)
 
         join = self._coordinator.join
         await settled(
@@ -76,15 +75,5 @@ async def settled(start: Callable[[Callable[[list[bytes] | TidewalError | None],
     argument; an error is raised."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[bytes] | None] = loop.create_future()
-
-    start(lambda result: _on(loop, partial(conclude, future, result)))
+    start(lambda result: call_on(loop, partial(conclude, future, result)))
     return await future
-
-
-def _on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Make `call` on the loop: at once where this is its thread, so that the order depends on no other thread."""
-    if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage] -- get_running_loop raises elsewhere
-        call()
-        return
-    with suppress(RuntimeError):  # the loop is closed, and no task of it waits any more
-        loop.call_soon_threadsafe(call)

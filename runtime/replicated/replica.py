@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from ..errors import BadRecord, Fenced, TidewalError, Unavailable
 from ..log.record import RecordType, stamp
 from ..log.wal import ControlAppend, Entry, OnAppended
-from ..loop_bridge import conclude
+from ..loop_bridge import promise
 from .fold import Applied, Fold, State
 from .follower import Follower, ReplicatedLog
 from .records import BEGIN, LEVEL, NOOP, Claim, Event, claim_event, encode_event, pages_of
@@ -125,8 +124,8 @@ class Replica(Follower[State]):
         await self.propose({"kind": LEVEL, "level": level})
 
     def _submit(self, events: Sequence[Event], standing: Claim | None = None) -> _Submitted:
-        ids: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        pending = self._send(events, partial(conclude, ids), standing or self._standing, awaited=True)
+        ids, done = promise()
+        pending = self._send(events, done, standing or self._standing, awaited=True)
         return _Submitted(pending, ids)
 
     def _send(
@@ -298,9 +297,9 @@ class Replica(Follower[State]):
         records, read_bytes = self._records, self.fold.read_bytes
         as_of, pages = self.fold.as_of, pages_of(self.fold.snapshot(), self.fold.as_of, self.fold.level)
         for page in pages:
-            ids: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-            self._log.submit([self._entry(page, 0, self._standing, self._now())], partial(conclude, ids))
-            await ids
+            stored, done = promise()
+            self._log.submit([self._entry(page, 0, self._standing, self._now())], done)
+            await stored
         if self._holder is not None:
             await self._log.hold(self.channel, self._holder, as_of)
         await self._log.truncate(self.channel, as_of)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Any
 
 from ..errors import ChannelNotFound, Unavailable
@@ -30,7 +29,7 @@ from ..log.wal import (
     OnAppended,
     Start,
 )
-from ..loop_bridge import conclude
+from ..loop_bridge import promise
 from .faults import Fault, FaultPlan
 from .memory_channel import InflightSubmit, MemoryChannel, sequence_id, write
 from .memory_groups import MemoryGroups
@@ -175,8 +174,8 @@ class MemoryWal(GroupWal):
         answers()
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self.submit(entries, partial(conclude, future))
+        future, done = promise()
+        self.submit(entries, done)
         return await future
 
     async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ..errors import PositionLost, TidewalError
 from ..groups.progress import Change, GroupProgress
 from ..log.wal import ChannelPolicy, Delivery, Entry, OnAppended
+from ..loop_bridge import call_on
 
 
 def sequence_id(sequence: int) -> bytes:
@@ -91,11 +92,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    loop = waiter.get_loop()
-    if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage] -- get_running_loop raises elsewhere
-        wake()
-    elif not loop.is_closed():
-        loop.call_soon_threadsafe(wake)
+    call_on(waiter.get_loop(), wake)
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -276,6 +276,39 @@ def test_an_own_record_that_lands_late_has_no_effect_behind_the_next_one() -> No
         await replica.close()
 
     run_virtual(main())
+
+
+class AnswersHeldBack(MemoryWal):
+    """While `holding`, an append is stored at once, and answered when `answer` is called."""
+
+    holding = False
+    answer: Callable[[], object]
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        def answered(result: list[bytes] | TidewalError) -> None:
+            self.answer = partial(done, result)
+
+        super().submit(entries, answered if self.holding else done)
+
+
+def test_a_log_may_answer_on_any_thread_when_nothing_else_wakes_the_loop() -> None:
+    async def main() -> None:
+        wal = AnswersHeldBack()
+        await wal.create_channel(CHANNEL, ChannelPolicy())
+        replica = replica_of(wal, "a", led=False)
+        await replica.open()
+        wal.holding = True
+        for writing in (replica.propose(change("first")), replica.snapshot()):
+            written = asyncio.ensure_future(writing)
+            await replica.changed()  # it is read back before the log answers
+            await asyncio.to_thread(wal.answer)
+            await written
+        assert replica.fold.state.applied == ["first"]
+        await replica.close()
+
+    with closing(asyncio.new_event_loop()) as loop:  # `asyncio.run` would wait for a task that is never woken
+        loop.set_debug(True)  # a thread that settles a future without waking the loop gets an error
+        loop.run_until_complete(main())
 
 
 def test_a_snapshot_without_all_its_pages_is_none(monkeypatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.log.wal import Append, OnAppended, Payload
-from tidewal.runtime.loop_bridge import conclude
+from tidewal.runtime.loop_bridge import promise
 
 
 class LateWal:
@@ -47,8 +47,8 @@ class LateWal:
         return (await self.append_many([Append(channel, payload, timestamp)]))[0]
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        future: asyncio.Future[list[bytes]] = self._loop.create_future()
-        self.submit(entries, partial(conclude, future))
+        future, done = promise()
+        self.submit(entries, done)
         return await future
 
     def _wait(self, channel: str, part: tuple[list[Append], OnAppended]) -> None:
