@@ -3,8 +3,7 @@ flight."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -25,15 +24,15 @@ Done: TypeAlias = Callable[[TidewalError | None], None]
 class AssignmentState:
     """The mechanism under the coordinator. Every method is to be called with the lock held.
 
-    `boot` numbers the incarnations of the log's owner, so that assignment epochs never repeat. `watch` is called when
+    `numbers` are those of assignment epochs and versions: they rise, and never repeat. `watch` is called when
     `GroupCoordinator.expire` gets something to wait for.
     """
 
-    def __init__(self, clock: Clock, backend: GroupBackend, boot: int, watch: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, backend: GroupBackend, numbers: Iterator[int], watch: Callable[[], None]) -> None:
         self._clock = clock
         self._backend = backend
         self._watch = watch
-        self._numbers = itertools.count((boot << 32) + 1)  # of assignment epochs and versions
+        self._numbers = numbers
         self._lock = CallbackLock()
         self._groups: dict[str, Group] = {}
         self._known: frozenset[str] = frozenset()  # channels

@@ -8,7 +8,8 @@ moves (`Fenced`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from ..clock import Clock
@@ -25,6 +26,11 @@ MAX_SINGLE_ACKS = 10_000  # per channel and group, above what is acknowledged cu
 REVOCATION_TIMEOUT_S = 30.0
 
 
+def epochs(boot: int) -> Iterator[int]:
+    """The numbers of assignment epochs and versions in an incarnation of the log's owner, which is its `boot`-th."""
+    return itertools.count((boot << 32) + 1)
+
+
 def _nothing() -> None:
     pass
 
@@ -33,12 +39,15 @@ class GroupCoordinator(AssignmentState):
     """Pure state behind one lock. No method blocks; any thread may call. A call that cannot succeed raises at once; a
     later outcome comes through `done`, which may be called on any thread and before the method returns.
 
-    `clock` measures sessions and revocations. `boot` numbers the incarnations of the log's owner. `watch` is called
-    when `expire` gets something to wait for; a caller that calls `expire` periodically anyway needs none.
+    `clock` measures sessions and revocations. `numbers` are those of assignment epochs and versions, see `epochs`.
+    `watch` is called when `expire` gets something to wait for; a caller that calls `expire` periodically anyway needs
+    none.
     """
 
-    def __init__(self, clock: Clock, backend: GroupBackend, boot: int, *, watch: Callable[[], None] = _nothing) -> None:
-        super().__init__(clock, backend, boot, watch)
+    def __init__(
+        self, clock: Clock, backend: GroupBackend, numbers: Iterator[int], *, watch: Callable[[], None] = _nothing
+    ) -> None:
+        super().__init__(clock, backend, numbers, watch)
         self._closed = False
 
     def join(

@@ -58,6 +58,7 @@ class RecordType(IntEnum):
     QUERY = 1008
     DEAD_LETTER = 1009
     LEDGER = 1010
+    GROUP = 1011
 
 
 # What channel owners append of their own accord, or for a collection as a whole: not data.

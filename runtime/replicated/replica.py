@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import BadRecord, Fenced, TidewalError, Unavailable
+from ..errors import BadRecord, Fenced, TidewalError, Unavailable, of_unknown_outcome
 from ..log.record import RecordType, stamp
 from ..log.wal import ControlAppend, Entry, OnAppended
 from ..loop_bridge import promise
@@ -174,7 +174,10 @@ class Replica(Follower[State]):
             if self._unresolved:
                 raise
         else:
-            await self.until(lambda: self.fold.position >= ids[-1])
+            try:
+                await self.until(lambda: self.fold.position >= ids[-1])
+            except TidewalError as error:  # the records are in the log, and may count
+                raise of_unknown_outcome(error) from None
 
     async def _resolve(self) -> None:
         """Write a record and read it back: what was sent before it is in the log, or never counts."""

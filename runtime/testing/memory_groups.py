@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from ..errors import Closed
-from ..groups.coordinator import GroupCoordinator
+from ..groups.coordinator import GroupCoordinator, epochs
 from ..groups.progress import Change, GroupProgress
 from ..log.checks import not_found
 from ..log.wal import Append, ChannelPolicy, OnAppended
@@ -43,7 +43,7 @@ class MemoryGroups:
         self._submits: list[Submit] = []
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
-        self.coordinator = GroupCoordinator(self._clock, self, 1, watch=self._watch)
+        self.coordinator = GroupCoordinator(self._clock, self, epochs(1), watch=self._watch)
 
     def use(self, submit: Submit) -> None:
         """Send commits through `submit` from now on."""

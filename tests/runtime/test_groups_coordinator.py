@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Overloaded, Unavailable
 from tidewal.runtime.groups import assignment_state
 from tidewal.runtime.groups import coordinator as coordinating
-from tidewal.runtime.groups.coordinator import GroupCoordinator
+from tidewal.runtime.groups.coordinator import GroupCoordinator, epochs
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.progress import GroupProgress
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From
@@ -114,7 +114,7 @@ class Groups(RuleBasedStateMachine):
         super().__init__()
         self.clock = VirtualClock()
         self.log = Log()
-        self.coordinator = GroupCoordinator(self.clock, self.log, boot=3)
+        self.coordinator = GroupCoordinator(self.clock, self.log, epochs(3))
         self.clients: dict[tuple[str, str], Client] = {}
         self.dead: set[tuple[str, str]] = set()
         self.stale: list[tuple[str, str, str, int]] = []
@@ -378,7 +378,7 @@ def clock():
 
 @pytest.fixture
 def coordinator(log, clock):
-    return GroupCoordinator(clock, log, 1)
+    return GroupCoordinator(clock, log, epochs(1))
 
 
 def join(coordinator, member, channels=("*",), group="g", session_s=SESSION_S, changed=lambda: None):
@@ -524,7 +524,7 @@ def test_outputs_of_what_is_acknowledged_are_refused():
     log.at_once = True
     log.create("a")
     log.ends["a"] = 5
-    coordinator = GroupCoordinator(VirtualClock(), log, 1)
+    coordinator = GroupCoordinator(VirtualClock(), log, epochs(1))
     coordinator.join("g", "m", ["a"], From.EARLIEST, SESSION_S, lambda: None, lambda _: None)
     epoch = coordinator.assignment("g", "m").held["a"].epoch
     answers = []
@@ -545,7 +545,7 @@ def test_sessions_and_revocations_ignore_the_wall_clock(step_ms):
     log, clock = Log(), VirtualClock()
     log.at_once = True
     log.create("a")
-    coordinator = GroupCoordinator(clock, log, 1)
+    coordinator = GroupCoordinator(clock, log, epochs(1))
     for member in ("holds", "waits"):
         coordinator.join("g", member, ["a"], From.EARLIEST, SESSION_S, lambda: None, lambda _: None)
     (holder,) = [member for member in ("holds", "waits") if coordinator.assignment("g", member).held]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ....runtime.errors import ChannelNotFound, InvalidRequest
+from ....runtime.groups.commands import ChannelIdentity
 from ....runtime.groups.positions import just_before
 from ....runtime.groups.subscriptions import Subscription
 from ....runtime.log.checks import is_name
@@ -15,7 +16,6 @@ from ....runtime.log.wal import Delivery
 from ..admin import Admin
 from ..ids import MessagePlace, before_ledger, encode
 from ..topics import QUEUE_PROPERTY, Topic, TopicContents, channel_of
-from .records import ChannelIdentity
 
 T = TypeVar("T")
 

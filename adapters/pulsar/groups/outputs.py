@@ -20,7 +20,10 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ....runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable, of_unknown_outcome
+from ....runtime.groups.commands import Command, CommitOutputs, Output, Published
 from ....runtime.groups.coordinator_client import Ack
+from ....runtime.groups.group_log import GroupLog
+from ....runtime.groups.group_state import Decided
 from ....runtime.log.checks import check_size
 from ....runtime.log.wal import Append, ChannelPolicy
 from ..client import (
@@ -37,9 +40,6 @@ from ..client import (
 from ..failures import call_failure, unknown_outcome
 from ..ids import MessagePlace, decode_end, encode, encode_end, pack
 from ..topics import TopicContents
-from .log import GroupLog
-from .records import Command, CommitOutputs, Output, Published
-from .state import Decided
 
 log = logging.getLogger("tidewal.pulsar")
 
@@ -195,7 +195,7 @@ class OutputPublisher:
             self._answer(each.token, ids)
         tokens = [each.token for each in decided]
         self._published.update(tokens)
-        self._log.propose(Published(tokens))
+        self._log.tell(Published(tokens))
 
     async def _publish(self, decided: Sequence[Decided]) -> dict[int, bytes]:
         try:
@@ -281,7 +281,7 @@ class OutputPublisher:
             undelivered = self._log.state.undelivered
             self._published &= undelivered.keys()
             if self._published:  # the record that says so may not have been stored
-                self._log.propose(Published(list(self._published)))
+                self._log.tell(Published(list(self._published)))
             left: list[Decided] = []  # to other processes, or to a later call
             for decided in list(undelivered.values()):
                 if not self._is_orphan(decided) or any(map(decided.follows, left)):
@@ -292,7 +292,7 @@ class OutputPublisher:
                 except Unavailable as error:  # its process may still be publishing
                     log.info("outputs left in group %s: %s", self._log.group, error)
                     return
-                self._log.propose(Published([decided.token]))
+                self._log.tell(Published([decided.token]))
 
     def _is_orphan(self, decided: Decided) -> bool:
         if decided.publisher == self._publisher:

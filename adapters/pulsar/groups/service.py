@@ -17,15 +17,15 @@ from typing import Protocol, TypeVar
 
 from ....runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
 from ....runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, ReadOnly, TidewalError, Unavailable
+from ....runtime.groups.commands import ChannelIdentity, Drop, Join, Release, Seek, SeekGroup
 from ....runtime.groups.coordinator_client import Ack, MemberAssignment
+from ....runtime.groups.group_log import HOLDER, GroupLog
 from ....runtime.log.checks import check_name
 from ....runtime.log.wal import Append, From, GroupInfo, Wal
 from ..ids import next_id
 from ..topics import HOLD_CURSOR, Topic, group_of, group_policy, group_topic
 from . import session as group_session
 from .channels import ChannelFinder
-from .log import HOLDER, GroupLog
-from .records import ChannelIdentity, Drop, Join, Release, Seek, SeekGroup
 from .session import GroupSession
 
 log = logging.getLogger("tidewal.pulsar")

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
+from ....runtime.clock import SystemClock
 from ....runtime.errors import TidewalError
+from ....runtime.groups import group_log
+from ....runtime.groups.commands import ChannelsChanged, CommitOutputs, EvictMember, Leave, Stage
 from ....runtime.groups.coordinator_client import Ack
+from ....runtime.groups.group_log import GroupLog
 from ....runtime.log.wal import Append
 from ..topics import Topic, group_topic
 from . import channels as group_channels
-from . import log as group_log
 from . import outputs as group_outputs
 from .channels import ChannelFinder
-from .log import GroupLog, new_token
 from .outputs import OutputPublisher
-from .records import ChannelsChanged, CommitOutputs, EvictMember, Leave, Stage
 
 log = logging.getLogger("tidewal.pulsar")
 
@@ -33,6 +35,7 @@ LOOK_S = 1.0  # between two checks of channels and processes
 LOOKS_FOR_ALL = 10  # every so many checks, each known channel is checked for its incarnation
 LOOKS_WITHOUT = 3  # a process without connection in so many checks in a row is gone
 LEAVE_WITHIN_S = 5.0
+ID_BYTES = 12
 
 
 class GroupSessionHost(group_log.GroupLogHost, group_outputs.OutputHost, group_channels.FinderSource, Protocol):
@@ -47,7 +50,7 @@ class GroupSession:
 
     def __init__(self, wal: GroupSessionHost, group: str, finder: ChannelFinder) -> None:
         self.group = group
-        self.log = GroupLog(wal, group, group_topic(group))
+        self.log = GroupLog(wal, group, group_topic(group), clock=SystemClock(), new_id=partial(os.urandom, ID_BYTES))
         self._wal = wal
         self._finder = finder
         self._output_publisher = OutputPublisher(wal, self.log)
@@ -55,8 +58,8 @@ class GroupSession:
         self._look_now = asyncio.Event()
         self._suspicious = False
         self._looking: asyncio.Task[None] | None = None
-        self.log.on_applied = self._output_publisher.applied
-        self.log.on_restored = self._output_publisher.restored
+        self.log.on_command = self._output_publisher.applied
+        self.log.on_snapshot = self._output_publisher.restored
 
     def look(self) -> None:
         """Begin to check channels and processes; if begun already, check now, since channels may have changed."""
@@ -71,7 +74,7 @@ class GroupSession:
             await self.log.ask(CommitOutputs(member, list(acks), b"", "", [], {}))
             return []
         await self._output_publisher.check(outputs)
-        token, batch = new_token(), new_token()
+        token, batch = self.log.new_id(), self.log.new_id()
         parts = self._output_publisher.number(outputs)
         stages = [Stage(member, batch, part) for part in parts[:-1]]
         commit = self._output_publisher.deciding(member, acks, batch, parts)
@@ -86,7 +89,7 @@ class GroupSession:
     async def leave(self, member: str) -> None:
         """End the membership. If Pulsar does not answer in time, the other processes evict the member."""
         try:
-            async with asyncio.timeout(LEAVE_WITHIN_S):
+            async with asyncio.timeout(min(LEAVE_WITHIN_S, self._wal.timeout_s)):  # not also for its outcome, once lost
                 await self.log.ask(Leave(member))
         except (TidewalError, TimeoutError) as error:
             log.info("leaving group %s: %s", self.group, error or "no answer in time")
@@ -140,10 +143,10 @@ class GroupSession:
         gone = self._failure_detector.look(publishers, {joined.process for joined in state.members.values()})
         for member, joined in state.members.items():
             if joined.process == self._wal.process and member not in self.log.local:
-                self.log.propose(Leave(member))  # it gave up joining or leaving, and its process still sends heartbeats
+                self.log.tell(Leave(member))  # it gave up joining or leaving, and its process still sends heartbeats
             if joined.process in gone:
                 log.warning("the process of member %s of group %s is gone", member, self.group)
-                self.log.propose(EvictMember(member, state.last_beats[joined.process]))
+                self.log.tell(EvictMember(member, state.last_beats[joined.process]))
 
 
 class FailureDetector:

@@ -20,7 +20,7 @@ from ....runtime.aio_fsync import KernelDisk
 from ....runtime.clock import Clock, SystemClock
 from ....runtime.disk import Disk
 from ....runtime.errors import DirectoryInUse, DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
-from ....runtime.groups.coordinator import GroupCoordinator
+from ....runtime.groups.coordinator import GroupCoordinator, epochs
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.groups.group_wal import GroupWal
 from ....runtime.groups.local_coordinator_client import LocalCoordinatorClient
@@ -231,7 +231,7 @@ class RocksMQ(GroupWal):
         self._appender = Appender(self._registry, self._journal, self._admission, self._notifiers)
         self._dedup = Deduplicator(recovered.table.clients, self._registry, self._appender, self._clock)
         self._coordinator = GroupCoordinator(
-            self._clock, JournalGroups(self._registry, self._journal.table, self._appender), self._registry.boot
+            self._clock, JournalGroups(self._registry, self._journal.table, self._appender), epochs(self._registry.boot)
         )
         self._management = Management(
             self._registry,

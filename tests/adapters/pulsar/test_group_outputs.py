@@ -8,19 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.adapters.pulsar.test_group_log import TOPIC, Process, join
+from tests.runtime.test_group_log import TOPIC, Process, ids, join
 from tidewal.adapters.pulsar.client import NUMBER_PROPERTY, OK
-from tidewal.adapters.pulsar.groups import log as group_log
 from tidewal.adapters.pulsar.groups import outputs as group_outputs
 from tidewal.adapters.pulsar.groups import session as group_session
-from tidewal.adapters.pulsar.groups.log import new_token
-from tidewal.adapters.pulsar.groups.records import Published, Release
 from tidewal.adapters.pulsar.groups.session import GroupSession
-from tidewal.adapters.pulsar.groups.state import Decided
 from tidewal.adapters.pulsar.ids import MessagePlace
 from tidewal.runtime.errors import Closed, Unavailable
+from tidewal.runtime.groups import group_log
+from tidewal.runtime.groups.commands import Published, Release
 from tidewal.runtime.groups.coordinator_client import Ack
+from tidewal.runtime.groups.group_state import Decided
+from tidewal.runtime.log.record import decode
 from tidewal.runtime.log.wal import Append, ChannelPolicy
+from tidewal.runtime.replicated import follower
+from tidewal.runtime.replicated.records import decode_event
 from tidewal.runtime.testing.memory import MemoryLog
 
 RECORDS_PER_SNAPSHOT = 15
@@ -137,8 +139,8 @@ class Member(Process):
             await reader.aclose()
 
     def submit(self, entries, done) -> None:
-        decoded = [group_log.decode_record(entry.payload) for entry in entries]
-        if self.refuses and any(each and isinstance(each[1], self.refuses) for each in decoded):
+        kinds = [decode_event(decode(entry.payload))["kind"] for entry in entries]
+        if self.refuses and self.refuses.__name__ in kinds:
             done(Unavailable("it was not stored", outcome_unknown=True))
         else:
             self._wal.submit(entries, done)
@@ -190,7 +192,7 @@ async def two(monkeypatch):
     """Two processes, each with a member that holds channels. The first one stores the snapshots."""
     monkeypatch.setattr(group_outputs, "message", lambda *sent: sent)
     monkeypatch.setattr(group_outputs, "PAUSE_S", 0)
-    monkeypatch.setattr(group_log, "PAUSE_S", 0)
+    monkeypatch.setattr(follower, "PAUSE_S", 0)
     monkeypatch.setattr(group_log, "RECORDS_PER_SNAPSHOT", RECORDS_PER_SNAPSHOT)
     monkeypatch.setattr(group_session, "group_topic", lambda group: TOPIC)
     memory, topics = MemoryLog(), Topics()
@@ -370,7 +372,7 @@ async def test_only_what_others_come_before_waits_for_them(two):
     """Of two commits that could be published at once the second has to wait for another process."""
 
     def decided(publisher, *inputs):
-        return Decided(new_token(), "m", publisher, [], {}, frozenset(inputs))
+        return Decided(next(ids), "m", publisher, [], {}, frozenset(inputs))
 
     publisher = two.first.session._output_publisher
     ours = [

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.pulsar.group_steps import BOUND_S, PLAIN, append, create, one, payloads
-from tidewal.adapters.pulsar.groups import log as group_log
-from tidewal.adapters.pulsar.groups.records import Join
 from tidewal.adapters.pulsar.topics import HOLD_CURSOR, group_topic
 from tidewal.runtime.errors import Fenced, InvalidRequest, Unavailable
+from tidewal.runtime.groups import group_log
+from tidewal.runtime.groups.commands import Join
 from tidewal.runtime.log.wal import Append, From
 
 pytestmark = pytest.mark.broker

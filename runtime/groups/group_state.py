@@ -7,21 +7,16 @@ channel moves no position. The state depends on nothing but the records, not eve
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
-from ....runtime.errors import TidewalError, Unavailable
-from ....runtime.groups.coordinator import GroupCoordinator
-from ....runtime.groups.coordinator_client import MemberAssignment
-from ....runtime.groups.membership import Assignment, Group, MemberState
-from ....runtime.groups.progress import Change, GroupProgress
-from ....runtime.groups.subscriptions import Subscription
-from ....runtime.log.checks import not_found
-from ....runtime.log.wal import Append, ChannelPolicy, Delivery, From, GroupInfo, OnAppended
-from .records import (
+from ..errors import TidewalError, Unavailable
+from ..log.checks import not_found
+from ..log.wal import Append, ChannelPolicy, Delivery, From, GroupInfo, OnAppended
+from ..replicated.records import Event
+from .commands import (
     ChannelIdentity,
     ChannelsChanged,
     Command,
@@ -37,9 +32,15 @@ from .records import (
     Seek,
     SeekGroup,
     Stage,
+    command_of,
     outputs_from_plain,
     outputs_to_plain,
 )
+from .coordinator import GroupCoordinator
+from .coordinator_client import MemberAssignment
+from .membership import Assignment, Group, MemberState
+from .progress import Change, GroupProgress
+from .subscriptions import Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,6 @@ class GroupState:
             case Drop():
                 _at_once(partial(self._assignments.drop_group, self.group))
                 self.dropped = True
-            case _:  # a snapshot changes nothing
-                return
 
     def _join(self, join: Join) -> None:
         self._learn(join.found)
@@ -198,7 +197,7 @@ class GroupState:
             for name, each in found.items()
             if (now := self.known.get(name)) and now.incarnation != each.incarnation
         ]
-        self._forget(name for name in late if self.known[name].ledger < found[name].ledger)
+        self._forget(name for name in late if self.known[name].generation < found[name].generation)
         for name in sorted(found.keys() - self.known.keys()):
             self.known[name] = found[name]
         for name in found.keys() & self.known.keys():  # its beginning and end, for members without a position in it
@@ -264,6 +263,28 @@ class GroupState:
         self._assignments.restore(self.group, members, wire["seats"])
 
 
+class GroupMachine:
+    """`GroupState` as a `StateMachine`."""
+
+    def __init__(self, state: GroupState) -> None:
+        self.state = state
+        self.last: tuple[bytes, Command] | None = None  # the token and command applied last, or refused
+
+    def apply(self, event: Event) -> None:
+        """`StateMachine.apply`."""
+        self.last = None
+        self.last = command_of(event)
+        self.state.apply(*self.last)
+
+    def snapshot(self) -> object:
+        """`StateMachine.snapshot`."""
+        return self.state.to_wire()
+
+    def restore(self, snapshot: Any) -> None:
+        """`StateMachine.restore`."""
+        self.state.restore(snapshot)
+
+
 def _at_once(begin: Callable[[Callable[[Any], None]], None]) -> None:
     """Call `begin`, whose callback is called before it returns, and raise the error that it is called with, if any."""
     results: list[Any] = []
@@ -320,8 +341,8 @@ class _AssignmentState(GroupCoordinator):
     """The coordinator with a clock that stands still, and a state that can be stored and restored."""
 
     def __init__(self, positions: _Positions) -> None:
-        super().__init__(_Timeless(), positions, 0)
-        self._numbers = self._counted = _Numbers.behind(0)
+        self._counted = _Numbers()
+        super().__init__(_Timeless(), positions, self._counted)
 
     def find(self, name: str) -> Group | None:
         return self._groups.get(name)
@@ -339,7 +360,7 @@ class _AssignmentState(GroupCoordinator):
 
     def restore(self, name: str, members: dict[str, MemberState], wire: list[Any]) -> None:
         last, known, assignments, moving = wire
-        self._numbers = self._counted = _Numbers.behind(last)
+        self._counted.last = last
         self._known = frozenset(known)
         group = Group(name, members=members, moving=set(moving))
         for channel, start, target, holder, epoch, wanted, subscribers in assignments:
@@ -359,26 +380,13 @@ class _AssignmentState(GroupCoordinator):
         """The writer of the record has checked them: here the result would depend on when the end is read."""
 
 
-if TYPE_CHECKING:
-    Count = itertools.count[int]
-else:
-    Count = itertools.count  # is not generic at run time
-
-
-class _Numbers(Count):
+class _Numbers(Iterator[int]):
     """Counts, and has the last number."""
 
-    last: int
-
-    @classmethod
-    def behind(cls, last: int) -> Self:
-        """Count on after this number."""
-        numbers = cls(last + 1)
-        numbers.last = last
-        return numbers
+    last = 0
 
     def __next__(self) -> int:
-        self.last = super().__next__()
+        self.last += 1
         return self.last
 
 

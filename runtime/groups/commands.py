@@ -1,23 +1,22 @@
-"""The records of a group's log: commands of its members, and snapshots of the state that they fold to."""
+"""The records of a group's log: commands of its members."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import msgpack
-
-from ....runtime.groups.coordinator_client import Ack
-from ....runtime.log.wal import Append, From
-
-FORMAT = 1
+from ..errors import BadRecord, FormatTooNew
+from ..log.record import DECODE_ERRORS
+from ..log.wal import Append, From
+from ..replicated.records import Event
+from .coordinator_client import Ack
 
 
 class ChannelIdentity(NamedTuple):
     """A channel, as a process found it."""
 
     incarnation: str  # the incarnation of the channel
-    ledger: int  # its latest ledger; a later channel of the name has higher ones
+    generation: int  # a later channel of the name has a higher one
     begin: bytes  # the position before its first entry
     end: bytes  # the position after its last one
     queue: bool
@@ -141,14 +140,6 @@ class Drop:
     """Drop the group, which has no members: records after this have no effect."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSnapshot:
-    """The state after the record with the id `base`; b"" and an empty state where the log begins."""
-
-    base: bytes
-    state: dict[str, Any]
-
-
 Command: TypeAlias = (
     Join
     | ProcessBeat
@@ -162,34 +153,33 @@ Command: TypeAlias = (
     | SeekGroup
     | ChannelsChanged
     | Drop
-    | GroupSnapshot
 )
 
 _KINDS: dict[str, type[Command]] = {
     kind.__name__: kind
     for kind in (
         *(Join, ProcessBeat, Leave, EvictMember, Release, Stage, CommitOutputs),
-        *(Published, Seek, SeekGroup, ChannelsChanged, Drop, GroupSnapshot),
+        *(Published, Seek, SeekGroup, ChannelsChanged, Drop),
     )
 }
 
 
-def encode_record(token: bytes, command: Command) -> bytes:
-    """The record of a command. `token` identifies it for the caller that waits for its effect."""
+def event_of(token: bytes, command: Command) -> Event:
+    """The event of a command. `token` identifies it for the caller that waits for its effect."""
     fields = {name: _plain(getattr(command, name)) for name in type(command).__slots__}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType] -- slots of a dataclass are untyped
-    return cast(bytes, msgpack.packb([FORMAT, type(command).__name__, token, fields]))
+    return {"kind": type(command).__name__, "token": token, "fields": fields}
 
 
-def decode_record(payload: bytes | memoryview) -> tuple[bytes, Command] | None:
-    """The token and command of a record; None for anything else: other programs may write to the topic."""
+def command_of(event: Event) -> tuple[bytes, Command]:
+    """The token and command of an event. Raises `BadRecord` for a malformed one, `FormatTooNew` for an unknown kind."""
+    kind = event["kind"]
+    if kind not in _KINDS:
+        raise FormatTooNew(f"a group has a record {kind!r}, which this Tidewal does not know: upgrade", supported=1)
     try:
-        record = cast("tuple[int, str, bytes, dict[str, Any]]", msgpack.unpackb(payload, strict_map_key=False))
-        format, name, token, fields = record
-        if format != FORMAT:
-            return None
-        return token, _KINDS[name](**{field: _from_plain(field, value) for field, value in fields.items()})
-    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, msgpack.UnpackException):
-        return None
+        fields = cast("dict[str, Any]", event["fields"])
+        return event["token"], _KINDS[kind](**{field: _from_plain(field, value) for field, value in fields.items()})
+    except (*DECODE_ERRORS, LookupError, AttributeError) as error:
+        raise BadRecord(f"malformed record {kind!r} of a group: {error!r}", reason="body") from error
 
 
 def _plain(value: object) -> object:
