@@ -4,6 +4,9 @@ Every process with the log open follows it.
 Each attempt to create a channel writes a record under a key of its own; the earliest record of a name is the channel,
 and the writers of the others delete theirs. Compaction keeps the last record of each key at its offset, so the offset
 of the creation record identifies the channel for ever: its *incarnation*.
+
+A record that cannot be decoded is logged and skipped. One with a higher version (`v`, where it is not 1) than this
+Tidewal knows ends following with `FormatTooNew`.
 """
 
 from __future__ import annotations
@@ -20,8 +23,17 @@ from uuid import uuid4
 
 from aiokafka import errors as kafka_errors
 
-from ...runtime.errors import ChannelNotFound, CorruptLog, Unavailable
+from ...runtime.errors import (
+    BadRecord,
+    ChannelNotFound,
+    CorruptLog,
+    FormatTooNew,
+    TidewalError,
+    Unavailable,
+    check_version,
+)
 from ...runtime.log.policy_codec import decode_policy, encode_policy
+from ...runtime.log.record import DECODE_ERRORS
 from ...runtime.log.wal import ChannelPolicy, Delivery
 from . import faults
 from .cluster import LATEST, PAUSE_S, Cluster
@@ -32,6 +44,7 @@ from .sender import Sender
 from .topics import UNPACKED_BYTES, catalog_configs, catalog_topic, channel_topic, channel_topics
 
 CHANNEL, TOPIC, HOLD, QUEUE = "channel", "topic", "hold", "queue"
+VERSION = 1
 
 OnDropped: TypeAlias = Callable[[ChannelNotFound], None]  # called on the I/O loop when a channel is dropped
 
@@ -84,7 +97,7 @@ class ChannelCatalog:
         self._topic = catalog_topic(cluster.options.prefix)
         self._reading, writing = connections
         self._topic_id: bytes | None = None
-        self._lost: CorruptLog | None = None
+        self._ended: TidewalError | None = None
         self._sender = Sender(cluster, self._topic, writing, self._check_topic, topic_id=lambda: self._topic_id)
         self._on_removed = on_removed
         self._lock = asyncio.Lock()
@@ -169,16 +182,20 @@ class ChannelCatalog:
         await self._write([(_queue_key(channel, group), None) for channel in bound])
 
     async def follow(self) -> None:
-        """Apply the records of the catalog as they are written, until the catalog is lost. Run by one task."""
+        """Apply the records of the catalog as they are written, until the catalog is lost, or has a record of a newer
+        Tidewal. Run by one task."""
         silent = False
         while True:
             try:
                 known_as = self._topic_id or NO_ID
                 fetched = await fetch(self._cluster, self._topic, self.applied_to, self._reading, topic_id=known_as)
                 for record in records(fetched.batches, self.applied_to, UNPACKED_BYTES):
-                    self._apply(record.offset, bytes(record.key or b"").decode(), record.value)
+                    self._apply(record.offset, record.key or b"", record.value)
                     self.applied_to = record.offset + 1
                 self.applied_to = fetched.next_offset
+            except FormatTooNew as error:
+                self._end_following(error)
+                return
             except Exception as error:  # any error: every call on the catalog waits for this task
                 if not silent:
                     silent = True
@@ -195,27 +212,34 @@ class ChannelCatalog:
             if fetched.batches:
                 self.changed()
 
+    def _end_following(self, error: TidewalError) -> None:
+        self._ended = error
+        self._wake()
+
     def _wake(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
+    def _check_followed(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
     async def _end(self) -> int:
-        if self._lost is not None:
-            raise self._lost
+        self._check_followed()
         return await self._cluster.offset(self._topic, LATEST) or 0
 
     async def _until(self, offset: int) -> None:
         try:
             async with asyncio.timeout(self._cluster.options.delivery_timeout_s):
                 while self.applied_to < offset:
-                    if self._lost is not None:
-                        raise self._lost
+                    self._check_followed()
                     await self._moved.wait()
         except TimeoutError:
             raise Unavailable(f"the catalog {self._topic} cannot be read") from None
 
     async def _write(self, changes: Sequence[tuple[str, Mapping[str, object] | None]]) -> None:
-        """Write records and return when they are applied here."""
+        """Write records and return when they are applied here. Raises what has ended following."""
+        self._check_followed()
         rows: list[Row] = [
             (None, key.encode(), None if value is None else json.dumps(value).encode(), []) for key, value in changes
         ]
@@ -250,16 +274,15 @@ class ChannelCatalog:
     async def _check_topic(self) -> None:
         """Raise `CorruptLog` when the topic is not the one that was opened."""
         if not may_be(await self._cluster.topic_id(self._topic), self._topic_id):
-            self._lost = self._gone("while the log was open")
-            self._wake()
-            raise self._lost
+            self._end_following(self._gone("while the log was open"))
+            self._check_followed()
 
     async def _is_lost(self, error: Exception) -> bool:
         """After a read has failed: whether the catalog's topic is gone."""
         if faults.topic_unknown(error) or self._cluster.leader(self._topic) is None:
             with contextlib.suppress(CorruptLog, TimeoutError, *faults.Foreign):
                 await self._check_topic()
-        return self._lost is not None
+        return self._ended is not None
 
     def _gone(self, when: str) -> CorruptLog:
         return CorruptLog(
@@ -270,10 +293,13 @@ class ChannelCatalog:
 
     # ---- applying records --------------------------------------------------------------------------------------------
 
-    def _apply(self, offset: int, key: str, value: bytes | None) -> None:
-        kind, _, rest = key.partition("/")
+    def _apply(self, offset: int, raw_key: bytes, value: bytes | None) -> None:
         try:
+            key = bytes(raw_key).decode()
+            kind, _, rest = key.partition("/")
             fields: dict[str, Any] | None = None if value is None else json.loads(value)
+            if fields is not None:
+                check_version("a record of the catalog", fields.get("v", VERSION), VERSION)
             if kind == CHANNEL:
                 self._apply_channel(offset, rest.rpartition("/")[0], key, fields)
             elif kind == TOPIC:
@@ -285,8 +311,8 @@ class ChannelCatalog:
             elif kind == QUEUE:
                 incarnation, _, group = rest.partition("/")
                 self._apply_queue_binding(int(incarnation), group, None if fields is None else offset)
-        except (ValueError, KeyError, TypeError):
-            _log.exception("the catalog %s has a record at %d that cannot be decoded: %r", self._topic, offset, key)
+        except (*DECODE_ERRORS, LookupError, AttributeError, OverflowError, BadRecord):
+            _log.exception("the catalog %s has a record at %d that cannot be decoded: %r", self._topic, offset, raw_key)
 
     def _apply_channel(self, offset: int, name: str, key: str, fields: dict[str, Any] | None) -> None:
         created = self._created.setdefault(name, {})

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgpack
 import xxhash
 
-from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest
+from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest, check_version
 from ...runtime.log.names import DEFAULT_PREFIX
 from ...runtime.log.record import DECODE_ERRORS, NOT_A_RECORD, Record, RecordType, decode, encode
 from ...runtime.log.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
@@ -114,7 +114,7 @@ class Ledger:
 
     async def state(self) -> LedgerState:
         """The present state; that of an empty ledger where the channel is absent, or retention has emptied it. Of two
-        decisions on one batch the first counts. Raises `CorruptLog`."""
+        decisions on one batch the first counts. Raises `CorruptLog`, and `FormatTooNew` for a newer Tidewal's."""
         done = NOTHING
         decision: Decision | None = None
         try:
@@ -136,14 +136,13 @@ class Ledger:
         return LedgerState(done, decision if decision is not None and decision.batch > done.number else None)
 
     def _read(self, entry: Entry) -> MicroBatch | Decision | None:
-        """The content of an entry; None for an entry that is not the ledger's. Raises `CorruptLog`."""
+        """The content of an entry; None for an entry that is not the ledger's. Raises as `state` does."""
         try:
             record = record_in(entry, self._channel, RecordType.LEDGER)
             if record is None:
                 return None
             body = cast("dict[str, Any]", msgpack.unpackb(record.body))
-            if body["v"] != VERSION:
-                raise ValueError(f"version {body['v']}")
+            check_version("a record of the ledger", body["v"], VERSION)
             if "done" in body:
                 return MicroBatch(int(body["done"]), body.get("run", ""), body.get("digest"))
             attempts = [StagedRows(*each) for each in body["attempts"]]

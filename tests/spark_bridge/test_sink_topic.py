@@ -16,7 +16,14 @@ import pytest
 import xxhash
 
 from tests.torture.faults import garbage
-from tidewal.runtime.errors import CorruptLog, DeadlineExceeded, InvalidRequest, OutcomeUnknown, Unavailable
+from tidewal.runtime.errors import (
+    CorruptLog,
+    DeadlineExceeded,
+    FormatTooNew,
+    InvalidRequest,
+    OutcomeUnknown,
+    Unavailable,
+)
 from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
 from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
@@ -430,6 +437,20 @@ def test_a_ledger_of_a_newer_tidewal_stops_everything() -> None:
         newer[2] += 1
         await wal.append(LEDGER, bytes(newer))
         with pytest.raises(CorruptLog, match="nothing is written, for that might double rows"):
+            await commit(wal, 0, [attempt])
+
+    run_virtual(main())
+
+
+def test_a_ledgers_record_of_a_newer_version_stops_everything() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        await create(wal)
+        attempt = await stage(wal, 0, 0, [("a", b"x")])
+        ledger = Ledger(wal, LEDGER)
+        await ledger.create()
+        await ledger._append({"v": 2, "abandoned": 0})
+        with pytest.raises(FormatTooNew, match="upgrade"):
             await commit(wal, 0, [attempt])
 
     run_virtual(main())

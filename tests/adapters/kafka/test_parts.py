@@ -15,6 +15,7 @@ from aiokafka.record import MemoryRecords
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidewal.adapters.kafka import catalog as channel_catalog
 from tidewal.adapters.kafka import faults, open_wal
 from tidewal.adapters.kafka.batch import ProducerBatch
 from tidewal.adapters.kafka.catalog import ChannelCatalog, KafkaChannel
@@ -25,7 +26,7 @@ from tidewal.adapters.kafka.send_queue import ChannelSendQueue, SubmitCall, Subm
 from tidewal.adapters.kafka.settings import KafkaSettings
 from tidewal.adapters.kafka.topics import catalog_topic, channel_topic, configs
 from tidewal.runtime.clock import compose
-from tidewal.runtime.errors import ConfigError, InvalidRequest, Overloaded, TidewalError, Unavailable
+from tidewal.runtime.errors import ConfigError, FormatTooNew, InvalidRequest, Overloaded, TidewalError, Unavailable
 from tidewal.runtime.log.admission import PendingBytes
 from tidewal.runtime.log.wal import ChannelPolicy
 
@@ -377,6 +378,46 @@ async def test_too_much_at_once_is_refused_but_never_a_single_message():
     assert rig.ids("more") == [1]
 
 
+GARBAGE = [
+    (b"channel/\xff/key", b"{}"),
+    (b"channel/a", b"7"),
+    (b"channel/a/key", b'{"policy": {"acks": []}}'),
+    (b"channel/a/key", b"[" * 100_000),
+    (b"hold/1/a", b'{"offset": Infinity}'),
+    (b"topic/none/key", b'{"id": "00"}'),
+    (b"queue/1/g", b'{"v": "one"}'),
+    (None, b"\xff"),
+]
+
+
+async def test_garbage_in_the_catalog_is_skipped_and_a_record_of_a_newer_tidewal_stops_the_reader(monkeypatch):
+    rows = [*GARBAGE, (b"channel/a/1", b'{"policy": {}}'), (b"channel/a/2", b'{"v": 2, "replaces": "1"}')]
+    readable = len(GARBAGE) + 1
+    newer_is_there = asyncio.Event()
+
+    async def fetch(cluster, topic, offset, connection, **_):
+        if offset == readable:
+            await newer_is_there.wait()
+        end = readable if offset < readable else len(rows)
+        found = [SimpleNamespace(offset=at, key=rows[at][0], value=rows[at][1]) for at in range(offset, end)]
+        return SimpleNamespace(batches=found, next_offset=end)
+
+    monkeypatch.setattr(channel_catalog, "fetch", fetch)
+    monkeypatch.setattr(channel_catalog, "records", lambda batches, *_: batches)
+    options = parse("kafka://one:1")
+    catalog = ChannelCatalog(SimpleNamespace(options=options), (1, 2), lambda: None)
+    following = asyncio.create_task(catalog.follow())
+    await catalog._until(readable)
+    assert catalog.names() == ["a"]
+    assert catalog.find("a").incarnation == len(GARBAGE)
+    newer_is_there.set()
+    with pytest.raises(FormatTooNew, match="upgrade"):
+        await catalog._until(len(rows))
+    await following
+    with pytest.raises(FormatTooNew, match="upgrade"):
+        await catalog.write_channel("b", ChannelPolicy())
+
+
 async def test_a_channel_that_is_dropped_while_it_is_made_is_made_again():
     catalog = ChannelCatalog(SimpleNamespace(options=parse("kafka://one:1")), (1, 2), lambda: None)
     written = []
@@ -384,9 +425,9 @@ async def test_a_channel_that_is_dropped_while_it_is_made_is_made_again():
     async def write(changes):
         for key, value in changes:
             written.append(key)
-            catalog._apply(len(written), key, None if value is None else json.dumps(value).encode())
+            catalog._apply(len(written), key.encode(), None if value is None else json.dumps(value).encode())
             if len(written) == 1:  # before the maker has looked, another process drops what it sees
-                catalog._apply(10, key, None)
+                catalog._apply(10, key.encode(), None)
 
     catalog._write = write
     found = await catalog.write_channel("a", ChannelPolicy())

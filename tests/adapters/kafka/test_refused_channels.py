@@ -78,7 +78,8 @@ class Followed(ChannelCatalog):
         for key, value in changes:
             await self.before_write(key)
             for peer in self.peers:
-                peer._apply(self.peers[0].applied_to, key, None if value is None else json.dumps(value).encode())
+                row = key.encode(), None if value is None else json.dumps(value).encode()
+                peer._apply(self.peers[0].applied_to, *row)
             self.peers[0].applied_to += 1
 
 
