@@ -81,7 +81,7 @@ class CollectionPlan(ReadPlan):
 
     @property
     def _of(self) -> str:
-        return f"collection {self.known.id} created at {self.known.created_ts}"
+        return f"collection {self.known.name!r} {self.known.id} created at {self.known.created_ts}"
 
     def _offset(self, stored: StoredOffset) -> Offset:
         offset = super()._offset(stored)

@@ -81,16 +81,16 @@ async def test_the_largest_message_passes_and_a_larger_one_is_refused(kafka: Kaf
     assert await consumed(kafka, topic, 1) == [largest]
 
 
-async def test_what_was_acknowledged_survives_a_kill(kafka: KafkaCluster, topic: str):
+async def test_what_was_acknowledged_survives_a_kill(own_kafka: KafkaCluster, topic: str):
     expected = [b"%d" % number for number in range(100)]
-    await create(kafka, topic)
-    async with producing(kafka) as producer:
+    await create(own_kafka, topic)
+    async with producing(own_kafka) as producer:
         for message in expected:
             await producer.send_and_wait(topic, message, partition=0)
-    await asyncio.to_thread(kafka.kill)
-    assert not kafka.running()
-    await asyncio.to_thread(kafka.restart)
-    assert await consumed(kafka, topic, 100) == expected
+    await asyncio.to_thread(own_kafka.kill)
+    assert not own_kafka.running()
+    await asyncio.to_thread(own_kafka.restart)
+    assert await consumed(own_kafka, topic, 100) == expected
 
 
 async def test_another_node_leads_when_the_leader_is_killed(kafka3: KafkaCluster, topic: str):
@@ -115,18 +115,18 @@ async def test_another_controller_leads_when_it_is_killed(kafka3: KafkaCluster):
     await until(lambda: kafka3.controller() not in (leader, -1))
 
 
-async def test_a_paused_node_answers_nothing_until_resumed(kafka: KafkaCluster, topic: str):
-    await create(kafka, topic)
-    async with producing(kafka) as producer:
+async def test_a_paused_node_answers_nothing_until_resumed(own_kafka: KafkaCluster, topic: str):
+    await create(own_kafka, topic)
+    async with producing(own_kafka) as producer:
         await producer.send_and_wait(topic, b"before", partition=0)
-        kafka.pause()
+        own_kafka.pause()
         sending = await producer.send(topic, b"meanwhile", partition=0)
         with pytest.raises(ConnectionError):
-            await asyncio.to_thread(kafka.metadata)
+            await asyncio.to_thread(own_kafka.metadata)
         assert not sending.done()
-        kafka.resume()
+        own_kafka.resume()
         await asyncio.wait_for(sending, WITHIN_S)
-    assert await consumed(kafka, topic, 2) == [b"before", b"meanwhile"]
+    assert await consumed(own_kafka, topic, 2) == [b"before", b"meanwhile"]
 
 
 def test_nothing_is_left_after_the_stop(tmp_path: Path):

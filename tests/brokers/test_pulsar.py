@@ -74,16 +74,16 @@ async def test_a_number_that_was_stored_is_not_stored_again(pulsar: PulsarStanda
         assert await consumed(client, topic, 2) == [b"one", b"two"]
 
 
-async def test_what_was_acknowledged_survives_a_kill(pulsar: PulsarStandalone, topic: str):
+async def test_what_was_acknowledged_survives_a_kill(own_pulsar: PulsarStandalone, topic: str):
     expected = [b"%d" % number for number in range(100)]
-    async with connected(pulsar) as client:
+    async with connected(own_pulsar) as client:
         producer = await client.create_producer(topic, batching_enabled=False)
         for message in expected:
             await producer.send(message)
-    await asyncio.to_thread(pulsar.kill)
-    assert not pulsar.running()
-    await asyncio.to_thread(pulsar.restart)
-    async with connected(pulsar) as client:
+    await asyncio.to_thread(own_pulsar.kill)
+    assert not own_pulsar.running()
+    await asyncio.to_thread(own_pulsar.restart)
+    async with connected(own_pulsar) as client:
         assert await consumed(client, topic, 100) == expected
 
 

@@ -41,8 +41,9 @@ def as_json(offset: Offset, **of: Any) -> str:
 def test_text_is_stable_whatever_the_order_of_channels() -> None:
     other = dataclasses.replace(CUT, ends=dict(reversed(CUT.ends.items())))
     assert as_json(CUT) == as_json(other)
+    of = f"collection 'flights' 7 created at {plan().known.created_ts}"
     assert as_json(CUT) == (
-        f'{{"v": 2, "wal": "rocksmq", "of": "collection 7 created at {plan().known.created_ts}", "t": {2**62}, '
+        f'{{"v": 2, "wal": "rocksmq", "of": "{of}", "t": {2**62}, '
         f'"ends": {{"{A}": "behind 01 1 2", "{B}": "behind 00ff 2 5"}}}}'
     )
 

@@ -39,7 +39,8 @@ def in_utc(rows: list[Row]) -> list[Row]:
 
 def as_json(cut: Cut, flights: Collection) -> str:
     """The offset of a cut, for the options that take one."""
-    return json.dumps(Offset.of_cut(cut).stored("rocksmq", f"collection {flights.id} created at {flights.created_ts}"))
+    of = f"collection {flights.name!r} {flights.id} created at {flights.created_ts}"
+    return json.dumps(Offset.of_cut(cut).stored("rocksmq", of))
 
 
 def test_batch_holds_the_rows_between_two_cuts(spark, story: Story, options, rng: random.Random) -> None:

@@ -198,7 +198,7 @@ def test_an_offset_of_something_else_is_refused(make: Callable[..., ReadPlan]) -
     collection = {
         "v": 2,
         "wal": "kafka" if make is by_tick else "rocksmq",
-        "of": "collection 7 created at 3",
+        "of": "collection 'flights' 7 created at 3",
         "t": 5,
         "ends": {"a": "behind 03 1 1"},
     }
