@@ -1,42 +1,86 @@
-"""The command `tidewal`. Each command lives in a module of its own and is registered here."""
+"""The command `tidewal`. Each command is the module of its name, which is imported when the command is called."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from ..runtime.errors import TidewalError
-from .doctor import doctor
-from .groups import groups
-from .inspect import inspect
-from .run import run
-from .salvage import salvage
-from .spark import spark
-from .tail import tail
-from .verify import verify
 
 FAILED = 2  # exit status for an error that Tidewal raised on purpose
 
+COMMANDS = {
+    "run": "Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.",
+    "tail": "Print the records of a channel: a line for each with its type and fields, and its rows where the schema "
+    "is known.",
+    "inspect": "Show the channels of a log with their policies, the catalog and the stored cuts.",
+    "groups": "Show consumer groups, move their positions, drop them.",
+    "verify": "Check stored data without changing it.",
+    "salvage": "Copy all that can be read of a log that no process has open into the new directory NEW, and report "
+    "what is damaged and lost; without NEW only report.",
+    "spark": "Run Spark over collections and topics: look, count, export, copy.",
+    "doctor": "Show what is installed, what is missing, and what to do about it.",
+}
+"""Each command, and what `tidewal --help` says of it: the first paragraph of its own help."""
+
+
+class LazyCommands(TyperGroup):
+    """Commands of which only name and help are known, until one is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else load(name), rest
+
+
+def load(name: str) -> Any:
+    """The command `name`, imported."""
+    command = getattr(import_module(f".{name}", __package__), name)
+    holder = typer.Typer()
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name)
+    else:
+        holder.command(name)(command)
+    return get_group(holder).commands[name]
+
+
 app = typer.Typer(
     name="tidewal",
+    cls=LazyCommands,
     help="A streaming runtime in which the log is the system.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tidewal {version('tidewal')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it: one command alone would lose its name
+def _root(  # pyright: ignore[reportUnusedFunction] -- typer keeps it
+    version: Annotated[  # read by its callback
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     pass
 
 
-for _command in (run, tail, inspect, doctor, salvage):
-    app.command()(_command)
-app.add_typer(verify, name="verify")
-app.add_typer(groups, name="groups")
-app.add_typer(spark, name="spark")
+def _only_announced() -> None:
+    """What `tidewal --help` lists; `LazyCommands` calls the command itself."""
+
+
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_only_announced)
 
 
 def main(arguments: Sequence[str] | None = None, application: typer.Typer = app, name: str = "tidewal") -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ..actors.standalone import Standalone
+if TYPE_CHECKING:
+    from ..actors.standalone import Standalone
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

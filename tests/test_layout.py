@@ -120,8 +120,8 @@ def test_the_wheel_holds_the_floors_and_nothing_else_of_the_tree(tmp_path: Path)
     modules = {name for name in names if name.split("/")[:-1] and name.split("/")[1] in FLOORS}
     assert modules == {f"tidewal/{path.relative_to(tree)}" for floor in FLOORS for path in (tree / floor).rglob("*.py")}
     # The root's modules are those of the package, too, to setuptools: it packs `pyspark_tidewal.py` a second time.
-    root = {"pyspark_tidewal.py", "tidewal/__init__.py", "tidewal/py.typed", "tidewal/pyspark_tidewal.py"}
-    assert names - modules == root
+    root = {f"tidewal/{name}" for name in ("__init__.py", "__main__.py", "py.typed", "pyspark_tidewal.py")}
+    assert names - modules == {"pyspark_tidewal.py", *root}
 
 
 @pytest.mark.parametrize("scheme", ["memory", "rocksmq"])

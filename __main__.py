@@ -1,0 +1,5 @@
+"""`python -m tidewal` is the command `tidewal`."""
+
+from tidewal.cli.main import main
+
+main()
