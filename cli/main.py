@@ -25,6 +25,7 @@ COMMANDS = {
     "salvage": "Copy all that can be read of a log that no process has open into the new directory NEW, and report "
     "what is damaged and lost; without NEW only report.",
     "spark": "Run Spark over collections and topics: look, count, export, copy.",
+    "config": "Show the settings of a node, and where they come from.",
     "doctor": "Show what is installed, what is missing, and what to do about it.",
 }
 """Each command, and what `tidewal --help` says of it: the first paragraph of its own help."""

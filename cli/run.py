@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
+
 DEFAULT_DATA = Path("tidewal-data")
 
 
@@ -15,11 +17,9 @@ def run(
     data: Annotated[
         Path | None, typer.Option(help=f"Directory of log/ and tables/; {DEFAULT_DATA} by default.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings, keys as in milvus.yaml.")] = None,
-    wal: Annotated[
-        str, typer.Option(help="URL of the log; by default that of the settings, an embedded one in the directory.")
-    ] = "",
-    metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")] = None,
+    config: ConfigFile = None,
+    wal: WalOption = "",
+    metrics_port: MetricsPort = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
     """Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
@@ -33,7 +33,7 @@ def run(
     from ..runtime.log.redaction import shown_url
     from .signals import Interrupted, until_stopped
 
-    settings = load_settings(config, arguments={"wal": wal or None, "metrics.port": metrics_port})
+    settings = load_settings(config, arguments=setting_arguments(wal, metrics_port))
     configured = Path((not settings.wal and embedded_directory(settings)) or DEFAULT_DATA / "log")
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 

@@ -4,13 +4,9 @@ holds that they are up to date.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
-from pydantic import BaseModel
-
-from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.config.described import described_settings, shown_value
 from tidewal.runtime.metrics.metrics import METRICS
 
 HERE = Path(__file__).parent
@@ -28,22 +24,19 @@ def configuration_page() -> str:
         "milvus.yaml where the meaning is the same; Milvus' keys that mean nothing here are named in one warning, any",
         "other unknown key is an error. Defaults are Milvus' unless the meaning says otherwise.",
         "",
-        "| key | default | meaning |",
-        "|---|---|---|",
-        *(f"| `{key}` | {default} | {meaning} |" for key, default, meaning in _settings(Settings(), "")),
+        "`tidewal config show` lists the settings that are not at their defaults, each with where it came from, and",
+        "`tidewal config explain KEY` says all of one; with the options of `tidewal run`, what that would run with.",
+        "",
+        "| key | default | type | meaning |",
+        "|---|---|---|---|",
+        *(
+            f"| `{each.key}` | {f'`{default}`' if (default := shown_value(each.default)) else ''} | {each.type} "
+            f"| {each.meaning} |"
+            for each in described_settings(environment={})
+        ),
         "",
     ]
     return "\n".join(lines)
-
-
-def _settings(section: BaseModel, prefix: str) -> Iterator[tuple[str, str, str]]:
-    for name, field in type(section).model_fields.items():
-        key, value = f"{prefix}{field.alias or name}", getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield from _settings(value, f"{key}.")
-        else:
-            shown = ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
-            yield key, f"`{shown}`" if shown else "", field.description or ""
 
 
 def metrics_page() -> str:

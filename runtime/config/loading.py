@@ -7,24 +7,22 @@ means "not given". This module never writes settings back: the result of `resolv
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ..errors import ConfigError, PositionMismatch
 from ..log.opening import backend_name, url_forms
 from ..log.redaction import shown_url, split_url
 from ..metrics.metrics import Metrics
 from .defaults import DEFAULT_LOGS
-from .milvus_keys import IGNORED_MILVUS_KEYS
+from .keys import LEAVES, canonical, free_section, is_ignored, unknown_key
 from .section import BackendSettings
 from .settings import BACKEND_SECTIONS, Settings
 
@@ -45,8 +43,8 @@ _log = logging.getLogger("tidewal.config")
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """One key as a source gives it."""
+class GivenValue:
+    """The value of one key as a source gives it."""
 
     key: str
     value: object
@@ -65,24 +63,34 @@ def load_settings(
     (`{"metrics.port": 9091}`) or nested mappings. Raises `ConfigError` for an unreadable file, an unknown key or a
     value that does not fit.
     """
+    return settings_of(given_values(path, environment=environment, arguments=arguments))
+
+
+def given_values(
+    path: str | Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    arguments: Mapping[str, object] | None = None,
+) -> dict[str, GivenValue]:
+    """What the sources of `load_settings` give, by known key: of each key that which counts."""
     given = [
         *_from_file(Path(path) if path is not None else None),
         *_from_environment(os.environ if environment is None else environment),
-        *(_Given(key, value, "arguments") for key, value in _flatten(arguments or {})),
+        *(GivenValue(key, value, "arguments") for key, value in _flatten(arguments or {})),
     ]
-    merged: dict[str, _Given] = {}
+    merged: dict[str, GivenValue] = {}
     ignored: list[str] = []
     for each in given:
-        key = _canonical(each.key)
+        key = canonical(each.key)
         if key is not None:
             merged[key] = each
-        elif _is_ignored(each.key):
+        elif is_ignored(each.key):
             ignored.append(each.key)
         else:
-            raise _unknown_key(each)
+            raise unknown_key(each.key, each.source)
     if ignored:
         _log.warning("Milvus' settings without a meaning in Tidewal are ignored: %s", ", ".join(sorted(set(ignored))))
-    return _validate(merged)
+    return merged
 
 
 def resolve_mq_type(settings: Settings, standalone: bool, *, checkpoint_wal_name: str | None = None) -> str:
@@ -152,7 +160,7 @@ def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = Non
 
 def known_keys() -> dict[str, str]:
     """Map every dotted key to its meaning; those of a section of free keys end in `.*`."""
-    return {key: meaning for key, meaning, _ in _walk(Settings, "")}
+    return {leaf.key: leaf.field.description or "" for leaf in LEAVES}
 
 
 def _default_logs(settings: Settings) -> list[tuple[str, BackendSettings]]:
@@ -177,7 +185,7 @@ def _permitted(settings: Settings, name: str, standalone: bool) -> str:
 # ---- sources --------------------------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path | None) -> list[_Given]:
+def _from_file(path: Path | None) -> list[GivenValue]:
     if path is None:
         return []
     try:
@@ -190,14 +198,14 @@ def _from_file(path: Path | None) -> list[_Given]:
         return []
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path} must hold keys and values, not a {type(content).__name__}", key="", path=str(path))
-    return [_Given(key, value, str(path)) for key, value in _flatten(cast(Mapping[object, object], content))]
+    return [GivenValue(key, value, str(path)) for key, value in _flatten(cast(Mapping[object, object], content))]
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[_Given]:
+def _from_environment(environment: Mapping[str, str]) -> Iterator[GivenValue]:
     for name in sorted(environment):
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = name[len(ENVIRONMENT_PREFIX) :].replace("__", ".")
-            yield _Given(key, environment[name], f"environment variable {name}")
+            yield GivenValue(key, environment[name], f"environment variable {name}")
 
 
 def _flatten(tree: Mapping[object, object] | Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -209,53 +217,14 @@ def _flatten(tree: Mapping[object, object] | Mapping[str, object], prefix: str =
             yield key, value
 
 
-# ---- keys -----------------------------------------------------------------------------------------------------------
-
-
-def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield (key, meaning, whether what follows the key is handed through) of every leaf."""
-    for name, field in model.model_fields.items():
-        key = f"{prefix}{field.alias or name}"
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from _walk(annotation, f"{key}.")
-        elif isinstance(field.default, dict):
-            yield f"{key}.*", field.description or "", True
-        else:
-            yield key, field.description or "", False
-
-
-_BY_LOWER_CASE = {key.lower(): key for key, _, through in _walk(Settings, "") if not through}
-_HANDED_THROUGH = tuple(key.removesuffix("*") for key, _, through in _walk(Settings, "") if through)
-
-
-def _canonical(key: str) -> str | None:
-    lower = key.lower()
-    for prefix in _HANDED_THROUGH:
-        if lower.startswith(prefix):
-            return prefix + key[len(prefix) :]
-    return _BY_LOWER_CASE.get(lower)
-
-
-def _is_ignored(key: str) -> bool:
-    lower = key.lower()
-    return any(fnmatchcase(lower, pattern.lower()) for pattern in IGNORED_MILVUS_KEYS)
-
-
-def _unknown_key(given: _Given) -> ConfigError:
-    near = difflib.get_close_matches(given.key.lower(), _BY_LOWER_CASE, n=1, cutoff=0.0)
-    nearest = _BY_LOWER_CASE[near[0]]
-    message = f"unknown setting {given.key!r} ({given.source}); the nearest known one is {nearest!r}"
-    return ConfigError(message, key=given.key, nearest=nearest)
-
-
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 
-def _validate(merged: Mapping[str, _Given]) -> Settings:
+def settings_of(merged: Mapping[str, GivenValue]) -> Settings:
+    """Check what `given_values` found. Raises `ConfigError` for a value that does not fit."""
     tree: dict[str, object] = {}
     for key, given in merged.items():
-        through = next((prefix for prefix in _HANDED_THROUGH if key.startswith(prefix)), None)
+        through = free_section(key)
         path = key.split(".") if through is None else [*through.rstrip(".").split("."), key[len(through) :]]
         branch = tree
         for part in path[:-1]:

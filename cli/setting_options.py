@@ -1,0 +1,20 @@
+"""The options of commands that are settings, and what becomes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings, keys as in milvus.yaml.")]
+WalOption = Annotated[
+    str,
+    typer.Option("--wal", help="URL of the log; by default that of the settings, an embedded one in the directory."),
+]
+MetricsPort = Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")]
+
+
+def setting_arguments(wal: str, metrics_port: int | None) -> dict[str, object]:
+    """The `arguments` of `load_settings` that these options are; None for an option that is not given."""
+    return {"wal": wal or None, "metrics.port": metrics_port}
