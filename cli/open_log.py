@@ -10,7 +10,7 @@ import typer
 
 from ..runtime.catalog.catalog import Catalog, catalog_fold
 from ..runtime.clock import physical_ms
-from ..runtime.config.loading import load_settings, wal_options
+from ..runtime.config.loading import load_settings, url_of, wal_options
 from ..runtime.errors import ChannelNotFound, CorruptLog, PositionLost
 from ..runtime.log.names import Names
 from ..runtime.log.opening import find_backend, open_wal, url_forms
@@ -21,7 +21,9 @@ from ..runtime.streams.stream_base import reading
 
 ATTEMPTS = 10  # to read a state up to its end before the next snapshot has removed that
 
-LogUrl = Annotated[str, typer.Argument(help=f"The log: {url_forms()}.")]
+LogUrl = Annotated[
+    str, typer.Argument(help=f"The log: {url_forms()}, or the directory of an embedded one.", callback=url_of)
+]
 
 
 @asynccontextmanager

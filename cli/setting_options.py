@@ -8,9 +8,22 @@ from typing import Annotated
 import typer
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings, keys as in milvus.yaml.")]
+
+
+def _url_of(wal: str) -> str:
+    from ..runtime.config.loading import url_of
+
+    return url_of(wal)
+
+
 WalOption = Annotated[
     str,
-    typer.Option("--wal", help="URL of the log; by default that of the settings, an embedded one in the directory."),
+    typer.Option(
+        "--wal",
+        help="The log: its URL, or the directory of an embedded one; by default that of the settings, an embedded one "
+        "below --data.",
+        callback=_url_of,
+    ),
 ]
 MetricsPort = Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")]
 

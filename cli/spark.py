@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.config.loading import url_of
 from ..runtime.errors import ConfigError
 from ..runtime.log.names import DEFAULT_PREFIX
 from ..spark_bridge.log import open_log
@@ -129,7 +130,7 @@ def copy(
     checkpoint: Annotated[str, typer.Option(help="Where the position is stored; with it each row is copied once.")],
     to_collection: Annotated[str, typer.Option(help="The collection to write into; it must be there.")] = "",
     to_topic: Annotated[str, typer.Option(help="The channel to write into; it must be there.")] = "",
-    to_wal: Annotated[str, typer.Option(help="The log to write into; default: the same.")] = "",
+    to_wal: Annotated[str, typer.Option(help="The log to write into; default: the same.", callback=url_of)] = "",
     topic: Topic = False,
     begin: Begin = EARLIEST,
     once: Once = False,

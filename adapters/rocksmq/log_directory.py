@@ -22,5 +22,7 @@ def local_directory(where: str) -> str:
     """The same. Raises `ConfigError` where there is no log."""
     directory = named_directory(where)
     if not os.path.isfile(os.path.join(directory, "FORMAT")):
-        raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
+        below = os.path.join(directory, "log")
+        hint = f"; there is one in {below}" if os.path.isfile(os.path.join(below, "FORMAT")) else ""
+        raise ConfigError(f"there is no log in {directory}{hint}: check the URL, or run a node first", key="wal")
     return directory

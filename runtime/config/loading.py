@@ -33,6 +33,7 @@ __all__ = [
     "known_keys",
     "load_settings",
     "resolve_mq_type",
+    "url_of",
     "wal_options",
     "wal_url",
 ]
@@ -143,6 +144,13 @@ def wal_url(
         )
     _log.warning("the log is %s, where what is stored came from; mq.type alone would choose %s", name, configured)
     return url
+
+
+def url_of(where: str) -> str:
+    """The URL of the log at `where`, which is a URL or a path: a path is the directory of an embedded log."""
+    if not where or split_url(where).scheme:
+        return where
+    return next(section.url(where) for _, section in _default_logs(Settings()) if section.embedded)
 
 
 def embedded_directory(settings: Settings) -> str:

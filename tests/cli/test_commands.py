@@ -184,6 +184,15 @@ def test_inspect_through_the_owner(command: Callable[..., Any], running: dict[st
     check_inspection(json.loads(command("inspect", running["wal"], "--json").out))
 
 
+def test_a_path_is_taken_where_a_url_is(command: Callable[..., Any], data: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(data)
+    assert json.loads(command("inspect", "log", "--no-count", "--json").out)["wal"] == url(data)
+    assert command("tail", data / "log", "things", "--no-follow", "--json").status == 0
+    assert command("groups", "list", "./log", "--json").out == "[]\n"
+    ended = command("inspect", data)
+    assert (ended.status, f"there is one in {data / 'log'}" in ended.err) == (2, True)
+
+
 @pytest.mark.parametrize("arguments", [("tail", "things"), ("inspect",)])
 def test_looking_makes_no_log(command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...]):
     name, *rest = arguments

@@ -58,6 +58,11 @@ def test_explain_says_all_of_one(command: Command, file: Path):
     assert f"from     {file}\n" in text
 
 
+def test_a_path_is_taken_as_the_log(command: Command, tmp_path: Path):
+    [wal] = json.loads(command("config", "show", "--wal", tmp_path, "--json").out)
+    assert wal["value"] == f"rocksmq://{tmp_path}"
+
+
 def test_a_misspelt_setting_is_answered_with_the_nearest(command: Command):
     ended = command("config", "explain", "mq.mqBufSiz")
     assert (ended.status, ended.err) == (

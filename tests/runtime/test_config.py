@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tidewal.runtime.config.loading import known_keys, load_settings, resolve_mq_type, wal_options, wal_url
+from tidewal.runtime.config.loading import known_keys, load_settings, resolve_mq_type, url_of, wal_options, wal_url
 from tidewal.runtime.errors import ConfigError, PositionMismatch
 from tidewal.runtime.log.opening import open_wal
 
@@ -87,6 +87,23 @@ def test_wal_url_overrides_mq_type_and_a_checkpoint_overrides_both():
     settings = settings_with((1, 1, 1, 1), **{"mq.type": "kafka", "wal": "memory://"})
     assert resolve_mq_type(settings, standalone=False) == "memory"
     assert resolve_mq_type(settings, standalone=False, checkpoint_wal_name="pulsar") == "pulsar"
+
+
+@pytest.mark.parametrize(
+    ("where", "url"),
+    [
+        ("/var/a log", "rocksmq:///var/a%20log"),
+        ("data/log", "rocksmq:///here/data/log"),
+        (".", "rocksmq:///here"),
+        ("./a:b", "rocksmq:///here/a%3Ab"),
+        ("kafka://h:1/p", "kafka://h:1/p"),
+        ("h:1", "h:1"),
+        ("", ""),
+    ],
+)
+def test_a_path_is_the_directory_of_an_embedded_log(where: str, url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    assert url_of(where) == url
 
 
 def test_wal_without_a_scheme_is_an_error():
