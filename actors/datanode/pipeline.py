@@ -69,7 +69,8 @@ class FlushPipeline:
         self._positions: Mapping[str, Position] = {}
         self._flushes = 0
         self._compacting = asyncio.Lock()
-        self._compacted = self._loop.time()
+        self._compacted = self._loop.time()  # when a compaction was last begun, or this pipeline
+        self._current = 0  # the T that the table of current rows is known to reflect
         self._flushing: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._ending = asyncio.Event()
@@ -92,7 +93,7 @@ class FlushPipeline:
         try:
             async for pack in stream:
                 self._buffer_rows(pack)
-                await self._flush_if_due(pack)
+                await self._store_if_due(pack)
         finally:
             self._ending.set()
             async with self._compacting:  # a requested compaction works on the tables, which may be removed next
@@ -142,19 +143,25 @@ class FlushPipeline:
         self._positions = pack.end_positions
         self._metrics.consumed(pack)
 
-    async def _flush_if_due(self, pack: MsgPack) -> None:
+    async def _store_if_due(self, pack: MsgPack) -> None:
+        """Flush where that is due, or else compact: packs come without rows, too, so that the table of current rows
+        follows when writing stops."""
         settings = self._node.settings.data_node
         full = self._buffer.bytes >= settings.flush_bytes
         old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
         requested = self._requested > self._published
-        if not (full or old or requested):
+        flush_due = full or old or requested
+        if not (flush_due or self._compaction_due()):
             return
         if self._flushing is not None:
             if not (full or self._flushing.done()):
                 return
             await self._flushing
-        self._flushing = asyncio.create_task(self._flush(self._buffer.records, pack.end_ts, self._positions))
-        self._buffer = _Buffer(self._loop.time())
+        if flush_due:
+            self._flushing = asyncio.create_task(self._flush(self._buffer.records, pack.end_ts, self._positions))
+            self._buffer = _Buffer(self._loop.time())
+        else:
+            self._flushing = asyncio.create_task(self._maintain())
 
     async def _flush(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> None:
         """Store `records` (there may be none), which are all between the table's T and `end`; then publish the event
@@ -167,18 +174,22 @@ class FlushPipeline:
         for position in positions.values():
             await self._node.wal.hold(position.channel, holder(self.collection), position.message_id)
         self._metrics.flushed(result, perf_counter() - started)
-        await self._maintain()
-
-    async def _maintain(self) -> None:
-        """Compact, join files and vacuum where that is due. The rows are stored by now, so a failure waits for the next
-        time."""
-        interval_s = self._node.settings.data_node.compaction_interval_s
         self._flushes += 1
+        await self._maintain(tidy=self._flushes % FLUSHES_PER_VACUUM == 0)
+
+    def _compaction_due(self) -> bool:
+        interval_s = self._node.settings.data_node.compaction_interval_s
+        waited = self._loop.time() - self._compacted >= interval_s
+        return bool(interval_s) and waited and self._current < self._stored
+
+    async def _maintain(self, *, tidy: bool = False) -> None:
+        """Compact where that is due, and to `tidy`, join files and vacuum. The rows are stored by now, so a failure
+        waits for the next time."""
         try:
-            if interval_s and self._loop.time() - self._compacted >= interval_s:
+            if self._compaction_due():
                 self._compacted = self._loop.time()
                 await self.compact()
-            if self._flushes % FLUSHES_PER_VACUUM == 0:
+            if tidy:
                 await self._node.blocking(self._join_and_vacuum)
         except TidewalError as error:
             _log.warning("cannot maintain the tables of %s now: %s", self.collection.name, error)
@@ -246,7 +257,7 @@ class FlushPipeline:
             if self._ending.is_set():
                 raise Unavailable(f"the tables of {self.collection.name} are not open; retry")
             result = await self._node.blocking(self._compact_blocking)
-            self._compacted = self._loop.time()
+            self._compacted, self._current = self._loop.time(), result.t
         return result
 
     def _compact_blocking(self) -> CompactResult:

@@ -100,7 +100,9 @@ class DataNodeSettings(SettingsSection):
         default=10.0, description="s after which buffered rows are flushed at the latest"
     )
     compaction_interval_s: NonNegativeFloat = Field(
-        default=300.0, description="s between two compactions, which follow flushes; 0 only on request"
+        default=300.0,
+        description="s between two compactions of a collection while its table `current` is behind, written or idle; "
+        "0 only on request",
     )
 
 

@@ -20,7 +20,7 @@ from tidewal.actors.querynode.row_store import RowStore
 from tidewal.runtime.errors import MemoryLimitExceeded, PositionLost
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import decode
-from tidewal.runtime.tables.table_store import LOG
+from tidewal.runtime.tables.table_store import CURRENT, LOG
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -248,3 +248,43 @@ async def test_a_question_whose_rows_go_as_its_wait_ends_gets_no_empty_answer(ho
         error = await home.error_of(pipelines[-1].wait_for(node.node.clock.now()))
         assert ended
         assert isinstance(error, MemoryLimitExceeded)
+
+
+@MEMORY_ONLY
+async def test_current_rows_follow_when_writing_stops(home) -> None:
+    settings = {"dataNode": {"flushIntervalS": 10, "compactionIntervalS": 300}}
+    path = home.tables / "people" / CURRENT
+
+    def rows() -> list[int]:
+        return sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist())
+
+    async with home.node(settings=settings) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1, 2))
+        await home.elapse(250)
+        assert not path.exists()
+        await home.elapse(60)
+        assert rows() == [1, 2]
+        first = DeltaTable(path).version()
+        await client.delete("people", [1])
+        await home.elapse(310)
+        assert rows() == [2]
+        assert DeltaTable(path).version() == first + 1
+        await client.insert("people", home.people(3))
+        await client.flush("people")
+    async with home.node(settings=settings):  # the tables of a node that was stopped before it was time
+        await home.elapse(310)
+        assert rows() == [2, 3]
+        version = DeltaTable(path).version()
+        await home.elapse(1000)
+        assert DeltaTable(path).version() == version, "an idle collection whose table is complete costs nothing"
+
+
+@MEMORY_ONLY
+async def test_current_rows_wait_for_a_request_where_the_interval_is_0(home) -> None:
+    async with home.node(settings={"dataNode": {"compactionIntervalS": 0}}) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        await home.elapse(1000)
+        assert not (home.tables / "people" / CURRENT).exists()
+        assert (await client.compact("people"))["rows"] == 1
