@@ -22,8 +22,9 @@ UV := $(BIN)/python -m uv
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka and Pulsar for tests (done once)
+setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka, Pulsar and promtool for tests (done once)
 	@$(BIN)/python -m tests.brokers
+	@$(BIN)/python -m tests.promtool
 
 $(STAMP): requirements.lock pyproject.toml Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

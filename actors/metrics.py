@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from ..runtime.catalog.catalog import Collection
 from ..runtime.clock import HybridClock, physical_ms
+from ..runtime.log.dead_letters import REASONS
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.streams.messages import MsgPack
 from ..runtime.streams.tt_stream import TtMsgStream
@@ -18,6 +20,13 @@ COUNTED = {
     "incomplete": "wal_scan_incomplete_batch_total",
     "late": "wal_scan_time_tick_violation_message_total",
 }  # the counters of each channel, by attribute of `ReadCounts`
+
+
+def dead_letters_from_zero(metrics: Metrics, channels: Iterable[str]) -> None:
+    """Begin the counts of bad records in `channels`: from one that begins with its first letter no rate can be told."""
+    for channel in channels:
+        for reason in REASONS:
+            metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason)
 
 
 class ScanMetrics:
@@ -33,6 +42,7 @@ class ScanMetrics:
         ]
         self._published = [0] * len(self._series)
         self._bytes = metrics.counter(f"{role}_consume_bytes_total")
+        dead_letters_from_zero(metrics, stream.counts)
         pending = metrics.gauge("wal_scanner_pending_queue_bytes", collection_name=collection.name, role_name=role)
         pending.set_function(lambda: stream.buffered_bytes)
 

@@ -12,6 +12,7 @@ from ..runtime.log.dead_letters import DeadLetters
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.server import Request, RequestPack, RpcServer
 from ..runtime.streams.channel_reader import OnBadRecord
+from .metrics import dead_letters_from_zero
 from .node import Node
 from .requests import Method
 
@@ -42,6 +43,9 @@ class Role(Actor):
         self._server = RpcServer(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
         self._handlers: dict[str, Method] = {}
         self._running = 0
+        names = node.names
+        control = (names.catalog, names.insert_events, names.heartbeats, names.requests(self.role))
+        dead_letters_from_zero(node.metrics, control)
 
     def handlers(self) -> dict[str, Method]:
         """The methods of this role, by name."""

@@ -94,6 +94,16 @@ def _lag_alert(role: str, metric: str) -> Alert:
     )
 
 
+def _happened(labels: str, where: str = "") -> str:
+    """Whether a counter has grown within 10 minutes. One that had grown before Prometheus first saw it (a node found
+    bad records as it started) shows no increase: it is told by that it was not there 10 minutes ago."""
+    series = f"{{metric}}{where}"
+    return (
+        f"sum by ({labels}) (increase({series}[10m])) > 0"
+        f" or sum by ({labels}) ({series} unless {series} offset 10m) > 0"
+    )
+
+
 _NODE = f"{{{{ $labels.{NODE_LABEL} }}}}"
 
 ALERTS = (
@@ -127,7 +137,7 @@ ALERTS = (
     Alert(
         "SparkQueryFailed",
         "spark_query_ended_total",
-        f'sum by ({NODE_LABEL}) (increase({{metric}}{{status="failed"}}[10m])) > 0',
+        _happened(NODE_LABEL, '{status="failed"}'),
         "0s",
         "critical",
         f"{_NODE}: a streaming query failed; it goes on from its checkpoint when it is started again",
@@ -151,7 +161,7 @@ ALERTS = (
     Alert(
         "GroupsCutOff",
         "rocksmq_groups_cut_off_total",
-        f"sum by ({NODE_LABEL}) (increase({{metric}}[10m])) > 0",
+        _happened(NODE_LABEL),
         "0s",
         "critical",
         f"{_NODE}: consumer groups lost entries that they had not read, since retention needed the space",
@@ -159,7 +169,7 @@ ALERTS = (
     Alert(
         "TimeTickViolated",
         "wal_scan_time_tick_violation_message_total",
-        f"sum by ({CHANNEL}) (increase({{metric}}[10m])) > 0",
+        _happened(CHANNEL),
         "0s",
         "critical",
         f"a record came behind a tick that had passed it in {{{{ $labels.{CHANNEL} }}}}",
@@ -175,9 +185,7 @@ ALERTS = (
     Alert(
         "DeadLetters",
         "wal_dead_letter_message_total",
-        # a series begins with its first bad record, which is no increase yet
-        f"sum by ({CHANNEL}, reason) (increase({{metric}}[10m])) > 0"
-        f" or sum by ({CHANNEL}, reason) ({{metric}} unless {{metric}} offset 10m) > 0",
+        _happened(f"{CHANNEL}, reason"),
         "0s",
         "warning",
         f"bad records in {{{{ $labels.{CHANNEL} }}}} were kept aside: {{{{ $labels.reason }}}}",

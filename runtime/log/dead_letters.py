@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from ..clock import HybridClock
 from ..errors import BadRecord, TidewalError
@@ -19,6 +20,25 @@ LETTERS_PER_S = 100
 LETTER_BYTES_PER_S = 4 * 1024 * 1024
 LETTER_BODY_BYTES = 4 * 1024 * 1024  # below every backend's message limit
 MESSAGE_CHARACTERS = 1_000
+
+REASONS: Final = (
+    "body",
+    "checksum",
+    "cut",
+    "frame",
+    "grant",
+    "header",
+    "heartbeat",
+    "late",
+    "length",
+    "producers",
+    "rows",
+    "schema",
+    "type",
+    "values",
+    "version",
+)
+"""Why a record of the log can be bad."""
 
 OnCounted = Callable[[str, str], None]
 

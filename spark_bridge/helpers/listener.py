@@ -22,6 +22,7 @@ from ...runtime.clock import physical_ms
 from ...runtime.metrics.metrics import QUERY, Metrics
 from ...runtime.metrics.server import Health
 
+STATUSES = ("success", "failed")
 RATES = ("spark_input_rows_per_second", "spark_processed_rows_per_second")
 
 
@@ -33,6 +34,7 @@ class QueryMetrics(StreamingQueryListener):
         self._lock = threading.Lock()
         self._running: dict[str, str] = {}  # names of queries by run
         self._failed: dict[str, str] = {}  # why, by name
+        self._ended = {status: metrics.counter("spark_query_ended_total", status=status) for status in STATUSES}
 
     def health(self) -> Health:
         """Healthy unless a query has failed and was not started again."""
@@ -66,7 +68,7 @@ class QueryMetrics(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Called by Spark when a query has ended."""
         status = "success" if event.exception is None else "failed"
-        self._metrics.counter("spark_query_ended_total", status=status).inc()
+        self._ended[status].inc()
         with self._lock:
             name = self._running.pop(str(event.runId), str(event.id))
             if event.exception is not None:

@@ -18,6 +18,8 @@ from tidewal.runtime.catalog.catalog import Collection
 from tidewal.runtime.clock import HybridClock, add_ms, physical_ms
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import JournalFailed, Lagging, OrderViolated, Overloaded, Unavailable
+from tidewal.runtime.log.dead_letters import REASONS
+from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.log.wal import ChannelPolicy, Delivery, From
 from tidewal.runtime.metrics.metrics import METRICS, Metrics
@@ -106,6 +108,26 @@ async def test_a_node_at_work_writes_every_metric(tmp_path):
     assert set(series) >= NOTHING_AT_REST
     assert 'collection_name="people"' in page  # of the second one; the first one's rows are not counted on
     assert metrics.value("proxy_insert_vectors_total", collection_name="people") == 0
+
+
+@pytest.mark.slow
+async def test_what_alerts_count_is_there_before_it_happens(tmp_path):
+    metrics = Metrics("n1")
+    async with Standalone(MemoryWal(), tmp_path / "tables", metrics=metrics) as node, node.client() as client:
+        collection = await client.create_collection(PEOPLE)
+        assert await client.count("people", consistency="strong") == 0
+        names = node.node.names
+        control = {names.catalog, names.insert_events, names.heartbeats, names.requests("proxy")}
+        families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
+    letters = [
+        sample for sample in families["tidewal_wal_dead_letter_message"].samples if sample.name.endswith("_total")
+    ]
+    channels = {pchannel_of(vchannel) for vchannel in collection.vchannels}
+    assert {sample.labels["channel_name"] for sample in letters} >= channels | control
+    assert {sample.labels["reason"] for sample in letters} == set(REASONS)
+    violations = families["tidewal_wal_scan_time_tick_violation_message"].samples
+    assert {sample.labels["channel_name"] for sample in violations} >= channels
+    assert {sample.value for sample in (*letters, *violations) if sample.name.endswith("_total")} == {0}
 
 
 # ---- the channel owner -----------------------------------------------------------------------------------------------

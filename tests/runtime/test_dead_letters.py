@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import BadRecord
-from tidewal.runtime.log.dead_letters import LETTER_BODY_BYTES, DeadLetters
+from tidewal.runtime.log.dead_letters import LETTER_BODY_BYTES, REASONS, DeadLetters
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import ChannelPolicy, Entry
@@ -108,3 +111,19 @@ async def test_what_the_channel_does_not_take_is_counted_and_raises_nothing(wal,
     await wal.close()
     letters.bad("c", *bad)
     assert (letters.counts.kept, letters.counts.failed) == (0, 3)
+
+
+IN_NO_LOG = {"request", "position"}  # of what clients send and save
+
+
+def test_every_reason_that_the_source_gives_is_known():
+    root = Path(__file__).parents[2]
+    calls = [
+        node
+        for floor in ("runtime", "actors")
+        for path in (root / floor).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "BadRecord"
+    ]
+    reasons = {ast.literal_eval(k.value) for call in calls for k in call.keywords if k.arg == "reason"}
+    assert reasons - IN_NO_LOG == set(REASONS) - {"late"}

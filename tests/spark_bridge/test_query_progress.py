@@ -130,6 +130,7 @@ def test_offsets_of_other_sources_tell_no_time(end: object) -> None:
 def test_a_query_that_ends_leaves_nothing_but_how() -> None:
     metrics = Metrics("driver")
     listener = QueryMetrics(metrics)
+    assert 'status="failed"} 0.0' in metrics.render().decode()  # an alert counts from there
     listener.onQueryStarted(started(1))
     listener.onQueryProgress(progressed(source(offset(1000))))
     listener.onQueryTerminated(QueryTerminatedEvent(ID, uuid.UUID(int=1), "it broke\n at java", None))

@@ -1,0 +1,181 @@
+"""Each alert rule of compose/ fires when it should, says what it should, and ends: by Prometheus' own evaluation."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from . import promtool
+
+RULES = Path(__file__).parents[1] / "compose/prometheus/alerts.yml"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One series, with a value a minute (as promtool notes them: `0x5` is six zeros), and in which minutes the alert
+    fires or not. `labels` are those of the alert beside its severity."""
+
+    alert: str
+    series: str
+    values: str
+    fires: list[int]
+    quiet: list[int]
+    summary: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def lag(role: str) -> Case:
+    series = (
+        f'tidewal_{role.lower()}_{"tt" if role == "Proxy" else "consume_tt"}_lag_ms{{node_id="n", channel_name="c"}}'
+    )
+    summary = f"{role}: the channel c is 40000 ms behind"
+    return Case(f"{role}Lags", series, "20x5 40000x9 20x9", [8, 14], [5, 7, 17], summary, {"channel_name": "c"})
+
+
+def counted(alert: str, name: str, summary: str, labels: dict[str, str], more: str = "") -> list[Case]:
+    """A counter that goes from 0 to 1, and one that is 1 when Prometheus first sees it."""
+    shown = ", ".join(f'{label}="{value}"' for label, value in {"node_id": "n", **labels}.items())
+    series = f"tidewal_{name}{{{shown}{more}}}"
+    return [
+        Case(alert, series, "0x5 1x30", [6, 14], [5, 17], summary, labels),
+        Case(alert, series, "_x6 1x30", [6, 14], [5, 17], summary, labels),
+    ]
+
+
+CASES = [
+    Case(
+        "JournalFailed",
+        'tidewal_rocksmq_journal_failed{node_id="n"}',
+        "0x5 1x5 0x5",
+        [6, 11],
+        [5, 13],
+        "n: a write or sync of the journal failed, nothing is accepted until it is reopened",
+        {"node_id": "n"},
+    ),
+    Case(
+        "BrokersStall",
+        'tidewal_wal_backend_stalled{node_id="n", channel_name="c", operation="append"}',
+        "0x5 2x5 0x5",
+        [7, 11],
+        [6, 13],
+        "the brokers leave appends of c waiting",
+        {"channel_name": "c", "operation": "append"},
+    ),
+    lag("Proxy"),
+    lag("DataNode"),
+    lag("QueryNode"),
+    Case(
+        "SparkLags",
+        'tidewal_spark_cut_lag_ms{node_id="spark", query_name="q"}',
+        "20x5 40000x9 20x9",
+        [8, 14],
+        [7, 17],
+        "Spark: the query q is 40000 ms behind",
+        {"query_name": "q"},
+    ),
+    *counted(
+        "SparkQueryFailed",
+        "spark_query_ended_total",
+        "n: a streaming query failed; it goes on from its checkpoint when it is started again",
+        {"node_id": "n"},
+        more=', status="failed"',
+    ),
+    Case(
+        "Overloaded",
+        'tidewal_overloaded_total{node_id="n", limit="proxy.maxInflightBytes"}',
+        "0x5 120+120x20 2520x20",
+        [14, 24],
+        [5, 9, 33],
+        "2 requests a second are refused by the limit proxy.maxInflightBytes",
+        {"limit": "proxy.maxInflightBytes"},
+    ),
+    Case(
+        "EventLoopLags",
+        'tidewal_event_loop_lag_seconds{node_id="n"}',
+        "0x5 0.75x5 0x5",
+        [7, 11],
+        [6, 13],
+        "n: the event loop is 0.75 s late; some handler blocks it",
+        {"node_id": "n"},
+    ),
+    *counted(
+        "GroupsCutOff",
+        "rocksmq_groups_cut_off_total",
+        "n: consumer groups lost entries that they had not read, since retention needed the space",
+        {"node_id": "n"},
+    ),
+    *counted(
+        "TimeTickViolated",
+        "wal_scan_time_tick_violation_message_total",
+        "a record came behind a tick that had passed it in c",
+        {"channel_name": "c"},
+        more=', role_name="datanode"',
+    ),
+    Case(
+        "ClockAway",
+        'tidewal_wal_clock_ahead_seconds{node_id="n"}',
+        "0x5 -90x5 0x5",
+        [7, 11],
+        [6, 13],
+        "n: timestamps lie 90 s from the wall clock: the clock was set, or the log is ahead of it",
+        {"node_id": "n"},
+    ),
+    *counted(
+        "DeadLetters",
+        "wal_dead_letter_message_total",
+        "bad records in c were kept aside: rows",
+        {"channel_name": "c", "reason": "rows"},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return promtool.find()
+    except promtool.Missing as why:
+        pytest.skip(str(why))
+
+
+def rules() -> dict[str, dict]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
+
+
+def test_each_rule_has_a_case():
+    assert {case.alert for case in CASES} == rules().keys()
+
+
+def test_prometheus_takes_the_rules(program: Path):
+    subprocess.run([program, "check", "rules", RULES], check=True, capture_output=True)
+
+
+def expectations(case: Case) -> list[dict[str, object]]:
+    rule = rules()[case.alert]
+    annotations = {"summary": case.summary, "description": rule["annotations"]["description"]}
+    alert = {"exp_labels": {**rule["labels"], **case.labels}, "exp_annotations": annotations}
+    return [
+        {"eval_time": f"{minute}m", "alertname": case.alert, "exp_alerts": alerts}
+        for minutes, alerts in ((case.quiet, []), (case.fires, [alert]))
+        for minute in minutes
+    ]
+
+
+def test_alerts_fire_say_what_they_should_and_end(program: Path, tmp_path: Path):
+    tests = [
+        {
+            "name": f"{case.alert}: {case.series} {case.values}",
+            "interval": "1m",
+            "input_series": [{"series": case.series, "values": case.values}],
+            "alert_rule_test": expectations(case),
+        }
+        for case in CASES
+    ]
+    path = tmp_path / "tests.yml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": tests}))
+    ended = subprocess.run([program, "test", "rules", path], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
