@@ -30,7 +30,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "DataNode": ("datanode_",),
     "QueryNode": ("querynode_",),
     "MixCoord": ("mixcoord_", "rootcoord_"),
-    "Actors": ("actor_", "event_loop_"),
+    "Actors": ("actor_", "event_loop_", "build_"),
     "RocksMQ": ("rocksmq_",),
     "Spark": ("spark_",),
 }

@@ -49,6 +49,9 @@ def metrics_page() -> str:
         "At `/metrics`; each has the label `node_id` too. Names follow Milvus' where the meaning is the same. Lag is",
         "per channel: look at its maximum, never at its average, which hides a channel that is stuck.",
         "",
+        "Of the process there are Prometheus' usual `process_*` (CPU, memory, file descriptors, start time; on Linux),",
+        "`python_info` and `python_gc_*`, without `node_id`.",
+        "",
         "| metric | kind | unit | labels | meaning |",
         "|---|---|---|---|---|",
         *(

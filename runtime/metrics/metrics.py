@@ -11,9 +11,20 @@ and count per batch, never per row.
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
 from ..errors import InvalidRequest
 from ..log.opening import installed_backends
@@ -154,6 +165,8 @@ _MIXCOORD = (
     gauge("rootcoord_dml_channel_num", "count", "Physical channels for data"),
 )
 
+_NODE = (gauge("build_info", "info", "1; the labels say what runs: Tidewal and Python", "version", "python_version"),)
+
 _ACTORS = (
     gauge("actor_mailbox_depth", "count", "Messages waiting", "actor"),
     counter("actor_restart_total", "Restarts after a failure", "actor"),
@@ -186,11 +199,16 @@ METRICS: tuple[Metric, ...] = (
     *_QUERYNODE,
     *_MIXCOORD,
     *_ACTORS,
+    *_NODE,
     *_SPARK,
 )
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
 _Family = TypeVar("_Family", Counter, Gauge, Histogram)
+
+_PROCESS = CollectorRegistry()  # nodes of one process share it: `process_*` and `python_*`, without a node's label
+for _collector in (ProcessCollector, PlatformCollector, GCCollector):
+    _collector(registry=_PROCESS)
 
 
 class Metrics:
@@ -203,6 +221,8 @@ class Metrics:
         self.node_id = node_id
         self._registry = CollectorRegistry()
         self._families = {metric.name: _family(metric, self._registry) for metric in METRICS}
+        versions = {"version": metadata.version("tidewal"), "python_version": platform.python_version()}
+        self.gauge("build_info", **versions).set(1)
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Return the series to call `inc` on."""
@@ -233,8 +253,8 @@ class Metrics:
         return 0.0 if found is None else found
 
     def render(self) -> bytes:
-        """Write all series in Prometheus' text format."""
-        return generate_latest(self._registry)
+        """Write all series in Prometheus' text format, and those of the process."""
+        return generate_latest(self._registry) + generate_latest(_PROCESS)
 
     def _series(self, name: str, kind: type[_Family], labels: dict[str, str]) -> _Family:
         metric = _known(name)

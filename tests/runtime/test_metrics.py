@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import platform
 import re
+import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -42,7 +45,20 @@ def test_every_metric_of_the_table_can_be_used_and_is_shown():
     samples = [s for family in text_string_to_metric_families(metrics.render().decode()) for s in family.samples]
     shown = {sample.name.removesuffix("_count") for sample in samples}
     assert {metric.full_name for metric in METRICS} <= shown
-    assert {sample.labels["node_id"] for sample in samples} == {"n1"}
+    assert {sample.labels["node_id"] for sample in samples if sample.name.startswith("tidewal_")} == {"n1"}
+
+
+def test_the_process_and_what_runs_in_it_are_shown():
+    families = text_string_to_metric_families(Metrics("n1").render().decode())
+    samples = {sample.name: sample for family in families for sample in family.samples}
+    build = samples["tidewal_build_info"]
+    assert (build.value, build.labels["version"]) == (1, metadata.version("tidewal"))
+    assert build.labels["python_version"] == platform.python_version()
+    assert samples["python_info"].labels["version"] == platform.python_version()
+    assert "python_gc_collections_total" in samples
+    if sys.platform == "linux":
+        assert samples["process_resident_memory_bytes"].value > 1_000_000
+        assert {"process_cpu_seconds_total", "process_open_fds"} <= samples.keys()
 
 
 def uses_in_the_source() -> Iterator[tuple[str, str, str, set[str | None]]]:
