@@ -20,7 +20,7 @@ from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
 from ...runtime.tables.table_metadata import newest_own_commit, transaction_of
 from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
 from .delta_errors import storage_errors
-from .delta_files import CHECKED, RETENTION_H, open_table, sync_added_files, vacuum_table
+from .delta_files import CHECKED, NO_HOOKS, RETENTION_H, checkpoint, open_table, sync_added_files, vacuum_table
 from .log_reader import NewestVersions, newest_versions
 from .log_table import CHECKPOINT_EVERY_COMMITS, COMMIT_ATTEMPTS, LogTable
 from .row_versions import stored_schema, version_schema
@@ -86,7 +86,7 @@ class CurrentTable:
         Each compaction leaves the files it replaced, so that readers of the older snapshot may finish.
         """
         with storage_errors(self.location):
-            return len(vacuum_table(self._table, retention_h, CommitProperties()))
+            return len(vacuum_table(self.location, self._table, retention_h, CommitProperties()))
 
     def merge(self, changes: NewestVersions, t: int) -> bool:
         """Merge `changes`, the newest versions between the table's T and `t`, and move it to `t`, in one commit.
@@ -105,10 +105,19 @@ class CurrentTable:
                 if changes.rows:
                     self._merge(pa.RecordBatchReader.from_batches(changes.schema, changes.batches), commit)
                 else:  # the library commits no merge of nothing
-                    self._table.create_write_transaction([], "append", self._table.schema(), commit_properties=commit)
+                    self._table.create_write_transaction(
+                        [],
+                        "append",
+                        self._table.schema(),
+                        commit_properties=commit,
+                        post_commithook_properties=NO_HOOKS,
+                    )
             except CommitFailedError:
                 return False
             sync_added_files(self.location, version + 1)
+            if (version + 1) % CHECKPOINT_EVERY_COMMITS == 0:
+                self._table.update_incremental()
+                checkpoint(self.location, self._table)
             return True
 
     def _merge(self, changes: pa.RecordBatchReader, commit: CommitProperties) -> None:
@@ -119,6 +128,7 @@ class CurrentTable:
             source_alias="change",
             target_alias="row",
             commit_properties=commit,
+            post_commithook_properties=NO_HOOKS,
         )
         merger = merger.when_matched_delete("change._op = 'delete'").when_matched_update(values)
         merger.when_not_matched_insert(values, predicate="change._op <> 'delete'").execute()

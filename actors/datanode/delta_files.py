@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, PostCommitHookProperties
 
 from ...runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
 from ...runtime.tables.table_metadata import (
@@ -39,6 +39,10 @@ LOG_RETENTION: Final = "interval 1 hours"
 RETENTION_H: Final = 24
 MIN_RETENTION_H: Final = 1
 INTERVAL_KEY: Final = "delta.checkpointInterval"
+
+# For every commit: the library's own checkpoints list the whole log each time (twice the time at 500 commits), and are
+# not durable when the commits that they replace are cleaned up.
+NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 # For every scan of a table: a page whose checksum is wrong is an error, not an answer.
 CHECKED: Final = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
@@ -175,14 +179,25 @@ def _statistics(rows: pa.Table, columns: Sequence[str]) -> str:
     return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
 
 
-def vacuum_table(table: DeltaTable, retention_h: int, commit: CommitProperties) -> list[str]:
+def vacuum_table(location: TableLocation, table: DeltaTable, retention_h: int, commit: CommitProperties) -> list[str]:
     """Remove files that the table does not name and has not named for `retention_h` hours; return their names. Raises
     `InvalidRequest` below `MIN_RETENTION_H`."""
     if retention_h < MIN_RETENTION_H:
         raise InvalidRequest(f"a vacuum keeps at least {MIN_RETENTION_H} h, not {retention_h}")
-    return table.vacuum(
+    before = table.version()
+    removed = table.vacuum(
         retention_h, dry_run=False, enforce_retention_duration=False, full=True, commit_properties=commit
     )
+    table.update_incremental()
+    location.sync(map(commit_name, range(before + 1, table.version() + 1)))
+    return removed
+
+
+def checkpoint(location: TableLocation, table: DeltaTable) -> None:
+    """Write a checkpoint at the version of `table`, durable before the commits that it replaces are cleaned up."""
+    table.create_checkpoint()
+    location.sync([f"_delta_log/{table.version():020}.checkpoint.parquet", "_delta_log/_last_checkpoint"])
+    table.cleanup_metadata()
 
 
 def sync_added_files(location: TableLocation, version: int) -> None:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from ...runtime.errors import Fenced, InvalidRequest, Unavailable
 from ...runtime.streams.messages import Position
@@ -37,7 +37,16 @@ from ...runtime.tables.table_metadata import (
 )
 from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
 from .delta_errors import storage_errors
-from .delta_files import INTERVAL_KEY, RETENTION_H, open_delta, open_table, vacuum_table, write_parquet
+from .delta_files import (
+    INTERVAL_KEY,
+    NO_HOOKS,
+    RETENTION_H,
+    checkpoint,
+    open_delta,
+    open_table,
+    vacuum_table,
+    write_parquet,
+)
 from .file_joining import StoredFile, files_of, groups_to_join, join
 from .row_versions import stored_schema, to_versions, version_schema
 
@@ -188,7 +197,7 @@ class LogTable:
             # The commits of a vacuum must carry the positions too, or the log's clean-up could remove the last ones.
             positions = {POSITIONS_KEY: encode_positions(self._read_positions())}
             commit = CommitProperties(max_commit_retries=0, custom_metadata=positions)
-            return len(vacuum_table(self._table, retention_h, commit))
+            return len(vacuum_table(self.location, self._table, retention_h, commit))
 
         with self._lock, storage_errors(self.location):
             self._refresh()
@@ -270,14 +279,12 @@ class LogTable:
                 app_transactions=[Transaction(transaction_of(vchannel), t, now_ms) for vchannel, t in end.items()],
                 custom_metadata={POSITIONS_KEY: encode_positions(merged)},
             ),
-            # The library's own checkpointing lists the whole log after every commit: twice the time at 500 commits.
-            post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+            post_commithook_properties=NO_HOOKS,
         )
         self.location.sync([commit_name(version + 1)])
         self._refresh()
         if (version + 1) % self._checkpoint_every == 0:
-            self._table.create_checkpoint()
-            self._table.cleanup_metadata()
+            checkpoint(self.location, self._table)
             self._table = open_delta(self.location)
 
     def _stored_t(self, vchannel: str) -> int:

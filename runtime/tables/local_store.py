@@ -5,6 +5,7 @@ A file is durable once it and the folder that has its name are synced.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -17,7 +18,9 @@ from ..errors import DirectoryUnwritable
 from .digests import digest_of
 from .table_store import CURRENT, LOG, CreatedFile, StoreUri, TableLocation, TableStore
 
-FOLDER_MODE = 0o700  # readable by the node's user only, as the log's folder
+# Readable by the node's user only, as the log is.
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
 
 
 class LocalTableLocation(TableLocation):
@@ -33,7 +36,13 @@ class LocalTableLocation(TableLocation):
         return log.is_dir() and any(map(any, kept))
 
     def prepare(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        store, collection = self._folder.parent.parent, self._folder.parent
+        try:
+            store.mkdir(parents=True, exist_ok=True)
+            for folder in (collection, self._folder, self._folder / "_delta_log"):
+                folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
 
     def created(self) -> None:
         for folder in (self._folder, self._folder.parent, self._folder.parent.parent):
@@ -41,6 +50,8 @@ class LocalTableLocation(TableLocation):
 
     def sync(self, names: Iterable[str]) -> None:
         files = [self._folder / name for name in names]
+        for file in files:
+            file.chmod(FILE_MODE)  # the Delta library leaves the mode to the umask
         for path in [*files, *dict.fromkeys(file.parent for file in files)]:
             _sync(path)
 
@@ -55,7 +66,7 @@ class LocalTableLocation(TableLocation):
 
     def create(self, stem: str, write: Callable[[BinaryIO], None]) -> CreatedFile:
         path = self._folder / f"{stem}.parquet"
-        with path.open("w+b") as file:
+        with open(path, "w+b", opener=_open_for_one_user) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -101,6 +112,10 @@ class LocalTableStore(TableStore):
         folder = self._folder / collection
         if folder.exists():
             shutil.rmtree(folder)
+
+
+def _open_for_one_user(path: str, flags: int) -> int:
+    return os.open(path, flags, FILE_MODE)
 
 
 def _sync(path: Path) -> None:

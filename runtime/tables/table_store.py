@@ -74,8 +74,9 @@ class TableLocation(ABC):
 
     @abstractmethod
     def sync(self, names: Iterable[str]) -> None:
-        """Make files durable that the Delta library wrote, and their names. It writes each under its name in one step,
-        and syncs nothing. Nothing to do where a written file is durable."""
+        """Make files durable that the Delta library wrote, and their names, and readable by the node's user only. The
+        library writes each under its name in one step, and syncs nothing. Nothing to do where a written file is durable
+        and access is given otherwise."""
 
     @abstractmethod
     def has(self, name: str) -> bool:

@@ -20,7 +20,7 @@ import tidewal
 from tidewal.actors import standalone
 from tidewal.actors.datanode.current_table import CurrentTable, compact
 from tidewal.actors.datanode.log_reader import read_current_at
-from tidewal.actors.datanode.log_table import LogTable
+from tidewal.actors.datanode.log_table import CHECKPOINT_EVERY_COMMITS, LogTable
 from tidewal.actors.datanode.table_check import check_tables
 from tidewal.actors.datanode.wal_identity import wal_of
 from tidewal.runtime.errors import ConfigError, CorruptLog
@@ -120,6 +120,29 @@ def filled(store: TableStore) -> LogTable:
         log.flush(versions([t]), start={V0: t - 1}, end={V0: t}, positions={V0: position(t)})
     compact(log, CurrentTable.open(store.table("flights", CURRENT), SCHEMA, KEY), 5)
     return log
+
+
+def test_only_the_users_own_programs_read_the_files(tmp_path: Path):
+    before = os.umask(0o022)
+    try:
+        store = open_tables(tmp_path / "tables")
+        store.prepare()
+        log = filled(store)
+        current = CurrentTable.open(store.table("flights", CURRENT), SCHEMA, KEY)
+        for t in range(6, CHECKPOINT_EVERY_COMMITS + 2):
+            log.flush(versions([t]), start={V0: t - 1}, end={V0: t}, positions={V0: position(t)})
+            compact(log, current, t)
+        log.join_files()
+        log.vacuum()
+        current.vacuum()
+    finally:
+        os.umask(before)
+    paths = list((tmp_path / "tables").rglob("*"))
+    assert {path.name for path in paths} >= {f"{CHECKPOINT_EVERY_COMMITS:020}.checkpoint.parquet", "_last_checkpoint"}
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o700}
+    assert {path.name: path.stat().st_mode & 0o777 for path in paths if path.is_file()} == dict.fromkeys(
+        (path.name for path in paths if path.is_file()), 0o600
+    )
 
 
 # ---- on a file system -----------------------------------------------------------------------------------------------
