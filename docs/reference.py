@@ -52,6 +52,9 @@ def metrics_page() -> str:
         "Of the process there are Prometheus' usual `process_*` (CPU, memory, file descriptors, start time; on Linux),",
         "`python_info` and `python_gc_*`, without `node_id`.",
         "",
+        "A service that embeds a node mounts `tidewal.runtime.metrics_app(node.node.metrics, node.health)`, an ASGI",
+        'app with `/metrics` and `/healthz`: `app.mount("/tidewal", …)` in FastAPI and Starlette.',
+        "",
         "| metric | kind | unit | labels | meaning |",
         "|---|---|---|---|---|",
         *(

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         Wal as Wal,
     )
     from .metrics.metrics import Metrics as Metrics
-    from .metrics.server import Health as Health, MetricsServer as MetricsServer
+    from .metrics.server import Health as Health, MetricsServer as MetricsServer, metrics_app as metrics_app
     from .ownership import (
         Appended as Appended,
         ChannelGrant as ChannelGrant,
@@ -105,7 +105,7 @@ else:
                 "From FromId FromTime GroupInfo GroupMember Start Wal"
             ),
             ".metrics.metrics": "Metrics",
-            ".metrics.server": "Health MetricsServer",
+            ".metrics.server": "Health MetricsServer metrics_app",
             ".ownership": "Appended ChannelGrant ChannelOwner ChannelOwnerObserver SyncPoint",
             ".rows.hashing": "shard_of",
             ".rows.row_codec": "decode_rows encode_rows",

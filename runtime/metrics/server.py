@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..errors import InvalidRequest, Unavailable
+from ..errors import InvalidRequest, Unavailable, Unsupported
 from .metrics import Metrics
 
 REQUEST_TIMEOUT_S = 5.0
@@ -118,21 +119,55 @@ class MetricsServer:
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        if method not in ("GET", "HEAD"):
-            response = _Response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET and HEAD\n")
-        elif path == "/metrics":
-            response = _Response(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._metrics.render())
-        elif path == "/healthz":
-            response = self._health_response()
-        else:
-            response = _Response(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics or /healthz\n")
-        return response.encode(head_only=method == "HEAD")
+        return _respond(self._metrics, self._health, method, path).encode(head_only=method == "HEAD")
 
-    def _health_response(self) -> _Response:
-        try:
-            health = self._health()
-        except Exception as error:
-            health = Health(ok=False, details={"error": f"{type(error).__name__}: {error}"})
-        status = HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE
-        body = json.dumps({**health.details, "ok": health.ok}, default=str)
-        return _Response(status, "application/json", body.encode())
+
+Message: TypeAlias = "MutableMapping[str, Any]"
+AsgiApp: TypeAlias = (
+    "Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]"
+)
+
+
+def metrics_app(metrics: Metrics, health: Callable[[], Health]) -> AsgiApp:
+    """`/metrics` and `/healthz` as an ASGI application, to mount in a service that embeds a node:
+
+        app.mount("/tidewal", metrics_app(node.node.metrics, node.health))  # FastAPI, Starlette
+
+    `health` is called on the event loop at each request and must not block. It answers HTTP requests only; access is
+    the service's matter. Raises `Unsupported` for another kind of connection.
+    """
+
+    async def app(
+        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        if scope["type"] != "http":
+            raise Unsupported(f"/metrics is no endpoint for {scope['type']!r}", capability=scope["type"])
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        response = _respond(metrics, health, scope["method"], path)
+        headers = {"content-type": response.content_type, "content-length": str(len(response.body))}
+        encoded = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": response.status.value, "headers": encoded})
+        body = b"" if scope["method"] == "HEAD" else response.body
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+def _respond(metrics: Metrics, health: Callable[[], Health], method: str, path: str) -> _Response:
+    if method not in ("GET", "HEAD"):
+        return _Response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET and HEAD\n")
+    if path == "/metrics":
+        return _Response(HTTPStatus.OK, CONTENT_TYPE_LATEST, metrics.render())
+    if path == "/healthz":
+        return _health_response(health)
+    return _Response(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics or /healthz\n")
+
+
+def _health_response(check: Callable[[], Health]) -> _Response:
+    try:
+        health = check()
+    except Exception as error:
+        health = Health(ok=False, details={"error": f"{type(error).__name__}: {error}"})
+    status = HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE
+    body = json.dumps({**health.details, "ok": health.ok}, default=str)
+    return _Response(status, "application/json", body.encode())

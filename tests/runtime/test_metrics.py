@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tidewal.runtime.errors import InvalidRequest, Unavailable
+from tidewal.runtime.errors import InvalidRequest, Unavailable, Unsupported
 from tidewal.runtime.metrics import server as metrics_server
 from tidewal.runtime.metrics.metrics import METRICS, Metrics
-from tidewal.runtime.metrics.server import MAX_REQUEST_BYTES, Health, MetricsServer
+from tidewal.runtime.metrics.server import MAX_REQUEST_BYTES, Health, MetricsServer, metrics_app
 
 
 def test_table_is_well_formed():
@@ -235,3 +235,46 @@ async def test_a_taken_port_is_a_clear_error():
     async with MetricsServer(Metrics(), lambda: Health(ok=True)) as server:
         with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{server.address[1]}"):
             await MetricsServer(Metrics(), lambda: Health(ok=True), port=server.address[1]).start()
+
+
+# ---- the same as an ASGI app -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "ok", "status", "body"),
+    [
+        ("GET", "/metrics", True, 200, b"tidewal_build_info{"),
+        ("GET", "/healthz", True, 200, b'{"lag_ms": 1, "ok": true}'),
+        ("GET", "/healthz", False, 503, b'{"lag_ms": 1, "ok": false}'),
+        ("GET", "/", True, 404, b"/metrics or /healthz"),
+        ("POST", "/metrics", True, 405, b"only GET and HEAD"),
+    ],
+)
+@pytest.mark.parametrize("root", ["", "/tidewal"])
+async def test_a_mounted_app_answers_as_the_server_does(method, path, ok, status, body, root):
+    sent: list = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    app = metrics_app(Metrics(), lambda: Health(ok, {"lag_ms": 1}))
+    await app({"type": "http", "method": method, "path": root + path, "root_path": root}, None, send)
+    start, content = sent
+    assert (start["type"], start["status"]) == ("http.response.start", status)
+    assert content["type"] == "http.response.body"
+    assert body in content["body"]
+    assert dict(start["headers"])[b"content-length"] == str(len(content["body"])).encode()
+
+
+async def test_a_mounted_app_sends_no_body_for_head_and_takes_no_other_connection():
+    sent: list = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    app = metrics_app(Metrics(), lambda: Health(ok=True))
+    await app({"type": "http", "method": "HEAD", "path": "/metrics"}, None, send)
+    assert sent[1]["body"] == b""
+    assert int(dict(sent[0]["headers"])[b"content-length"]) > 0
+    with pytest.raises(Unsupported):
+        await app({"type": "websocket"}, None, send)
