@@ -23,12 +23,10 @@ from tests.backends import log_url
 from tests.kill_demo import descendants
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kill_kit import CLUSTER, Child, Driver, Node, assert_each_row_is_there_once, running
+from kill_kit import CLUSTER, UNSERIALIZED, Child, Driver, Node, assert_each_row_is_there_once, running
 
 KILLS = os.environ.get("TIDEWAL_CRASH_KILLS")
 QUERIES = ["sums", "rows", "messages"]
-# Spark's own, seldom, where one driver runs several queries: all that the bridge hands to Spark's Java side are bytes.
-UNSERIALIZED = "Task not serializable"
 
 pytestmark = [
     pytest.mark.spark,
