@@ -166,12 +166,13 @@ class GroupCoordinator(AssignmentState):
             self._unassign(found, assignment)
             self._reset_position(found, assignment, upto, done)
 
-    def leave(self, group: str, member: str) -> None:
-        """End the membership; the other members get the channels at once. An unknown member is fine."""
+    def leave(self, group: str, member: str, changed: Callable[[], None] | None = None) -> None:
+        """End the membership; the other members get the channels at once. An unknown member is fine. With `changed`,
+        only the membership that was joined with it: the member may have joined anew, from elsewhere."""
         with self._lock:
             found = self._groups.get(group)
             leaving = None if found is None else found.members.get(member)
-            if found is not None and leaving is not None:
+            if found is not None and leaving is not None and changed in (None, leaving.changed):
                 self._remove(found, leaving)
 
     def seek_group(self, group: str, channel: str, upto: bytes, done: Done) -> None:

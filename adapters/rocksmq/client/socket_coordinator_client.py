@@ -29,11 +29,15 @@ class SocketCoordinatorClient:
     async def join(
         self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
     ) -> None:
+        before_s = self._heartbeat.timeout_s(group, member)
         self._heartbeat.add(group, member, session_timeout_s)  # first: the loop may be busy when the answer comes
         try:
             await self._ask("group.join", group, member, list(channels), start.value, float(session_timeout_s))
         except BaseException:
-            self._heartbeat.remove(group, member)
+            if before_s is None:
+                self._heartbeat.remove(group, member)
+            else:  # a join that is refused ends no membership
+                self._heartbeat.add(group, member, before_s)
             raise
 
     async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
@@ -91,6 +95,10 @@ class SessionHeartbeat:
             self._beating = self._heartbeat.every(self._interval_s, self._beat, "of group members")
         else:
             self._beating.within(self._interval_s())
+
+    def timeout_s(self, group: str, member: str) -> float | None:
+        """The session timeout of a member, in seconds; None for one without heartbeats."""
+        return self._timeouts_s.get((group, member))
 
     def remove(self, group: str, member: str) -> None:
         """Send no more heartbeats for a member; an unknown member is fine."""

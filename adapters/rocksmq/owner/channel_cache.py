@@ -80,7 +80,7 @@ class Tail:
 
 @dataclass(slots=True, eq=False)
 class LiveChannel:
-    """A channel in the memory of the owner. `next_id` and `queued` are guarded by the registry's lock."""
+    """A channel in the memory of the owner. `next_id`, `queued` and `creators` are guarded by the registry's lock."""
 
     number: int
     name: str
@@ -95,6 +95,7 @@ class LiveChannel:
     groups: dict[str, GroupProgress] = field(default_factory=dict[str, GroupProgress])  # the journal's table changes it
     ephemeral_size: int = 0  # of the tail of an ephemeral channel, in memory
     losses: Losses = ()  # what a salvage could not save
+    creators: frozenset[bytes | None] = frozenset()  # of a temporary channel: clients, None for the owner's own process
     queued: int = 0  # entries of an ephemeral channel that wait for a commit they belong to
     created: bool = True
     dropped: bool = False

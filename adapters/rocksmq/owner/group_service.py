@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 from ....runtime.errors import InvalidRequest, TidewalError
+from ....runtime.groups.assignment_state import Done
 from ....runtime.groups.coordinator import MAX_SINGLE_ACKS, GroupCoordinator
 from ....runtime.groups.coordinator_client import Ack
 from ....runtime.groups.local_coordinator_client import settled
@@ -36,21 +38,28 @@ from ..journal.channels import ids_of_runs, runs_of_ids
 from ..protocol import WAIT_LIMIT_S
 from .client_resources import RETURN_S, ClientResources
 
-_Membership = tuple[str, str]  # group and member
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Membership:
+    """What the service knows of a member. Where another client joins as the same member, its membership replaces
+    this."""
+
+    client: bytes
+    changed: asyncio.Event
+    wake: Callable[[], None]  # the membership's `changed` at the coordinator
 
 
-class GroupService(ClientResources[_Membership]):
+class GroupService(ClientResources):
     """Answers the group requests of one server, on its loop. The members of a client that is gone have left."""
 
     def __init__(self, coordinator: GroupCoordinator, *, return_s: float = RETURN_S) -> None:
         super().__init__(return_s)
         self._coordinator = coordinator
-        self._changes: dict[_Membership, asyncio.Event] = {}
+        self._memberships: dict[tuple[str, str], _Membership] = {}  # by group and member
 
-    def _release(self, resources: set[_Membership]) -> None:
-        for group, member in resources:
-            self._changes.pop((group, member), None)
-            self._coordinator.leave(group, member)
+    def _release(self, client: bytes) -> None:
+        for group, member in [key for key, membership in self._memberships.items() if membership.client == client]:
+            self._leave(client, group, member)
 
     async def answer(self, connection_id: int, method: str, arguments: Sequence[object]) -> object:
         """The result of one request, as msgpack takes it. Raises what the coordinator raises, and `InvalidRequest`."""
@@ -69,7 +78,7 @@ class GroupService(ClientResources[_Membership]):
                 seek = self._coordinator.seek
                 return await settled(lambda done: seek(group, member, channel, epoch, upto, done))
             case ["group.leave", str(group), str(member)]:
-                return self._leave(connection_id, group, member)
+                return self._leave(self._clients.get(connection_id), group, member)
             case ["group.list"]:
                 return [
                     [info.name, info.positions, {member: sorted(held) for member, held in info.members.items()}]
@@ -91,19 +100,23 @@ class GroupService(ClientResources[_Membership]):
         if not all(isinstance(name, str) for name in names):
             raise InvalidRequest("channels are a list of names")
         channels = cast("list[str]", names)
-        membership, changed = (group, member), asyncio.Event()
-        wake = partial(_wake, asyncio.get_running_loop(), changed)
-        self._changes[membership] = changed
-        self.note(client, membership)
-        join = self._coordinator.join
+        changed = asyncio.Event()
+        joining = _Membership(client, changed, partial(_wake, asyncio.get_running_loop(), changed))
+
+        def join(done: Done) -> None:
+            self._coordinator.join(group, member, channels, start, timeout_s, joining.wake, done)
+            self._memberships[group, member] = joining  # only now: a join that is refused ends no membership
+
         try:
-            await settled(lambda done: join(group, member, channels, start, timeout_s, wake, done))
+            await settled(join)
         except TidewalError:
-            self._leave(connection_id, group, member)
+            if self._memberships.get((group, member)) is joining:  # its positions could not be stored
+                del self._memberships[group, member]
             raise
 
     async def _assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> object:
-        changed = self._changes.get((group, member))
+        membership = self._memberships.get((group, member))
+        changed = None if membership is None else membership.changed
         if changed is not None:
             changed.clear()  # before looking: what changes from now on sets it again
         assignment = self._coordinator.assignment(group, member)
@@ -127,9 +140,12 @@ class GroupService(ClientResources[_Membership]):
         wanted, entries = [_ack(ack) for ack in acks], cast("list[Append]", outputs)
         return await settled(lambda done: self._coordinator.commit(group, member, wanted, entries, done))
 
-    def _leave(self, connection_id: int, group: str, member: str) -> None:
-        self.forget(self._clients.get(connection_id), (group, member))
-        self._release({(group, member)})
+    def _leave(self, client: bytes | None, group: str, member: str) -> None:
+        """End the membership if it is the client's: another may be that member by now."""
+        membership = self._memberships.get((group, member))
+        if membership is not None and membership.client == client:
+            del self._memberships[group, member]
+            self._coordinator.leave(group, member, membership.wake)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:

@@ -40,8 +40,8 @@ class Management:
         self._unpublished = False
         self._dropped: set[str] = set()  # since `channels_changed` was last called
 
-    async def create(self, name: str, policy: ChannelPolicy) -> None:
-        """`Wal.create_channel`."""
+    async def create(self, name: str, policy: ChannelPolicy, creator: bytes | None = None) -> None:
+        """`Wal.create_channel`. `creator` is the client that asks, None where that is this process."""
         check_name("channel name", name)
         future, done = self._notifiers.promise()
         with self._registry.lock:
@@ -49,6 +49,8 @@ class Management:
             existing = self._registry.names.get(name)
             if existing is not None and existing.policy != policy:
                 raise other_policy(name)
+            if existing is not None and policy.temporary:
+                existing.creators |= {creator}
             if existing is not None and existing.created:
                 return
             if existing is not None:  # another call is creating it; wait for that
@@ -56,14 +58,16 @@ class Management:
             else:
                 if not policy.ephemeral:
                     self._admission.check_space()
-                self._create(name, policy, done)
+                self._create(name, policy, creator, done)
         await future
         self.publish()
         if name not in self._registry.names:
             raise ChannelNotFound(f"channel {name} was dropped while it was created", channel=name)
 
-    def _create(self, name: str, policy: ChannelPolicy, done: OnAppended) -> None:
+    def _create(self, name: str, policy: ChannelPolicy, creator: bytes | None, done: OnAppended) -> None:
         channel, state = self._registry.add(name, policy)
+        if policy.temporary:
+            channel.creators = frozenset([creator])
 
         def settled(result: list[bytes] | TidewalError) -> None:
             if isinstance(result, TidewalError):
@@ -90,19 +94,34 @@ class Management:
             found = self._registry.names.get(name)
             if found is None:
                 return
-            self._registry.remove(found)
-
-            def dropped(result: list[bytes] | TidewalError) -> None:
-                found.tail.clear()
-                if not found.policy.ephemeral:
-                    with self._publishing:
-                        self._dropped.add(name)
-                        self._unpublished = True
-                done(result)
-
-            self._put(records.drop(found.number), dropped)
+            self._drop(found, done)
         await future
         self.publish()
+
+    async def drop_created(self, creator: bytes, channel: LiveChannel) -> None:
+        """Drop a temporary channel whose `creator` is gone, unless it has others. A channel that was dropped already is
+        fine, whatever has its name now."""
+        future, done = self._notifiers.promise()
+        with self._registry.lock:
+            channel.creators -= {creator}
+            if channel.creators or channel.dropped:
+                return
+            self._admission.check_writable()
+            self._drop(channel, done)
+        await future
+
+    def _drop(self, channel: LiveChannel, done: OnAppended) -> None:
+        self._registry.remove(channel)
+
+        def dropped(result: list[bytes] | TidewalError) -> None:
+            channel.tail.clear()
+            if not channel.policy.ephemeral:
+                with self._publishing:
+                    self._dropped.add(channel.name)
+                    self._unpublished = True
+            done(result)
+
+        self._put(records.drop(channel.number), dropped)
 
     def publish(self) -> None:
         """Call `channels_changed` for what was created and dropped, if that was not done yet. The maintenance thread

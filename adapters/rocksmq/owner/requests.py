@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ....runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, Unsupported
+from ....runtime.errors import InvalidRequest, TidewalError, Unsupported
 from ....runtime.log.policy_codec import decode_policy, encode_policy
 from ....runtime.log.wal import Append, ChannelPolicy, Entry, Payload
 from ..journal.channels import encode_id
@@ -44,7 +44,7 @@ class Requests:
 
     def __init__(self, store: RocksMQ, groups: GroupService | None, boot: int, frame_bytes: int) -> None:
         self._store, self._groups = store, groups
-        self._temporary = TemporaryChannels(self._drop_temporary)
+        self._temporary = TemporaryChannels(store)
         self._greeting = {"boot": boot, "frame_bytes": frame_bytes}
 
     def handle(self, connection: Connection, frame: ProtocolFrame) -> None:
@@ -175,13 +175,10 @@ class Requests:
                 return lambda: _packed(seq, store.id_at(channel, timestamp))
             case ["create", str(channel), dict()]:
                 decoded = _policy(cast("dict[str, Any]", arguments[1]))
-                if decoded.temporary:
-                    if connection.client is None:
-                        raise InvalidRequest("a client that creates a temporary channel needs an id")
-                    self._temporary.note(connection.client, channel)
-                return lambda: _packed(seq, store.create_channel(channel, decoded))
+                if decoded.temporary and connection.client is None:
+                    raise InvalidRequest("a client that creates a temporary channel needs an id")
+                return lambda: _packed(seq, store.create_channel_for(connection.client, channel, decoded))
             case ["drop", str(channel)]:
-                self._temporary.forget(connection.client, channel)
                 return lambda: _packed(seq, store.drop_channel(channel))
             case ["truncate", str(channel), bytes(id)]:
                 return lambda: _packed(seq, store.truncate(channel, id))
@@ -189,13 +186,6 @@ class Requests:
                 return lambda: _packed(seq, store.hold(channel, holder, id))
             case _:
                 return None
-
-    async def _drop_temporary(self, channel: str) -> None:
-        """Drop a channel of a client that is gone, unless its creation was refused: another channel may have its
-        name."""
-        with contextlib.suppress(ChannelNotFound):
-            if self._store.find(channel).policy.temporary:
-                await self._store.drop_channel(channel)
 
     async def _describe(self, channel: str) -> object:
         info = await self._store.describe(channel)

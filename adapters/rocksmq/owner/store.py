@@ -306,8 +306,20 @@ class RocksMQ(GroupWal):
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         await self._management.create(channel, policy)
 
+    async def create_channel_for(self, client: bytes | None, channel: str, policy: ChannelPolicy) -> None:
+        """`create_channel` for a client in another process."""
+        await self._management.create(channel, policy, client)
+
+    def created_by(self, client: bytes) -> list[LiveChannel]:
+        """The temporary channels that a client in another process has created, perhaps beside others."""
+        return [channel for channel in list(self._registry.by_number.values()) if client in channel.creators]
+
     async def drop_channel(self, channel: str) -> None:
         await self._management.drop(channel)
+
+    async def drop_created(self, client: bytes, channel: LiveChannel) -> None:
+        """Drop a temporary channel of a client that is gone, unless others have created it, too."""
+        await self._management.drop_created(client, channel)
 
     async def truncate(self, channel: str, id: bytes) -> None:
         await self._management.truncate(self.find(channel), id)

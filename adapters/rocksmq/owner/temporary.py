@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ....runtime.errors import TidewalError
+from .channel_cache import LiveChannel
 from .client_resources import ClientResources
+
+if TYPE_CHECKING:
+    from .store import RocksMQ
 
 _log = logging.getLogger(__name__)
 
 
-class TemporaryChannels(ClientResources[str]):
-    """The names of channels that clients asked for; `drop` drops the temporary ones among them."""
+class TemporaryChannels(ClientResources):
+    """The temporary channels of a store that clients created; each notes its creators."""
 
-    def __init__(self, drop: Callable[[str], Coroutine[object, object, None]]) -> None:
+    def __init__(self, store: RocksMQ) -> None:
         super().__init__()
-        self._drop = drop
+        self._store = store
         self._dropping: set[asyncio.Task[None]] = set()
 
-    def _release(self, resources: set[str]) -> None:
-        task = asyncio.get_running_loop().create_task(self._drop_all(resources))
-        self._dropping.add(task)
-        task.add_done_callback(self._dropping.discard)
+    def _release(self, client: bytes) -> None:
+        channels = self._store.created_by(client)
+        if channels:
+            task = asyncio.get_running_loop().create_task(self._drop_all(client, channels))
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
 
-    async def _drop_all(self, channels: set[str]) -> None:
-        results = await asyncio.gather(*map(self._drop, channels), return_exceptions=True)
+    async def _drop_all(self, client: bytes, channels: Sequence[LiveChannel]) -> None:
+        drops = [self._store.drop_created(client, channel) for channel in channels]
+        results = await asyncio.gather(*drops, return_exceptions=True)
         failed = [result for result in results if isinstance(result, BaseException)]
         if failed:
             _log.warning(

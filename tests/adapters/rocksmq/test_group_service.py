@@ -16,6 +16,7 @@ from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, Posi
 from tidewal.runtime.groups.coordinator import MAX_SINGLE_ACKS
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.group_consumer import start_member
+from tidewal.runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 
 PLAIN = ChannelPolicy()
@@ -162,7 +163,7 @@ async def test_a_question_for_changes_waits_for_one(store, connect):
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done()
-        pair.service._changes["g", "m"].set()  # a wake that comes late: the change was seen already
+        pair.service._memberships["g", "m"].changed.set()  # a wake that comes late: the change was seen already
     await store.create_channel("new", PLAIN)
     changed = await waiting
     assert changed.version > seen.version
@@ -235,7 +236,7 @@ async def test_members_of_a_process_that_died_have_left(store, connect):
     async with asyncio.timeout(20):
         while await members(store):  # noqa: ASYNC110 -- the service has no event for it
             await asyncio.sleep(0)
-    assert pair.service._resources == pair.service._changes == pair.service._clients == {}
+    assert pair.service._memberships == pair.service._leaving == pair.service._clients == {}
 
 
 async def test_a_client_that_comes_back_in_time_is_still_a_member(store, connect):
@@ -249,12 +250,65 @@ async def test_a_client_that_comes_back_in_time_is_still_a_member(store, connect
     assert (await connect(back).assignment("g", "m", None, 0)).held
 
 
+async def test_a_membership_that_another_client_took_over_outlives_the_first(store, connect):
+    one = Pair(store)
+    other = Pair(store, service=one.service, client=OTHER, connection=2)
+    for pair in (one, other):
+        await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
+    await one.ask("group.leave", "g", "m")
+    assert await members(store) == {"m": frozenset({"a"})}
+    one.service.disconnected(one.connection)
+    await expired(one.service)
+    assert await members(store) == {"m": frozenset({"a"})}
+    other.service.disconnected(other.connection)
+    await expired(one.service)
+    assert await members(store) == one.service._memberships == {}
+
+
+async def test_a_member_of_the_owner_itself_outlives_the_client_that_it_follows(store, connect):
+    pair = Pair(store)
+    await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
+    member = await start_member(store, LocalCoordinatorClient(store._coordinator), "g", ["a"], member="m")
+    pair.service.disconnected(pair.connection)
+    await expired(pair.service)
+    assert await members(store) == {"m": frozenset({"a"})}
+    await member.aclose()
+
+
+@pytest.mark.parametrize("joins", ["another client", "the member itself"])
+async def test_a_refused_join_ends_no_membership(store, connect, joins):
+    pair = Pair(store)
+    await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
+    joining = pair if joins == "the member itself" else Pair(store, service=pair.service, client=OTHER, connection=2)
+    with pytest.raises(ChannelNotFound):
+        await joining.ask("group.join", "g", "m", ["nothing"], "earliest", 30.0)
+    assert await members(store) == {"m": frozenset({"a"})}
+    pair.service.disconnected(pair.connection)
+    await expired(pair.service)
+    assert await members(store) == pair.service._memberships == {}
+
+
+async def test_a_refused_join_does_not_silence_the_membership_there_was(store, connect):
+    remote = connect(Pair(store))
+    await remote.join("g", "m", ["a"], From.EARLIEST, 30.0)
+    with pytest.raises(ChannelNotFound):
+        await remote.join("g", "m", ["nothing"], From.EARLIEST, 20.0)
+    assert remote._heartbeat._timeouts_s == {("g", "m"): 30.0}
+
+
+async def expired(service):
+    """Return when no client may come back any more."""
+    async with asyncio.timeout(20):
+        while service._leaving:  # noqa: ASYNC110 -- the service has no event for it
+            await asyncio.sleep(0)
+
+
 async def test_a_member_that_leaves_leaves_nothing_behind(store, connect):
     pair = Pair(store)
     remote = connect(pair)
     await remote.join("g", "m", ["a"], From.EARLIEST, 30.0)
     await remote.leave("g", "m")
-    assert pair.service._resources == pair.service._changes == {}
+    assert pair.service._memberships == {}
     assert await members(store) == {}
 
 
@@ -304,7 +358,7 @@ async def test_nonsense_is_refused_by_type_and_changes_nothing(store, connect, m
     with pytest.raises(InvalidRequest):
         await pair.ask(method, *arguments)
     assert await store.groups() == []
-    assert pair.service._resources == pair.service._changes == {}
+    assert pair.service._memberships == {}
     await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
 
 

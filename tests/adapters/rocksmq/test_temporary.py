@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from tests.adapters.rocksmq.usage import usage
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
-from tidewal.runtime.errors import ChannelExists
+from tidewal.adapters.rocksmq.owner.connection import ConnectionLimits
+from tidewal.runtime.errors import ChannelExists, Overloaded
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.wal import ChannelPolicy, From
 from tidewal.runtime.rpc.client import RpcClient
@@ -53,7 +55,7 @@ async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, 
     )
     assert await killed.wait() == 0
     temporary = store._server._requests._temporary
-    await helpers.until(lambda: not (temporary._clients or temporary._resources or temporary._dropping))
+    await helpers.until(lambda: not (temporary._clients or temporary._leaving or temporary._dropping))
     assert await store.channels() == []
     assert not store._journal.table.by_number
     used = usage(store._server)
@@ -92,9 +94,51 @@ async def test_a_client_that_is_gone_takes_no_channel_with_it_that_it_was_refuse
     await client.create_channel("replies", REPLY_CHANNEL)
     await client.close()
     temporary = store._server._requests._temporary
-    await helpers.until(lambda: not (temporary._clients or temporary._resources or temporary._dropping))
+    await helpers.until(lambda: not (temporary._clients or temporary._leaving or temporary._dropping))
     assert await store.channels() == ["data"]
     assert (await anext(store.read("data", From.EARLIEST)))[0].payload == b"acknowledged"
+
+
+async def gone(store: RocksMQ, helpers) -> None:
+    """Return when what clients had that are gone is dropped."""
+    temporary = store._server._requests._temporary
+    await helpers.until(lambda: not (temporary._leaving or temporary._dropping))
+
+
+@pytest.mark.parametrize("ended", ["refused", "dropped", "shared"])
+async def test_the_end_of_a_client_leaves_the_channel_of_another(store, directory, helpers, ended):
+    store._server._requests._temporary._return_s = 0.01
+    one, other = [await open_wal(f"rocksmq://{directory}", own=False) for _ in range(2)]
+    if ended != "refused":
+        await one.create_channel("x", REPLY_CHANNEL)
+    if ended == "dropped":
+        await other.drop_channel("x")
+    await other.create_channel("x", REPLY_CHANNEL)
+    if ended == "refused":
+        with pytest.raises(ChannelExists):
+            await one.create_channel("x", replace(REPLY_CHANNEL, max_message_bytes=1234))
+    await one.close()
+    await helpers.until(lambda: len(store._server._connections) == 1)
+    await gone(store, helpers)
+    assert await store.channels() == ["x"]
+    await other.close()
+    await helpers.until(lambda: not store._server._connections)
+    await gone(store, helpers)
+    assert await store.channels() == []
+
+
+async def test_a_channel_whose_drop_was_refused_goes_with_its_client(store, directory, helpers):
+    store._server._requests._temporary._return_s = 0.01
+    client = await open_wal(f"rocksmq://{directory}", own=False)
+    await client.create_channel("x", REPLY_CHANNEL)
+    (connection,) = store._server._connections
+    connection._limits = ConnectionLimits(waiting_requests=0)
+    with pytest.raises(Overloaded):
+        await client.drop_channel("x")
+    await client.close()
+    await helpers.until(lambda: not store._server._connections)
+    await gone(store, helpers)
+    assert await store.channels() == []
 
 
 async def test_an_opening_drops_the_temporary_channels_of_the_incarnation_before(open_rocksmq):
