@@ -49,6 +49,10 @@ class PendingBytes:
             answer()
         except Exception:
             _log.exception("the callback of an append failed")
+        finally:  # also where it ends the process or its thread: `close` waits for the count
+            self._answered()
+
+    def _answered(self) -> None:
         with self.lock:
             self._calls -= 1
             on_drained = None if self._calls else self._on_drained

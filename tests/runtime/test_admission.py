@@ -77,6 +77,20 @@ def test_a_callback_that_fails_is_logged_and_nothing_else(pending, events, caplo
     assert "of the caller" in caplog.text
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_answer_that_ends_the_process_is_counted_all_the_same(pending, events, error):
+    with pending.lock:
+        pending.admit(1)
+    pending.close(partial(events.append, "drained"))
+
+    def answer() -> None:
+        raise error
+
+    with pytest.raises(error):
+        pending.release(1, answer)
+    assert events == ["drained"]
+
+
 def test_an_answer_may_come_while_the_call_is_being_made(pending, events):
     with pending.lock:
         pending.admit(1)
