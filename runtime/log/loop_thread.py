@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
@@ -28,13 +29,16 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """The result of `work`, for any thread but the loop's own. Raises `TimeoutError` after `timeout_s` seconds, and
-        `Closed` after `end`."""
+        `Closed` after `end`, also for what it cancelled."""
         try:
             running = self._portal.start_task_soon(lambda: work)
         except RuntimeError as error:  # the portal's own, for a loop that has ended
             work.close()
-            raise Closed(f"the thread {self._thread.name} has ended") from error
-        return running.result(timeout_s)
+            raise self._ended() from error
+        try:
+            return running.result(timeout_s)
+        except CancelledError as error:  # `end` cancels what is running
+            raise self._ended() from error
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` and wait for its end, but on the loop's own thread, which must not wait for itself."""
@@ -43,6 +47,9 @@ class LoopThread:
         else:
             self._later.add(task := asyncio.get_running_loop().create_task(work))
             task.add_done_callback(self._later.discard)
+
+    def _ended(self) -> Closed:
+        return Closed(f"the thread {self._thread.name} has ended")
 
     def end(self) -> None:
         """Cancel what is running, stop the loop, and wait for its thread. Call it once."""

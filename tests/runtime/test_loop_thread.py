@@ -52,6 +52,27 @@ def test_what_takes_too_long_is_cancelled_with_the_loop(loop):
     assert ended.is_set()
 
 
+def test_who_waits_as_the_loop_ends_is_told_that_it_is_closed(loop):
+    waiting, told = threading.Event(), list[BaseException]()
+
+    async def wait() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    def run() -> None:
+        try:
+            loop.run(wait())
+        except BaseException as error:
+            told.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert waiting.wait(20)
+    loop.end()
+    thread.join(20)
+    assert [type(error) for error in told] == [Closed]
+
+
 def test_its_own_thread_does_not_wait_for_itself(loop):
     finished: list[str] = []
 
