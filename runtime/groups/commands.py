@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast, get_type_hints
 
 from ..errors import BadRecord, FormatTooNew
 from ..log.record import DECODE_ERRORS
 from ..log.wal import Append, From
-from ..replicated.records import Event
+from ..replicated.records import Event, typed
 from .coordinator_client import Ack
 
 
@@ -176,9 +177,10 @@ def command_of(event: Event) -> tuple[bytes, Command]:
     if kind not in _KINDS:
         raise FormatTooNew(f"a group has a record {kind!r}, which this Tidewal does not know: upgrade", supported=1)
     try:
-        fields = cast("dict[str, Any]", event["fields"])
-        return event["token"], _KINDS[kind](**{field: _from_plain(field, value) for field, value in fields.items()})
-    except (*DECODE_ERRORS, LookupError, AttributeError) as error:
+        readers = _READERS[kind]
+        fields = _dict(event["fields"]).items()
+        return typed(event["token"], bytes), _KINDS[kind](**{name: readers[name](value) for name, value in fields})
+    except (*DECODE_ERRORS, LookupError) as error:
         raise BadRecord(f"malformed record {kind!r} of a group: {error!r}", reason="body") from error
 
 
@@ -196,25 +198,76 @@ def _plain(value: object) -> object:
             return value
 
 
-def _from_plain(field: str, value: Any) -> Any:
-    match field:
-        case "found":
-            if isinstance(value, dict):
-                return {name: ChannelIdentity(*each) for name, each in cast("dict[str, list[Any]]", value).items()}
-            return ChannelIdentity(*value)
-        case "outputs":
-            return [Output(Append(name, payload, timestamp), number) for name, timestamp, payload, number in value]
-        case "acks":
-            return [Ack(channel, lease, upto, tuple(ids)) for channel, lease, upto, ids in value]
-        case "start":
-            return From(value)
-        case _:
-            return value
-
-
 def outputs_to_plain(outputs: list[Output]) -> object:
     return _plain(outputs)
 
 
-def outputs_from_plain(value: Any) -> list[Output]:
-    return _from_plain("outputs", value)
+# ---- from the plain form: what a record says is of the types that its command has, or it is no command --------------
+
+_Reader: TypeAlias = Callable[[Any], Any]
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", typed(value, list))
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    return cast("dict[Any, Any]", typed(value, dict))
+
+
+def _of(kind: type[object]) -> _Reader:
+    return lambda value: typed(value, kind)
+
+
+def _list_of(read: _Reader) -> _Reader:
+    return lambda value: [read(each) for each in _list(value)]
+
+
+def _dict_of(read: _Reader) -> _Reader:
+    return lambda value: {typed(key, str): read(each) for key, each in _dict(value).items()}
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not value > 0:
+        raise ValueError(f"{value!r} is no duration")
+    return value
+
+
+def _identity(value: Any) -> ChannelIdentity:
+    incarnation, generation, begin, end, queue = _list(value)
+    return ChannelIdentity(
+        typed(incarnation, str), typed(generation, int), typed(begin, bytes), typed(end, bytes), typed(queue, bool)
+    )
+
+
+def _ack(value: Any) -> Ack:
+    channel, lease, upto, ids = _list(value)
+    upto = None if upto is None else typed(upto, bytes)
+    return Ack(typed(channel, str), typed(lease, int), upto, tuple(typed(id, bytes) for id in _list(ids)))
+
+
+def _output(value: Any) -> Output:
+    channel, timestamp, payload, number = _list(value)
+    return Output(Append(typed(channel, str), typed(payload, bytes), typed(timestamp, int)), typed(number, int))
+
+
+outputs_from_plain: Callable[[Any], list[Output]] = _list_of(_output)
+
+_BY_TYPE: dict[object, _Reader] = {
+    str: _of(str),
+    int: _of(int),
+    bytes: _of(bytes),
+    float: _seconds,
+    From: From,
+    ChannelIdentity: _identity,
+    list[str]: _list_of(_of(str)),
+    list[bytes]: _list_of(_of(bytes)),
+    list[Ack]: _list_of(_ack),
+    list[Output]: outputs_from_plain,
+    dict[str, str]: _dict_of(_of(str)),
+    dict[str, bytes]: _dict_of(_of(bytes)),
+    dict[str, ChannelIdentity]: _dict_of(_identity),
+}
+_READERS = {
+    name: {field: _BY_TYPE[hint] for field, hint in get_type_hints(kind).items()} for name, kind in _KINDS.items()
+}

@@ -81,6 +81,7 @@ def decode_event(record: Record) -> Event:
     try:
         event = cast("dict[str, Any]", typed(cast(object, msgpack.unpackb(record.body, strict_map_key=False)), dict))
         typed(event["v"], int)
+        typed(event.get("claim", b""), bytes)
         if not typed(event["kind"], str):
             raise ValueError("an event without a kind")
     except (*DECODE_ERRORS, LookupError) as error:

@@ -12,10 +12,21 @@ import pytest
 
 from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Unavailable
 from tidewal.runtime.groups import group_log
-from tidewal.runtime.groups.commands import ChannelIdentity, ChannelsChanged, CommitOutputs, Drop, Join, Leave, Release
+from tidewal.runtime.groups.commands import (
+    ChannelIdentity,
+    ChannelsChanged,
+    CommitOutputs,
+    Drop,
+    Join,
+    Leave,
+    Release,
+    event_of,
+)
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.group_log import GroupLog
+from tidewal.runtime.log.record import RecordType, encode
 from tidewal.runtime.log.wal import ChannelPolicy, From, FromId
+from tidewal.runtime.replicated.records import encode_event
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
@@ -217,6 +228,36 @@ async def test_all_see_the_same_while_snapshots_are_stored_and_processes_come_an
     await same(first, late, *(process.opened[-1] for process in processes))
     assert (await processes[0].describe(TOPIC)).first_id > begin
     assert late.fold._first > begin
+
+
+JOIN = event_of(b"", Join("x", "stranger", ["c*"], From.EARLIEST, 3.0, CHANNELS))["fields"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("Join", {**JOIN, "member": [1]}),
+        ("Join", {**JOIN, "channels": 5}),
+        ("Join", {**JOIN, "session_timeout_s": "3"}),
+        ("Join", {**JOIN, "session_timeout_s": 0}),
+        ("Join", {**JOIN, "found": {"c0": ["1-a", "1", b"", b"", False]}}),
+        ("Leave", {"member": [1]}),
+        ("Stage", {"member": [1], "batch": b"", "outputs": []}),
+        ("Published", {"commits": 3}),
+        ("SeekGroup", {"channel": "c0", "found": {}, "upto": b""}),
+        ("ChannelsChanged", {"found": {}, "gone": 4}),
+    ],
+)
+async def test_a_record_with_a_field_of_another_type_is_counted_and_skipped(start, kind, fields):
+    a, b = await start("a"), await start("b")
+    first, second = await a.follow(), await b.follow()
+    await join(first, "m1", a)
+    event = {"kind": kind, "token": b"", "fields": fields}
+    await a.append(TOPIC, encode(encode_event(RecordType.GROUP, event, "stranger", 1, None)))
+    await join(second, "m2", b)
+    await same(first, second, await a.follow())
+    assert (first.skipped, second.skipped) == (1, 1)
+    assert set(first.state.members) == {"m1", "m2"}
 
 
 async def test_a_process_that_fell_behind_a_snapshot_begins_anew(start, monkeypatch):
