@@ -177,7 +177,6 @@ class Fold(Generic[State]):
                 self._claim(proposed)
             else:
                 self._check(proposed)
-                self.begun = True
                 self._apply(proposed)
         except FormatTooNew:
             raise
@@ -197,13 +196,29 @@ class Fold(Generic[State]):
         if record.pseq <= self.number_of(record.producer):
             raise PreconditionFailed(f"record {record.pseq} of {record.producer} comes too late, or again")
         self._check_level(proposed.event["v"])
+
+    def _apply(self, proposed: Proposed) -> None:
+        """Apply a record that passed `_check`. Its number is used, also where the state machine refuses it; with
+        `FormatTooNew` nothing has changed."""
+        try:
+            self._apply_event(proposed)
+        except FormatTooNew:
+            raise
+        except TidewalError:
+            self._note(proposed)
+            raise
+        self._note(proposed)
+
+    def _note(self, proposed: Proposed) -> None:
+        record = proposed.record
+        self.begun = True
         self._numbers.pop(record.producer, None)
         self._numbers[record.producer] = record.pseq
         self.as_of = proposed.id
         if len(self._numbers) > AUTHORS_MAX:
             del self._numbers[next(iter(self._numbers))]
 
-    def _apply(self, proposed: Proposed) -> None:
+    def _apply_event(self, proposed: Proposed) -> None:
         match proposed.kind:
             case records.NOOP | records.BEGIN:
                 pass

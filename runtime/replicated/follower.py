@@ -103,6 +103,11 @@ class Follower(Generic[State]):
 
     # ---- for what is built on this --------------------------------------------------------------------------------
 
+    def check_following(self) -> None:
+        """Raise what has ended following."""
+        if self.ended is not None:
+            raise self.ended
+
     def on_applied(self, applied: Applied) -> None:
         """A record was applied, or refused."""
 

@@ -269,8 +269,10 @@ class Replica(Follower[State]):
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether the log is long enough for a snapshot."""
+        """Whether the log is long enough for a snapshot, and is followed."""
         pacing, fold = self.pacing, self.fold
+        if self.ended is not None:
+            return False
         long_enough = self._records - self._records_at_snapshot >= pacing.records
         return long_enough and fold.read_bytes - self._bytes_at_snapshot >= pacing.factor * fold.snapshot_bytes
 
@@ -290,11 +292,13 @@ class Replica(Follower[State]):
                 self._records_at_snapshot = self._records - self.pacing.records + self.pacing.retry_records
 
     async def snapshot(self) -> None:
-        """Store the state as of the last record that was read, and truncate what lies before that."""
+        """Store the state as of the last record that was read, and truncate what lies before that. Raises what has
+        ended following: this process may not know then what the log has come to."""
         async with self._snapshotting:
             await self._snapshot()
 
     async def _snapshot(self) -> None:
+        self.check_following()
         if not self.fold.as_of:
             return
         records, read_bytes = self._records, self.fold.read_bytes
@@ -303,6 +307,7 @@ class Replica(Follower[State]):
             stored, done = promise()
             self._log.submit([self._entry(page, 0, self._standing, self._now())], done)
             await stored
+            self.check_following()
         if self._holder is not None:
             await self._log.hold(self.channel, self._holder, as_of)
         await self._log.truncate(self.channel, as_of)

@@ -377,6 +377,28 @@ def test_a_record_above_the_feature_level_is_not_written_and_a_higher_level_stop
     run_virtual(main())
 
 
+def test_a_process_stores_no_snapshot_of_a_state_that_lacks_a_record_of_a_newer_one() -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        async with replicas("old", "new", log=log) as [old, new]:
+            new.fold._supported = 2
+            await new.propose(change("first"))
+            await old.catch_up()
+            before = old.fold.as_of, old.fold.snapshot()
+            await new.raise_level(2)
+            with pytest.raises(FormatTooNew):
+                await old.changed()
+            assert (old.fold.as_of, old.fold.snapshot()) == before
+            entries = list(log.channels[CHANNEL].entries)
+            with pytest.raises(FormatTooNew):
+                await old.snapshot()
+            old.pacing = SnapshotPacing(records=1, factor=0.0)
+            await old.snapshot_if_due()
+            assert log.channels[CHANNEL].entries == entries
+
+    run_virtual(main())
+
+
 def test_nothing_counts_before_the_log_has_begun() -> None:
     async def main() -> None:
         log = MemoryLog()
