@@ -66,10 +66,11 @@ class Follower(Generic[State]):
         await self.catch_up()
 
     async def catch_up(self) -> State:
-        """The state with everything that was in the log when this was called."""
+        """The state with everything that was in the log when this was called. Raises what has ended following."""
         latest = await self._log.latest_id(self.channel)
         if latest is not None:
             await self.until(lambda: self.fold.position >= latest)
+        self.check_following()  # read to there is not applied to there
         return self.fold.state
 
     async def wait_for(self, condition: Callable[[State], bool], *, deadline_s: float) -> State:
@@ -90,8 +91,7 @@ class Follower(Generic[State]):
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition`, which depends on `fold`, holds. Raises what has ended following."""
         while not condition():
-            if self.ended is not None:
-                raise self.ended
+            self.check_following()
             await self._moved.wait()
 
     async def close(self) -> None:

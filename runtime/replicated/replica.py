@@ -115,7 +115,8 @@ class Replica(Follower[State]):
             self._forget(submitted)
 
     def submit(self, event: Event) -> None:
-        """Write an event without waiting for it. From any thread. Raises what `Wal.submit` raises."""
+        """Write an event without waiting for it. From any thread. Raises what has ended following, and what
+        `Wal.submit` raises."""
         self._send([event], lambda _: None, self._standing)
 
     async def raise_level(self, level: int) -> None:
@@ -131,6 +132,7 @@ class Replica(Follower[State]):
     def _send(
         self, events: Sequence[Event], done: OnAppended, standing: Claim | None, *, awaited: bool = False
     ) -> Sequence[_Pending]:
+        self.check_following()
         if self._led and standing is None:
             raise Fenced("this node does not lead; claim first", term=self.fold.claim.term)
         for event in events:

@@ -263,6 +263,24 @@ def test_an_event_of_an_unknown_kind_stops_all() -> None:
     run_virtual(main())
 
 
+def test_a_node_that_cannot_read_the_catalog_to_its_end_neither_opens_nor_claims() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with following(wal) as leader:
+            leader.fold._supported = 2
+            await leader.claim("new")
+            await leader.raise_level(2)
+            old = CatalogLog(wal, NAMES, HybridClock(VirtualClock()))
+            entries = list(wal.log.channels[NAMES.catalog].entries)
+            for attempt in (old.open(), old.catch_up(), old.claim("old")):
+                with pytest.raises(FormatTooNew):
+                    await attempt
+            assert wal.log.channels[NAMES.catalog].entries == entries
+            await leader.append(created(1))
+
+    run_virtual(main())
+
+
 def test_an_event_days_ahead_counts_and_moves_no_clock() -> None:
     async def main() -> None:
         wal, ahead = MemoryWal(), VirtualClock(EPOCH_MS + 30 * 86_400_000)

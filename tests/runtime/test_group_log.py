@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Unavailable
+from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, FormatTooNew, InvalidRequest, Unavailable
 from tidewal.runtime.groups import group_log
 from tidewal.runtime.groups.commands import (
     ChannelIdentity,
@@ -123,6 +123,24 @@ async def test_a_member_silent_for_the_session_timeout_is_evicted_and_its_acknow
     for channel, epoch in epochs.items():
         with pytest.raises(Fenced):
             await second.ask(acknowledge("m2", channel, epoch, b"\x01" * 20))
+
+
+async def test_a_process_that_cannot_read_on_beats_no_more_and_its_member_is_evicted(start):
+    a, b = await start("a"), await start("b")
+    old, new = await a.follow(), await b.follow()
+    await join(old, "m1", a)
+    await join(new, "m2", b)
+    new.fold._supported = 2
+    await new.raise_level(2)
+    with pytest.raises(FormatTooNew):
+        await old.catch_up()
+    for _ in range(6):
+        start.clock.advance(1.0)
+        old.beat()
+        new.beat()
+        await new.catch_up()
+    await new.catch_up()
+    assert set(new.state.members) == {"m2"}
 
 
 async def test_a_process_that_was_stopped_itself_evicts_no_member(start):
