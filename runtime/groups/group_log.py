@@ -111,8 +111,7 @@ class GroupLog(Replica[GroupMachine]):
     @property
     def state(self) -> GroupState:
         """The state of the group. Raises what has ended following."""
-        if self.ended is not None:
-            raise self.ended
+        self.check_following()
         return self.fold.state.state
 
     # ---- asking -----------------------------------------------------------------------------------------------------
@@ -123,8 +122,7 @@ class GroupLog(Replica[GroupMachine]):
         when it is not read back in time."""
         tokens = [*(self.new_id() for _ in commands[1:]), self.new_id() if token is None else token]
         events = [event_of(each, command) for each, command in zip(tokens, commands, strict=True)]
-        if self.ended is not None:
-            raise self.ended
+        self.check_following()
         try:
             async with asyncio.timeout(2 * self._wal.timeout_s):
                 await self.propose(*events)
