@@ -97,23 +97,23 @@ class Segments:
     def load(self) -> list[Segment]:
         """Open the segments in the directory, oldest first; the last ones may hold no frames yet. Raises `CorruptLog`
         for a damaged header or a missing segment, `FormatTooNew`."""
-        found: list[Segment] = []
         for name in sorted(self._disk.names(self.directory)):
             path = os.path.join(self.directory, name)
             if name.endswith(SUFFIX):
-                found.append(self._open(path))
+                segment = self._open(path)
+                self._live[segment.epoch] = segment  # at once: `close` closes it where another cannot be loaded
             elif name.startswith(PREPARING):
                 self._disk.remove(path)
             elif name.startswith(RECYCLABLE):
                 self._adopt_recyclable(path)
             elif name == RESERVE:
                 self._adopt_reserve(path)
+        found = list(self._live.values())
         for before, after in pairwise(found):
             if after.epoch != before.epoch + 1:
                 raise CorruptLog(
                     f"segment {before.epoch + 1} is missing before {after.path}", path=after.path, offset=0
                 )
-        self._live = {segment.epoch: segment for segment in found}
         return found
 
     def _open(self, path: str) -> Segment:
@@ -148,9 +148,10 @@ class Segments:
     def _fits(self, path: str) -> bool:
         """Whether the file has the size of new segments."""
         file = self._disk.open(path)
-        size = self._disk.size(file)
-        self._disk.close(file)
-        return size == self._segment_bytes
+        try:
+            return self._disk.size(file) == self._segment_bytes
+        finally:
+            self._disk.close(file)
 
     def set_spare(self, segment: Segment) -> None:
         """Declare the newest loaded segment, which holds no frames, to be the spare."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from tests.adapters.rocksmq.open_files import open_files
 from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ
 from tidewal.adapters.rocksmq.address import Address
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
@@ -54,15 +55,6 @@ async def read_all(wal, channel="a"):
 def owner_of(directory: str) -> int:
     text = Path(directory, "LOCK").read_text().strip()
     return int(text) if text else 0
-
-
-def files() -> list[str]:
-    """What this process has open."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sorted(found)
 
 
 # ---- the owner -------------------------------------------------------------------------------------------------------
@@ -451,24 +443,24 @@ async def test_joining_goes_on_at_the_next_owner(opening, monkeypatch):
 async def test_no_file_stays_open(opening, directory, spawn):
     await (await opening()).close()  # what is loaded once is loaded now
     process = await start_node(spawn, directory)
-    before = files()
+    before = open_files()
     wal = await opening()
     await wal.create_channel("a", PLAIN)
     await wal.append("a", b"x")
     await asyncio.to_thread(lambda: asyncio.run(elsewhere(wal)))
-    assert len(files()) > len(before)
+    assert not open_files() <= before
     await wal.close()
-    assert files() == before
+    assert open_files() <= before
     process.kill()
     await process.communicate()  # to the end of its pipe, which is a file of this process, too
-    before = files()
+    before = open_files()
     stand_in = await opening()
     await stand_in.append("a", b"y")
     node = await opening(own=True)
     await stand_in.append("a", b"z")
     await stand_in.close()
     await node.close()
-    assert files() == before
+    assert open_files() <= before
 
 
 async def elsewhere(wal: SharedRocksMQ) -> None:

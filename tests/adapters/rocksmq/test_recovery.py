@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.adapters.rocksmq.damage import flip
+from tests.adapters.rocksmq.open_files import open_files
 from tidewal.adapters.rocksmq.index.history import History
 from tidewal.adapters.rocksmq.index.index import Index
 from tidewal.adapters.rocksmq.journal import channels as records
@@ -196,6 +197,7 @@ async def test_a_missing_segment_is_corruption(open_rocksmq, tmp_path):
     Journal(tmp_path / "log").segments[1].unlink()
     with pytest.raises(CorruptLog):
         await open_rocksmq()
+    assert not [path for path in open_files() if path.startswith(str(tmp_path))]
 
 
 @pytest.mark.parametrize("damage", ["gone", "garbage", "a file"])
