@@ -25,7 +25,8 @@ class ChannelIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Become a member, with the channels it asks for and those that were found."""
+    """Become a member, with the channels it asks for and those that were found. Assignment epochs and versions go on
+    above `numbers_from`, so that a group that was dropped and made again repeats none."""
 
     member: str
     process: str
@@ -33,6 +34,7 @@ class Join:
     start: From
     session_timeout_s: float
     found: dict[str, ChannelIdentity]
+    numbers_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

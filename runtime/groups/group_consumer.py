@@ -324,6 +324,7 @@ class GroupConsumer:
                 await self._coordinator.join(
                     self._group, self._id, self._subscribed, From.EARLIEST, self._session_timeout_s
                 )
+                self._seen = 0  # the group may be another one, made with a clock that is behind
                 return
             except Closed:
                 self._end()

@@ -75,6 +75,12 @@ class GroupLog(Replica[GroupMachine]):
         self._beats = 0
         self._beaten: dict[int, float] = {}  # when each unread heartbeat of this process was sent
 
+    def numbers_from(self) -> int:
+        """Above which number the epochs and versions of a group that is new now begin. The log of one that was dropped
+        is gone, and with it the numbers that it gave out: the wall clock is above all of them, unless there were 2**20
+        for each of its milliseconds."""
+        return self._clock.wall_ms() << 20
+
     # ---- open and close ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:

@@ -149,6 +149,7 @@ class GroupState:
                 self.dropped = True
 
     def _join(self, join: Join) -> None:
+        self._assignments.number_above(join.numbers_from)
         self._learn(join.found)
         begin = partial(self._assignments.join, self.group, join.member, join.channels, join.start, None)
         before = self._joined.get(join.member)
@@ -346,6 +347,9 @@ class _AssignmentState(GroupCoordinator):
 
     def find(self, name: str) -> Group | None:
         return self._groups.get(name)
+
+    def number_above(self, number: int) -> None:
+        self._counted.last = max(self._counted.last, number)
 
     def to_wire(self, name: str) -> list[Any]:
         group = self._groups.get(name, Group(name))

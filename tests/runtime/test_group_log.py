@@ -76,7 +76,7 @@ async def start():
 
 async def join(log, member, process, timeout_s=3.0):
     log.local[member] = asyncio.Event()
-    await log.ask(Join(member, process.process, ["c*"], From.EARLIEST, timeout_s, CHANNELS))
+    await log.ask(Join(member, process.process, ["c*"], From.EARLIEST, timeout_s, CHANNELS, log.numbers_from()))
 
 
 async def held(log, member):
@@ -197,6 +197,23 @@ async def test_a_group_that_is_dropped_ends_for_its_followers(start):
     await b.drop_channel(TOPIC)
     with pytest.raises((Fenced, Unavailable)):
         await first.ask(Leave("m1"))
+
+
+async def test_a_group_that_was_dropped_and_made_again_repeats_no_number(start):
+    a = await start("a")
+    seen = []
+    for _ in range(2):
+        log = await a.follow()
+        for _ in range(5):  # numbers rise
+            await join(log, "m1", a)
+            assignment = log.state.assignment("m1")
+            seen.append({assignment.version, *(held.epoch for held in assignment.held.values())})
+            await log.ask(Leave("m1"))
+        await log.ask(Drop())
+        await a.drop_channel(TOPIC)
+        await a.create_channel(TOPIC, ChannelPolicy())
+        start.clock.advance(0.001)
+    assert max(set().union(*seen[:5])) < min(set().union(*seen[5:]))
 
 
 @pytest.mark.parametrize("unknown", [True, False])

@@ -134,9 +134,10 @@ class Groups:
         if not session_timeout_s > 0:
             raise InvalidRequest(f"a session timeout of {session_timeout_s} s leaves no time for a session")
         found = await self._finder.asked_for(group, channels)
-        join = Join(member, self._wal.process, list(channels), start, session_timeout_s, found)
 
         async def ask(session: GroupSession) -> None:
+            numbers_from = session.log.numbers_from()
+            join = Join(member, self._wal.process, list(channels), start, session_timeout_s, found, numbers_from)
             session.log.local.setdefault(member, asyncio.Event())
             try:
                 await session.log.ask(join)
