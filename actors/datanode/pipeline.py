@@ -191,6 +191,9 @@ class FlushPipeline:
                 await self.compact()
             if tidy:
                 await self._node.blocking(self._join_and_vacuum)
+                if self._current:  # else there may be no such table
+                    async with self._compacting:
+                        await self._node.blocking(lambda: self._open_current().vacuum())
         except TidewalError as error:
             _log.warning("cannot maintain the tables of %s now: %s", self.collection.name, error)
             self._metrics.maintenance_failures.inc()
@@ -261,10 +264,11 @@ class FlushPipeline:
         return result
 
     def _compact_blocking(self) -> CompactResult:
+        return compact(self.log, self._open_current(), self._stored)
+
+    def _open_current(self) -> CurrentTable:
         schema = self.collection.schema
-        location = self._node.tables.table(schema.name, CURRENT)
-        current = CurrentTable.open(location, schema.arrow(), schema.primary_key)
-        return compact(self.log, current, self._stored)
+        return CurrentTable.open(self._node.tables.table(schema.name, CURRENT), schema.arrow(), schema.primary_key)
 
 
 def versions_of(records: list[Record], collection: Collection) -> pa.Table:

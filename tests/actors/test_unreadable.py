@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from deltalake import DeltaTable
@@ -106,6 +107,23 @@ async def test_an_error_of_compaction_waits_for_the_next_and_loses_nothing(home,
             assert isinstance(await home.error_of(client.compact("people")), DiskFull)
         assert not any(status.restarts for status in node.system.status())
         assert (await client.compact("people"))["rows"] == 3
+
+
+async def test_files_that_no_reader_needs_are_removed_from_both_tables(home, monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "FLUSHES_PER_VACUUM", 1)
+    async with home.node(settings={"dataNode": {"compactionIntervalS": 1}}) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        await client.compact("people")
+        unnamed = [home.tables / "people" / table / "part-old.parquet" for table in ("log", "current")]
+        for file in unnamed:
+            file.write_bytes(b"")
+            os.utime(file, (0, 0))
+        await client.insert("people", home.people(2))
+        await client.flush("people")
+        while any(file.exists() for file in unnamed):
+            await home.elapse(0.2)
 
 
 @pytest.mark.parametrize("times", [1, 3])
