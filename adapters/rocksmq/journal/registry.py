@@ -81,7 +81,10 @@ class Registry:
             )
 
     def remove(self, channel: LiveChannel) -> None:
-        """Remove a dropped channel; a later channel of the same name assigns higher ids. Under the lock."""
+        """Remove a dropped channel; a later channel of the same name assigns higher ids. Under the lock. Again it does
+        nothing: a channel may be dropped while it is created, and then not be created."""
+        if channel.dropped:
+            return
         channel.dropped = True
         self._room += CHANNEL_BYTES + len(channel.name)
         if self.names.get(channel.name) is channel:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+from functools import partial
 
 import pytest
 
@@ -308,6 +309,23 @@ async def test_a_failed_sync_of_data_poisons_one_of_zeros_does_not(open_rocksmq,
     else:
         assert len(failed) == 20
         assert all(isinstance(error, JournalFailed) for error in failed)
+
+
+async def test_a_channel_dropped_while_it_is_created_may_fail_to_be_either(open_rocksmq, disk, helpers):
+    store = await ready(open_rocksmq, disk, helpers, segment_bytes=SMALL)
+    room = store._registry._room
+    disk.fail("write", errno.EIO)
+    with disk._lock:  # both wait for one write
+        both = [
+            asyncio.ensure_future(call("b"))
+            for call in (partial(store.create_channel, policy=PLAIN), store.drop_channel)
+        ]
+        for _ in range(5):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(result) for result in results] == [JournalFailed] * 2
+    assert store._registry._room == room
 
 
 async def test_a_failed_sync_of_the_directory_is_made_good_by_the_next_try(open_rocksmq, disk, helpers):
