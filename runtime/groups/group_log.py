@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from ..clock import Clock
-from ..errors import ChannelNotFound, Closed, Fenced, TidewalError, Unavailable, of_unknown_outcome
+from ..errors import BadRecord, ChannelNotFound, Closed, Fenced, TidewalError, Unavailable, of_unknown_outcome
 from ..log.record import RecordType
+from ..log.wal import Entry
 from ..replicated.fold import Applied
 from ..replicated.follower import ReplicatedLog
 from ..replicated.replica import Replica, SnapshotPacing
@@ -44,6 +45,10 @@ class GroupLogHost(ReplicatedLog, Protocol):
     def timeout_s(self) -> float: ...
 
 
+def _log_bad(topic: str, entry: Entry, error: BadRecord) -> None:
+    log.warning("skipped an entry of %s that is no record of a group, id %s: %s", topic, entry.id.hex(), error.message)
+
+
 class GroupLog(Replica[GroupMachine]):
     """The log of one group, between `open` and `close`. Belongs to one event loop; only `beat` may be called from any
     thread."""
@@ -59,6 +64,7 @@ class GroupLog(Replica[GroupMachine]):
             author=f"{wal.process}-{new_id().hex()}",
             holder=HOLDER,
             pacing=SnapshotPacing(records=RECORDS_PER_SNAPSHOT),
+            on_bad=_log_bad,
         )
         self.group = group
         self.topic = topic

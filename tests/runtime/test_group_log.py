@@ -283,7 +283,7 @@ JOIN = event_of(b"", Join("x", "stranger", ["c*"], From.EARLIEST, 3.0, CHANNELS)
         ("ChannelsChanged", {"found": {}, "gone": 4}),
     ],
 )
-async def test_a_record_with_a_field_of_another_type_is_counted_and_skipped(start, kind, fields):
+async def test_a_record_with_a_field_of_another_type_is_counted_told_and_skipped(start, caplog, kind, fields):
     a, b = await start("a"), await start("b")
     first, second = await a.follow(), await b.follow()
     await join(first, "m1", a)
@@ -292,6 +292,7 @@ async def test_a_record_with_a_field_of_another_type_is_counted_and_skipped(star
     await join(second, "m2", b)
     await same(first, second, await a.follow())
     assert (first.skipped, second.skipped) == (1, 1)
+    assert [record.levelname for record in caplog.records if TOPIC in record.message and kind in record.message][:1]
     assert set(first.state.members) == {"m1", "m2"}
 
 
