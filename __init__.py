@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from .actors.standalone import Standalone as Standalone, standalone as standalone
     from .runtime import errors as errors
     from .runtime.actor import Actor as Actor, ActorSystem as ActorSystem, Supervision as Supervision
-    from .runtime.clock import HybridClock as HybridClock
+    from .runtime.clock import (
+        HybridClock as HybridClock,
+        to_datetime as to_datetime,
+        to_timestamp as to_timestamp,
+    )
     from .runtime.config.loading import load_settings as load_settings
     from .runtime.config.settings import Settings as Settings
     from .runtime.errors import TidewalError as TidewalError
@@ -51,7 +55,7 @@ else:
             ".actors.standalone": "Standalone standalone",
             ".runtime": "errors",
             ".runtime.actor": "Actor ActorSystem Supervision",
-            ".runtime.clock": "HybridClock",
+            ".runtime.clock": "HybridClock to_datetime to_timestamp",
             ".runtime.config.loading": "load_settings",
             ".runtime.config.settings": "Settings",
             ".runtime.errors": "TidewalError",

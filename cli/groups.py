@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..runtime.clock import LOGICAL_BITS
 from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
 from ..runtime.log.wal import From, FromId, FromTime, GroupInfo, Start, Wal
 from .open_log import LogUrl, opened
@@ -64,7 +63,7 @@ def start_of(text: str) -> Start:
         raise InvalidRequest(f"{text!r}: earliest, latest, an id of 16 hex digits or an ISO 8601 time") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return FromTime(int(moment.timestamp() * 1000) << LOGICAL_BITS)
+    return FromTime.at(moment)
 
 
 async def describe_groups(wal: Wal) -> list[dict[str, Any]]:

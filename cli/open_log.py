@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from ..runtime.catalog.catalog import Catalog, catalog_fold
-from ..runtime.clock import physical_ms
+from ..runtime.clock import to_datetime
 from ..runtime.config.loading import load_settings, url_of, wal_options
-from ..runtime.errors import ChannelNotFound, CorruptLog, PositionLost
+from ..runtime.errors import ChannelNotFound, CorruptLog, InvalidRequest, PositionLost
 from ..runtime.log.names import Names
 from ..runtime.log.opening import find_backend, open_wal, url_forms
 from ..runtime.log.read_only import ReadOnlyWal
@@ -83,10 +83,8 @@ async def catalog_of(wal: Wal, names: Names) -> Fold[Catalog]:
 
 def shown_time(ts: int) -> str:
     """The physical part of a timestamp as ISO 8601, UTC; "-" for 0 and for what no calendar has."""
-    from datetime import UTC, datetime
-
     try:
-        moment = datetime.fromtimestamp(physical_ms(ts) / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
+        moment = to_datetime(ts)
+    except InvalidRequest:
         return "-"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z") if ts else "-"

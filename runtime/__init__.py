@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         SystemClock as SystemClock,
         add_ms as add_ms,
         physical_ms as physical_ms,
+        to_datetime as to_datetime,
+        to_timestamp as to_timestamp,
     )
     from .config.loading import load_settings as load_settings
     from .config.settings import Settings as Settings
@@ -89,7 +91,7 @@ else:
             ".catalog.catalog": "Catalog Collection",
             ".catalog.catalog_log": "CatalogLog",
             ".catalog.cuts": "Cut CutEnd",
-            ".clock": "Clock HybridClock SystemClock add_ms physical_ms",
+            ".clock": "Clock HybridClock SystemClock add_ms physical_ms to_datetime to_timestamp",
             ".config.loading": "load_settings",
             ".config.settings": "Settings",
             ".errors": "TidewalError",

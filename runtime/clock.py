@@ -8,11 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+from .errors import InvalidRequest
 
 LOGICAL_BITS = 18
 MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TIMESTAMP = (1 << 63) - 1  # Spark and Delta store timestamps as int64
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AHEAD_MS_MAX = 2 * 24 * 3600 * 1000  # a time that lies further ahead is not accepted
 AHEAD_MS_TOLD = 60 * 1000  # what a log may carry this clock ahead of the wall clock without a warning
 
@@ -56,6 +60,25 @@ def physical_ms(ts: int) -> int:
 def logical(ts: int) -> int:
     """The logical part of `ts`."""
     return ts & MAX_LOGICAL
+
+
+def to_timestamp(moment: datetime) -> int:
+    """The first timestamp at `moment`, to the millisecond. Raises `InvalidRequest` for a moment before 1970, and for
+    one without a time zone: the same digits are another moment elsewhere."""
+    if moment.tzinfo is None:
+        raise InvalidRequest(f"{moment.isoformat()} has no time zone; say which, as in datetime.now(UTC)")
+    ms = (moment - _EPOCH) // timedelta(milliseconds=1)
+    if ms < 0:
+        raise InvalidRequest(f"{moment.isoformat()} is before 1970")
+    return compose(ms)
+
+
+def to_datetime(ts: int) -> datetime:
+    """The physical part of the timestamp `ts`, UTC. Raises `InvalidRequest` for what no calendar has."""
+    try:
+        return _EPOCH + timedelta(milliseconds=physical_ms(ts))
+    except OverflowError:
+        raise InvalidRequest(f"the timestamp {ts} is behind the year 9999") from None
 
 
 def add_ms(ts: int, ms: int) -> int:

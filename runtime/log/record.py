@@ -13,13 +13,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias, cast
 
 import msgpack
 import xxhash
 
-from ..clock import MAX_TIMESTAMP
+from ..clock import MAX_TIMESTAMP, to_datetime
 from ..errors import BadRecord
 from .wal import Payload
 
@@ -100,6 +101,11 @@ class Record:
     schema_version: int = 0
     body: Payload = b""
     id: bytes = b""
+
+    @property
+    def time(self) -> datetime:
+        """The physical part of `ts`, UTC."""
+        return to_datetime(self.ts)
 
 
 def encode(record: Record) -> bytes:

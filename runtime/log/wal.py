@@ -12,9 +12,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
+from ..clock import to_datetime, to_timestamp
 from ..errors import TidewalError
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -119,6 +121,11 @@ class Entry(NamedTuple):
     timestamp: int
     payload: bytes | memoryview
 
+    @property
+    def time(self) -> datetime:
+        """The physical part of the timestamp, UTC."""
+        return to_datetime(self.timestamp)
+
 
 class From(Enum):
     """Where to start reading when there is no position."""
@@ -141,6 +148,11 @@ class FromTime:
     Entries that retention has removed are not noticed: a reader that must not miss any goes on at a position."""
 
     timestamp: int
+
+    @classmethod
+    def at(cls, moment: datetime) -> Self:
+        """Start at the time `moment`, which has a time zone. Raises `InvalidRequest`."""
+        return cls(to_timestamp(moment))
 
 
 Start: TypeAlias = From | FromId | FromTime

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,12 @@ from tidewal.runtime.clock import (
     compose,
     logical,
     physical_ms,
+    to_datetime,
+    to_timestamp,
 )
+from tidewal.runtime.errors import InvalidRequest
+from tidewal.runtime.log.record import Record, RecordType
+from tidewal.runtime.log.wal import Entry, FromTime
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
 
 
@@ -29,6 +35,31 @@ def test_a_timestamp_is_its_two_parts(ms, count):
     assert (physical_ms(ts), logical(ts)) == (ms, count)
     assert add_ms(ts, 5) == compose(ms + 5, count)
     assert add_ms(ts, -(ms + 1)) == 0
+
+
+@given(
+    st.datetimes(datetime.fromisoformat("1970-01-02"), datetime.fromisoformat("3000-01-01"), timezones=st.just(UTC)),
+    st.integers(-12, 14),
+    st.integers(0, MAX_LOGICAL),
+)
+def test_a_moment_is_the_first_timestamp_of_its_millisecond(moment, hours, count):
+    moment = moment.astimezone(timezone(timedelta(hours=hours)))
+    ts = to_timestamp(moment)
+    assert logical(ts) == 0
+    assert timedelta(0) <= moment - to_datetime(ts + count) < timedelta(milliseconds=1)
+    assert FromTime.at(moment) == FromTime(ts)
+    assert Entry(b"", ts, b"").time == Record(RecordType.ROWS, ts=ts).time == to_datetime(ts)
+
+
+@pytest.mark.parametrize("moment", [datetime.fromisoformat("2026-11-22"), datetime(1969, 12, 31, tzinfo=UTC)])
+def test_a_moment_that_is_none_is_refused(moment):
+    with pytest.raises(InvalidRequest):
+        FromTime.at(moment)
+
+
+def test_what_no_calendar_has_is_refused():
+    with pytest.raises(InvalidRequest):
+        to_datetime(1 << 70)
 
 
 @pytest.mark.slow
