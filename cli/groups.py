@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
 from ..runtime.log.wal import From, FromId, FromTime, GroupInfo, Start, Wal
-from .open_log import LogUrl, opened
-from .signals import INTERRUPTED, Interrupted, until_stopped
+from .connect import over_log
+from .open_log import LogUrl
 
 groups = typer.Typer(help="Show consumer groups, move their positions, drop them.", no_args_is_help=True)
-
-T = TypeVar("T")
 
 
 @groups.command("list")
 def list_groups(url: LogUrl, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show all groups: their members, and for each channel the group's position and the end of the channel."""
-    described = _over(url, describe_groups, read_only=True)
+    described = over_log(url, describe_groups, read_only=True)
     typer.echo(json.dumps(described, indent=2) if as_json else "\n".join(lines(described)) or "none")
 
 
@@ -36,7 +33,7 @@ def seek(
 ) -> None:
     """Move a group's position in a channel: the entries from there on are delivered, again or for the first time."""
     start = start_of(to)
-    _over(url, lambda wal: _seek(wal, group, channel, start, create=create))
+    over_log(url, lambda wal: _seek(wal, group, channel, start, create=create))
 
 
 async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: bool) -> None:
@@ -48,7 +45,7 @@ async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: boo
 @groups.command()
 def drop(url: LogUrl, group: Annotated[str, typer.Argument(help="The group, which must not have members.")]) -> None:
     """Drop a group and its positions."""
-    _over(url, lambda wal: wal.drop_group(group))
+    over_log(url, lambda wal: wal.drop_group(group))
 
 
 def start_of(text: str) -> Start:
@@ -98,16 +95,3 @@ def lines(described: list[dict[str, Any]]) -> list[str]:
             state = f"behind {position['latest_id']}" if position["behind"] else "at the end"
             shown.append(f"  {channel}: acknowledged to {position['acknowledged_to'] or '-'}, {state}")
     return shown
-
-
-def _over(url: str, work: Callable[[Wal], Awaitable[T]], *, read_only: bool = False) -> T:
-    import uvloop
-
-    async def run() -> T:
-        async with opened(url, read_only=read_only) as wal:
-            return await work(wal)
-
-    try:
-        return uvloop.run(until_stopped(run()))
-    except Interrupted:
-        raise typer.Exit(INTERRUPTED) from None

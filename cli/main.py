@@ -17,6 +17,13 @@ FAILED = 2  # exit status for an error that Tidewal raised on purpose
 
 COMMANDS = {
     "run": "Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.",
+    "create": "Create a collection; where it is there already with the same fields and shards, say so and succeed.",
+    "insert": "Write rows into a collection, in batches; a row whose key exists replaces that row.",
+    "query": "Print the rows for which a filter holds: all without one.",
+    "search": "Print the rows nearest to a vector, the nearest first, with their distances.",
+    "compact": "Store what is acknowledged in the collection's tables, and bring `current`, its present rows, forward "
+    "to that.",
+    "send": "Send messages to a channel, and say how many and what the last one's timestamp is: they are durable then.",
     "tail": "Print the records of a channel: a line for each with its type and fields, and its rows where the schema "
     "is known.",
     "inspect": "Show the channels of a log with their policies, the catalog and the stored cuts.",

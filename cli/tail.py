@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -17,10 +16,11 @@ from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound, FormatTooNew
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.record import Record, RecordType, decode
-from ..runtime.log.wal import Entry, From, Wal
+from ..runtime.log.wal import Entry, From, Payload, Wal
 from ..runtime.replicated.records import decode_event
 from ..runtime.rows.schema import OP_COLUMN, Op
 from .open_log import LogUrl, catalog_of, entries, opened, shown_time, stored
+from .results import plain
 from .signals import INTERRUPTED, Interrupted, until_stopped
 
 HELD_ENTRIES = 256  # read ahead of what is printed
@@ -68,7 +68,7 @@ def tail(
                 fields = _fields(name, entry, catalog, chosen, rows)
                 if fields is None:
                     continue
-                typer.echo(json.dumps(fields, default=_plain) if as_json else _text(fields))
+                typer.echo(json.dumps(fields, default=plain) if as_json else _text(fields))
                 shown += 1
                 if shown == limit:
                     return
@@ -129,7 +129,7 @@ def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int
     try:
         record = decode(entry.payload, entry.id)
     except BadRecord as error:
-        return fields | {"type": "BAD", "reason": error.message}
+        return fields | {"type": "BAD", "reason": error.message} | _shown("value", entry.payload)
     if chosen.vchannels and record.vchannel and record.vchannel not in chosen.vchannels:
         return None
     fields |= {"type": record.type.name, "ts": record.ts, "time": shown_time(record.ts)}
@@ -138,6 +138,8 @@ def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int
     for key in ("vchannel", "producer", "pseq", "schema_version"):
         if value := getattr(record, key):
             fields[key] = value
+    if record.key:
+        fields |= _shown("key", record.key)
     if record.tags:
         fields["tags"] = dict(record.tags)
     fields["body_bytes"] = len(record.body)
@@ -156,9 +158,17 @@ def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
         cut = Cut.from_record(record)
         ends = {name: {"term": end.term, "cseq": end.cseq, "id": end.id.hex()} for name, end in cut.ends.items()}
         return {"collection": cut.collection, "cut": cut.time, "ends": ends}
-    if record.type is RecordType.ROWS:
-        return _rows(record, catalog, rows)
-    return {}
+    if record.type is not RecordType.ROWS:
+        return {}
+    return _rows(record, catalog, rows) if record.vchannel else _shown("value", record.body)
+
+
+def _shown(name: str, content: Payload) -> dict[str, str]:
+    """Bytes of a message as JSON has them: text where they are UTF-8, else in hex."""
+    try:
+        return {name: str(content, "utf-8")}
+    except UnicodeDecodeError:
+        return {f"{name}_hex": content.hex()}
 
 
 def _rows(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
@@ -174,22 +184,15 @@ def _rows(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
     return {"collection": of.name, "row_count": batch.num_rows, "rows": few}
 
 
-def _plain(value: object) -> str:
-    """Values that JSON does not have: ids and bodies in hex, times as ISO 8601."""
-    if isinstance(value, bytes):
-        return value.hex()
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
 def _text(fields: dict[str, Any]) -> str:
     """A record as text: one line, and one for each row."""
     words = [fields.get("time", "-"), fields["channel"], fields["type"]]
     hidden = {"time", "channel", "type", "id", "ts", "rows", "event", "ends"}
     words += [f"{key}={value}" for key, value in fields.items() if key not in hidden]
     if fields.get("event"):
-        words.append(json.dumps(fields["event"], default=_plain))
+        words.append(json.dumps(fields["event"], default=plain))
     lines = ["  ".join(words)]
-    lines += ["    " + json.dumps(row, default=_plain) for row in fields.get("rows", ())]
+    lines += ["    " + json.dumps(row, default=plain) for row in fields.get("rows", ())]
     if fields.get("row_count", 0) > len(fields.get("rows", ())):
         lines.append(f"    … {fields['row_count'] - len(fields['rows']):,} more")
     return "\n".join(lines)

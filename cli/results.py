@@ -1,0 +1,38 @@
+"""How commands print rows: as a table for people, or as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+import typer
+
+
+def plain(value: object) -> str:
+    """Values that JSON does not have: ids and bodies in hex, times as ISO 8601."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, as_json: bool) -> None:
+    """Print `rows`: a line of JSON for each, or one table of `columns`, in which nothing is cut off."""
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row, default=plain))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(name)), overflow="fold") for name in columns))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, default=plain).strip('"')

@@ -1,0 +1,169 @@
+"""Rows of JSON lines, CSV and Parquet, in batches of which each row knows its line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import partial
+from typing import Any, BinaryIO, TypeAlias, cast
+
+import pyarrow as pa
+
+from ..actors.rows import Rows, split_by_bytes
+from ..runtime.errors import InvalidRows
+from ..runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, CollectionSchema
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 4 * 1024 * 1024  # of text, or of Arrow's columns
+
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+
+Convert: TypeAlias = Callable[[str], object]
+_Numbered: TypeAlias = Iterator[tuple[int, int, dict[str, object]]]  # line, characters, row
+
+
+class FileFormat(StrEnum):
+    """What a file of rows is written in."""
+
+    jsonl = "jsonl"
+    csv = "csv"
+    parquet = "parquet"
+
+
+SUFFIXES = {
+    ".jsonl": FileFormat.jsonl,
+    ".ndjson": FileFormat.jsonl,
+    ".json": FileFormat.jsonl,
+    ".csv": FileFormat.csv,
+    ".parquet": FileFormat.parquet,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows to write together; `place` names one of them, counted from 0, as a person finds it in the file."""
+
+    rows: Rows
+    count: int
+    place: Callable[[int], str]
+
+
+def batches(file: BinaryIO, form: FileFormat, schema: CollectionSchema) -> Iterator[RowBatch]:
+    """The rows of `file`, with the values that `schema` wants where the format cannot say them (times, and all of CSV).
+    Raises `InvalidRows`, which names the line, and has the field `row`."""
+    if form is FileFormat.parquet:
+        yield from _of_parquet(file)
+        return
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    numbered = _json_rows(text, schema) if form is FileFormat.jsonl else _csv_rows(text, schema)
+    try:
+        yield from _gathered(numbered)
+    except UnicodeDecodeError as error:
+        raise InvalidRows(f"the file is not UTF-8: {error}") from None
+    finally:
+        text.detach()  # the file is the caller's to close
+
+
+def _gathered(numbered: _Numbered) -> Iterator[RowBatch]:
+    rows: list[dict[str, object]] = []
+    lines: list[int] = []
+    size = 0
+    for line, characters, row in numbered:
+        rows.append(row)
+        lines.append(line)
+        size += characters
+        if len(rows) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield RowBatch(rows, len(rows), partial(_line_of, lines))
+            rows, lines, size = [], [], 0
+    if rows:
+        yield RowBatch(rows, len(rows), partial(_line_of, lines))
+
+
+def _line_of(lines: list[int], row: int) -> str:
+    return f"line {lines[row]}"
+
+
+def _json_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
+    times = [each.name for each in schema.fields if each.type == "timestamp"]
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            row: Any = json.loads(line)
+        except ValueError as error:
+            raise InvalidRows(f"line {number}: no JSON: {error}", row=number) from None
+        if not isinstance(row, dict):
+            raise InvalidRows(f"line {number}: {line.strip()[:50]} is no object of columns", row=number)
+        found = cast("dict[str, object]", row)
+        for name in times:
+            if isinstance(value := found.get(name), str):
+                found[name] = _converted(name, _time, value, number)
+        yield number, len(line), found
+
+
+def _csv_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
+    reader = csv.reader(text, strict=True)
+    converters: Mapping[str, Convert] = {each.name: _converter(each.type) for each in schema.fields}
+    header: list[str] = []
+    try:
+        for cells in reader:
+            if not header:
+                header = [name.strip() for name in cells]
+            elif len(cells) == len(header):
+                row = {
+                    name: None if cell == "" else _converted(name, converters.get(name, str), cell, reader.line_num)
+                    for name, cell in zip(header, cells, strict=True)
+                }
+                yield reader.line_num, sum(map(len, cells)), row
+            elif cells:
+                message = f"line {reader.line_num}: {len(cells)} values under {len(header)} columns"
+                raise InvalidRows(message, row=reader.line_num)
+    except csv.Error as error:
+        raise InvalidRows(f"line {reader.line_num}: {error}", row=reader.line_num) from None
+
+
+def _of_parquet(file: BinaryIO) -> Iterator[RowBatch]:
+    from pyarrow import parquet
+
+    before = 0
+    try:
+        source: Any = cast(Any, parquet).ParquetFile(file if file.seekable() else io.BytesIO(file.read()))
+        for read in source.iter_batches(batch_size=BATCH_ROWS):
+            for batch in split_by_bytes(read, BATCH_BYTES):
+                yield RowBatch(batch, batch.num_rows, partial(_row_of, before))
+                before += batch.num_rows
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidRows(f"the file is no Parquet that can be read: {error}") from None
+
+
+def _row_of(before: int, row: int) -> str:
+    return f"row {before + row + 1}"
+
+
+def _converter(kind: str) -> Convert:
+    if kind in INTEGER_TYPES:
+        return int
+    if kind in FLOAT_TYPES:
+        return float
+    return {"bool": _boolean, "timestamp": _time, "float_vector": json.loads}.get(kind, str)
+
+
+def _converted(name: str, convert: Convert, text: str, line: int) -> object:
+    try:
+        return convert(text)
+    except (ValueError, KeyError):
+        raise InvalidRows(f"line {line}: column {name!r} cannot be {text[:50]!r}", column=name, row=line) from None
+
+
+def _boolean(text: str) -> bool:
+    return _BOOLEANS[text.lower()]
+
+
+def _time(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,212 @@
+"""`create`, `insert`, `query`, `search` and `compact`, over a node that runs as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.commands import Command, as_processes
+
+pytestmark = pytest.mark.slow
+
+FIELDS = ("--field", "id:int64", "--field", "name:varchar?", "--field", "at:timestamp?", "--field", "good:bool?")
+VECTOR = ("--field", "place:float_vector:2")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the log of a node."""
+    home = tmp_path_factory.mktemp("node")
+    with as_processes("-m", "tidewal", cwd=home) as start:
+        process = start("run", "--data", home / "data", "--json")
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["wal"]
+
+
+@pytest.fixture
+def things(command: Command, log: str, request: pytest.FixtureRequest) -> str:
+    """An empty collection of each test's own."""
+    name = request.node.name.partition("[")[0]
+    ended = command("create", log, name, *FIELDS, *VECTOR, "--primary-key", "id")
+    assert ended.status == 0, ended.err
+    return name
+
+
+def rows_of(command: Command, log: str, name: str, *arguments: object) -> list[dict[str, Any]]:
+    ended = command("query", log, name, *arguments, "--json", "--order-by", "id")
+    assert ended.status == 0, ended.err
+    return [json.loads(line) for line in ended.out.splitlines()]
+
+
+def test_a_collection_is_created_once_and_found_again(command: Command, log: str, things: str):
+    ended = command("create", log, things, *FIELDS, *VECTOR, "--primary-key", "id", "--json")
+    told = json.loads(ended.out)
+    assert (told["collection"], told["primary_key"], told["shards"]) == (things, "id", 2)
+    assert told["fields"][1] == {"name": "name", "type": "varchar", "nullable": True, "dim": None}
+    assert told["fields"][4] == {"name": "place", "type": "float_vector", "nullable": False, "dim": 2}
+    ended = command("create", log, things, "--field", "id:int64", "--primary-key", "id")
+    assert (ended.status, "CollectionExists" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        (".yaml", "primary_key: id\nfields:\n- {name: id, type: int64}\n- {name: place, type: float_vector, dim: 3}\n"),
+        (".json", '{"primary_key": "id", "fields": [{"name": "id", "type": "int64", "nullable": false}]}'),
+        (".parquet", None),
+    ],
+)
+def test_a_file_has_the_fields(command: Command, log: str, tmp_path: Path, suffix: str, content: str | None):
+    file = tmp_path / f"schema{suffix}"
+    if content is None:
+        pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), file)
+    else:
+        file.write_text(content)
+    ended = command("create", log, f"of_{suffix[1:]}", "--schema", file, "--primary-key", "id", "--json")
+    assert ended.status == 0, ended.err
+    assert json.loads(ended.out)["fields"][0]["type"] == "int64"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--field name:type"),
+        (("--field", "id:int64"), "--primary-key"),
+        (("--field", "id", "--primary-key", "id"), "write name:type"),
+        (("--field", "id:in64", "--primary-key", "id"), "'int64'"),
+        (("--field", "v:float_vector:two", "--primary-key", "v"), "'two'"),
+        (("--schema", __file__), "test_collection_commands.py"),
+    ],
+)
+def test_a_schema_that_is_none_is_said_in_one_line(command: Command, log: str, arguments: tuple[str, ...], said: str):
+    ended = command("create", log, "never", *arguments)
+    assert (ended.status, said in ended.err, ended.err.count("\n")) == (2, True, 1), ended.err
+
+
+JSON_LINES = """{"id": 1, "name": "one", "at": "2026-01-02T03:04:05Z", "good": true, "place": [1, 0]}
+
+{"id": 2, "place": [0, 1]}
+"""
+CSV = 'id,name,at,good,place\n1,one,2026-01-02T03:04:05,TRUE,"[1, 0]"\n2,,,,"[0, 1]"\n'
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", JSON_LINES), ("a.csv", CSV)])
+def test_rows_of_a_text_file_are_written(
+    command: Command, log: str, things: str, tmp_path: Path, name: str, content: str
+):
+    (tmp_path / name).write_text(content)
+    ended = command("insert", log, things, tmp_path / name, "--json")
+    assert ended.status == 0, ended.err
+    told = json.loads(ended.out)
+    assert (told["collection"], told["rows"]) == (things, 2)
+    assert told["ts"] > 0
+    first, second = rows_of(command, log, things)
+    assert first == {"id": 1, "name": "one", "at": "2026-01-02T03:04:05+00:00", "good": True, "place": [1.0, 0.0]}
+    assert (second["name"], second["at"], second["good"], second["place"]) == (None, None, None, [0.0, 1.0])
+
+
+def test_rows_of_parquet_are_written_in_batches(command: Command, log: str, things: str, tmp_path: Path):
+    count = 25_000
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * (2 * count), pa.float32()), 2)
+    pq.write_table(pa.table({"id": list(range(count)), "place": vectors}), tmp_path / "many.parquet")
+    ended = command("insert", log, things, tmp_path / "many.parquet")
+    assert ended.out.startswith(f"25,000 rows written into {things}, the last at ts "), ended.err
+    assert ended.err == ""
+    assert command("query", log, things, "--count").out == "25000\n"
+    assert json.loads(command("query", log, things, "id < 10", "--count", "--json").out) == {"count": 10}
+
+
+def test_what_query_prints_insert_reads_from_stdin(command: Command, log: str, things: str):
+    program = [sys.executable, "-m", "tidewal", "insert", log, things, "-"]
+    ended = subprocess.run(program, input=JSON_LINES, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("2 rows written")
+    printed = command("query", log, things, "--json").out
+    again = subprocess.run(program, input=printed, capture_output=True, text=True, check=True)
+    assert again.stdout.startswith("2 rows written")
+    assert {row["id"] for row in rows_of(command, log, things)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"id": 1, "place": [1, 2]}\n{"id": 2\n', "line 2: no JSON"),
+        ("a.jsonl", '{"id": 1, "place": [1, 2]}\n\n{"id": "x", "place": [1, 2]}\n', "line 3: column 'id'"),
+        ("a.jsonl", '{"id": 1, "place": [1, 2], "at": "now"}\n', "line 1: column 'at' cannot be 'now'"),
+        ("a.jsonl", '{"id": 1, "place": [1, 2]}\n{"id": null, "place": [1, 2]}\n', "line 2: column 'id' is null"),
+        ("a.jsonl", "[1]\n", "line 1: [1] is no object"),
+        ("a.csv", 'id,place\n1,"[1, 2]"\nx,"[1, 2]"\n', "line 3: column 'id' cannot be 'x'"),
+        ("a.csv", "id,place\n1\n", "line 2: 1 values under 2 columns"),
+        ("a.csv", 'id,place,shoe\n1,"[1, 2]",4\n', "no column 'shoe'"),
+        ("a.parquet", "no parquet", "no Parquet"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line(
+    command: Command, log: str, things: str, tmp_path: Path, name: str, content: str, said: str
+):
+    (tmp_path / name).write_text(content)
+    ended = command("insert", log, things, tmp_path / name)
+    assert (ended.status, said in ended.err, ended.err.count("\n")) == (2, True, 1), ended.err
+    assert ended.err.endswith("; before it 0 rows were written\n")
+    assert command("query", log, things, "--count").out == "0\n"
+
+
+def test_a_row_that_is_bad_in_a_later_batch_leaves_those_before(
+    command: Command, log: str, things: str, tmp_path: Path
+):
+    lines = [json.dumps({"id": number, "place": [1, 2]}) for number in range(10_001)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"id": 7.5, "place": [1, 2]}']))
+    ended = command("insert", log, things, tmp_path / "a.jsonl")
+    assert "line 10002: column 'id'" in ended.err
+    assert "before it 10,000 rows were written" in ended.err
+    assert command("query", log, things, "--count").out == "10000\n"
+
+
+def test_rows_are_printed_as_a_table(command: Command, log: str, things: str, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(JSON_LINES)
+    command("insert", log, things, tmp_path / "a.jsonl")
+    ended = command("query", log, things, "--columns", "id,name", "--order-by", "-id")
+    assert [line.split() for line in ended.out.splitlines()] == [["id", "name"], ["2", "-"], ["1", "one"]]
+
+
+def test_search_prints_the_nearest_first(command: Command, log: str, things: str, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(JSON_LINES)
+    command("insert", log, things, tmp_path / "a.jsonl")
+    ended = command("search", log, things, "place", "[0, 2]", "--metric", "l2", "--columns", "id", "--json")
+    assert ended.status == 0, ended.err
+    assert [json.loads(line)["id"] for line in ended.out.splitlines()] == [2, 1]
+    ended = command("search", log, things, "place", "0, 2")
+    assert (ended.status, "is no vector" in ended.err) == (2, True)
+
+
+def test_compact_says_what_is_in_the_table(command: Command, log: str, things: str, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(JSON_LINES)
+    command("insert", log, things, tmp_path / "a.jsonl")
+    told = json.loads(command("compact", log, things, "--json").out)
+    assert (told["collection"], told["rows"], told["merged"]) == (things, 2, 2)
+    assert f"{things}/current has 2 rows as of " in command("compact", log, things).out
+
+
+def test_a_collection_that_is_not_there_is_named(command: Command, log: str):
+    ended = command("query", log, "nothings")
+    assert (ended.status, "CollectionNotFound" in ended.err, "nothings" in ended.err) == (2, True, True)
+
+
+def test_where_no_node_runs_a_command_says_what_to_start(command: Command, tmp_path: Path):
+    ended = command("query", tmp_path / "log", "things")
+    assert (ended.status, "there is no log" in ended.err) == (2, True)
+    with as_processes("-m", "tidewal", cwd=tmp_path) as start:
+        process = start("run", "--data", tmp_path, "--json")
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        process.wait()
+    ended = command("query", tmp_path / "log", "things")
+    assert (ended.status, "start one with `tidewal run`" in ended.err, ended.err.count("\n")) == (2, True, 1)
