@@ -28,6 +28,7 @@ COMMANDS = {
     "is known.",
     "inspect": "Show the channels of a log with their policies, the catalog and the stored cuts.",
     "groups": "Show consumer groups, move their positions, drop them.",
+    "dlq": "Show dead letters: records that readers could not use.",
     "verify": "Check stored data without changing it.",
     "salvage": "Copy all that can be read of a log that no process has open into the new directory NEW, and report "
     "what is damaged and lost; without NEW only report.",

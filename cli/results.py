@@ -8,12 +8,22 @@ from datetime import datetime
 
 import typer
 
+from ..runtime.log.wal import Payload
+
 
 def plain(value: object) -> str:
     """Values that JSON does not have: ids and bodies in hex, times as ISO 8601."""
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def shown_bytes(name: str, content: Payload) -> dict[str, str]:
+    """Bytes of a message as JSON has them: text where they are UTF-8, else in hex."""
+    try:
+        return {name: str(content, "utf-8")}
+    except UnicodeDecodeError:
+        return {f"{name}_hex": content.hex()}
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, as_json: bool) -> None:

@@ -16,11 +16,11 @@ from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound, FormatTooNew
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.record import Record, RecordType, decode
-from ..runtime.log.wal import Entry, From, Payload, Wal
+from ..runtime.log.wal import Entry, From, Wal
 from ..runtime.replicated.records import decode_event
 from ..runtime.rows.schema import OP_COLUMN, Op
 from .open_log import LogUrl, catalog_of, entries, opened, shown_time, stored
-from .results import plain
+from .results import plain, shown_bytes
 from .signals import INTERRUPTED, Interrupted, until_stopped
 
 HELD_ENTRIES = 256  # read ahead of what is printed
@@ -129,7 +129,7 @@ def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int
     try:
         record = decode(entry.payload, entry.id)
     except BadRecord as error:
-        return fields | {"type": "BAD", "reason": error.message} | _shown("value", entry.payload)
+        return fields | {"type": "BAD", "reason": error.message} | shown_bytes("value", entry.payload)
     if chosen.vchannels and record.vchannel and record.vchannel not in chosen.vchannels:
         return None
     fields |= {"type": record.type.name, "ts": record.ts, "time": shown_time(record.ts)}
@@ -139,7 +139,7 @@ def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int
         if value := getattr(record, key):
             fields[key] = value
     if record.key:
-        fields |= _shown("key", record.key)
+        fields |= shown_bytes("key", record.key)
     if record.tags:
         fields["tags"] = dict(record.tags)
     fields["body_bytes"] = len(record.body)
@@ -160,15 +160,7 @@ def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
         return {"collection": cut.collection, "cut": cut.time, "ends": ends}
     if record.type is not RecordType.ROWS:
         return {}
-    return _rows(record, catalog, rows) if record.vchannel else _shown("value", record.body)
-
-
-def _shown(name: str, content: Payload) -> dict[str, str]:
-    """Bytes of a message as JSON has them: text where they are UTF-8, else in hex."""
-    try:
-        return {name: str(content, "utf-8")}
-    except UnicodeDecodeError:
-        return {f"{name}_hex": content.hex()}
+    return _rows(record, catalog, rows) if record.vchannel else shown_bytes("value", record.body)
 
 
 def _rows(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
