@@ -39,6 +39,9 @@ DEADLINE_S = 30.0
 AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
 FLUSH_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
+STATUS_DEADLINE_S = 5.0
+
+ROLES = ("mixcoord", "proxy", "datanode", "querynode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,18 @@ class Client:
         """Wait until a Proxy accepts writes: that of any node, or of the one that the catalog knows as `node`."""
         params = {"to": node} if node else {}
         await self._rpc.call("proxy", "ready", params, deadline_s=deadline_s)
+
+    async def status(self, *, deadline_s: float = STATUS_DEADLINE_S) -> dict[str, Params | None]:
+        """What each role says of its node (`node_status`), by the role's name; None for one that did not answer within
+        `deadline_s`."""
+
+        async def ask(role: str) -> Params | None:
+            try:
+                return (await self._rpc.call(role, "status", deadline_s=deadline_s)).values
+            except DeadlineExceeded:
+                return None
+
+        return dict(zip(ROLES, await asyncio.gather(*map(ask, ROLES)), strict=True))
 
     async def close(self) -> None:
         """End the calls that wait for a reply, and drop the reply channel."""

@@ -10,11 +10,13 @@ from ..runtime.catalog.catalog_log import CatalogLog
 from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
 from ..runtime.log.dead_letters import DeadLetters
 from ..runtime.rpc.client import RpcClient
+from ..runtime.rpc.protocol import Params
 from ..runtime.rpc.server import Request, RequestPack, RpcServer
 from ..runtime.streams.channel_reader import OnBadRecord
 from .metrics import dead_letters_from_zero
 from .node import Node
-from .requests import Method
+from .node_status import node_status
+from .requests import Method, Nothing
 
 REQUESTS_MAX = 1024
 
@@ -51,6 +53,9 @@ class Role(Actor):
         """The methods of this role, by name."""
         return {}
 
+    async def _status(self, _: Request) -> Params:
+        return node_status(self.node, self.catalog.catalog)
+
     def on_bad_event(self) -> OnBadRecord | None:
         """The handler of catalog entries that cannot be read: one role of a node stores them as dead letters."""
         return None
@@ -66,7 +71,7 @@ class Role(Actor):
             await self.rpc.open()
             await self.dead_letters.open()
             await self.catalog.open()
-            self._handlers = self.handlers()
+            self._handlers = {"status": Method(self._status, Nothing), **self.handlers()}
             await self._server.open()
             await self.prepare()
             self.spawn_task(self._end_when_superseded(), name="successor")

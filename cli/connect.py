@@ -34,7 +34,7 @@ def over_log(url: str, work: Callable[[Wal], Awaitable[T]], *, read_only: bool =
         async with opened(url, read_only=read_only) as wal:
             return await work(wal)
 
-    return _until_stopped(run())
+    return completed(run())
 
 
 def over_client(url: str, prefix: str, work: Callable[[Client], Awaitable[T]]) -> T:
@@ -44,7 +44,7 @@ def over_client(url: str, prefix: str, work: Callable[[Client], Awaitable[T]]) -
         async with _connected(url, prefix) as client:
             return await work(client)
 
-    return _until_stopped(run())
+    return completed(run())
 
 
 @asynccontextmanager
@@ -67,7 +67,8 @@ def _no_node(url: str) -> Unavailable:
     )
 
 
-def _until_stopped(work: Coroutine[object, object, T]) -> T:
+def completed(work: Coroutine[object, object, T]) -> T:
+    """What `work` returns, on a loop of its own. A signal cancels it, and ends the command once it has drained."""
     import uvloop
 
     try:

@@ -24,6 +24,7 @@ COMMANDS = {
     "compact": "Store what is acknowledged in the collection's tables, and bring `current`, its present rows, forward "
     "to that.",
     "send": "Send messages to a channel, and say how many and what the last one's timestamp is: they are durable then.",
+    "status": "Show health, lag, sizes and what is near its limit: of the node that runs on a log, and of the log.",
     "tail": "Print the records of a channel: a line for each with its type and fields, and its rows where the schema "
     "is known.",
     "inspect": "Show the channels of a log with their policies, the catalog and the stored cuts.",

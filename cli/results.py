@@ -26,7 +26,7 @@ def shown_bytes(name: str, content: Payload) -> dict[str, str]:
         return {f"{name}_hex": content.hex()}
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, as_json: bool) -> None:
+def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, as_json: bool = False) -> None:
     """Print `rows`: a line of JSON for each, or one table of `columns`, in which nothing is cut off."""
     if as_json:
         for row in rows:

@@ -252,6 +252,16 @@ class Metrics:
         found = self._registry.get_sample_value(sample, {NODE_LABEL: self.node_id, **labels})
         return 0.0 if found is None else found
 
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """Read all series of a counter or gauge: their values, by the values of their labels in the table's order."""
+        metric = _known(name)
+        return {
+            tuple(sample.labels[label] for label in metric.labels): sample.value
+            for family in self._families[name].collect()
+            for sample in family.samples
+            if sample.name == metric.full_name
+        }
+
     def render(self) -> bytes:
         """Write all series in Prometheus' text format, and those of the process."""
         return generate_latest(self._registry) + generate_latest(_PROCESS)

@@ -1,0 +1,63 @@
+"""What a node says of itself when a client asks for its status: how far behind it is, what it holds, and how near its
+limits are. It is taken from the node's metrics, which count what it does anyway."""
+
+from __future__ import annotations
+
+from ..runtime.catalog.catalog import Catalog, Collection
+from ..runtime.rpc.protocol import Params
+from .node import Node
+
+
+def node_status(node: Node, catalog: Catalog) -> Params:
+    """The status of `node`: its name, `watermark_age_s` since it last announced a time, and of each collection the rows
+    and bytes in memory, the bytes that are not in its table yet, and how many seconds behind queries and table are.
+    `limits` has what is used of each limit, and the limit; both in bytes."""
+    metrics, settings = node.metrics, node.settings
+    now_s = node.clock.clock.wall_ms() / 1000
+    last_s = metrics.value("wal_last_confirmed_time_tick")
+    collections = _Collections(node, now_s).described(catalog)
+    inflight = int(metrics.value("proxy_inflight_bytes"))
+    limits = [_limit("proxy.maxInflightBytes", "", inflight, settings.proxy.max_inflight_bytes)]
+    for each in collections:
+        unflushed, memory = each["unflushed_bytes"], each["memory_bytes"]
+        limits.append(_limit("proxy.maxUnflushedBytes", each["name"], unflushed, settings.proxy.max_unflushed_bytes))
+        limits.append(
+            _limit("queryNode.memoryLimitBytes", each["name"], memory, settings.query_node.memory_limit_bytes)
+        )
+    age_s = round(max(0.0, now_s - last_s), 3) if last_s else None
+    return {"node": node.name, "watermark_age_s": age_s, "collections": collections, "limits": limits}
+
+
+def _limit(key: str, collection: str, used: int, limit: int) -> Params:
+    return {"key": key, "collection": collection, "used": used, "limit": limit}
+
+
+class _Collections:
+    """The collections of a node. Each metric is read once, however many collections there are."""
+
+    def __init__(self, node: Node, now_s: float) -> None:
+        read = node.metrics.series
+        self._now_s = now_s
+        self._rows = read("querynode_entity_num")
+        self._memory = read("querynode_memory_bytes")
+        self._unflushed = read("proxy_unflushed_bytes")
+        self._query_ms = read("querynode_consume_tt_lag_ms")
+        self._checkpoints = read("datanode_channel_checkpoint_unix_seconds")
+        self._unreadable = {name: why for (_, name), why in node.unreadable.items()}
+
+    def described(self, catalog: Catalog) -> list[Params]:
+        return [self._describe(each) for _, each in sorted(catalog.collections.items())]
+
+    def _describe(self, collection: Collection) -> Params:
+        name, vchannels = collection.name, [(each,) for each in collection.vchannels]
+        query_ms = max(self._query_ms.get(each, 0) for each in vchannels)
+        stored_s = min(self._checkpoints.get(each, 0) for each in vchannels)
+        return {
+            "name": name,
+            "rows": int(self._rows.get((name,), 0)),
+            "memory_bytes": int(self._memory.get((name,), 0)),
+            "unflushed_bytes": int(self._unflushed.get((name,), 0)),
+            "query_lag_s": round(query_ms / 1000, 3),
+            "table_lag_s": round(max(0.0, self._now_s - stored_s), 3) if stored_s else None,
+            "unreadable": self._unreadable.get(name, ""),
+        }
