@@ -13,6 +13,7 @@ from typing import Final
 from ..runtime.clock import MAX_TIMESTAMP, compose
 from ..runtime.errors import ConfigError
 from ..runtime.log.names import DEFAULT_PREFIX
+from .option_names import by_known_name
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -116,7 +117,7 @@ class ReadOptions:
 
         Raises `ConfigError`, whose `key` is the option to correct.
         """
-        options = _by_known_name(given)
+        options = by_known_name(given, _NAMES)
         _check_what(options)
         _check_mode(options, streaming)
         _check_time_travel(options)
@@ -146,14 +147,6 @@ class ReadOptions:
         )
         _check_bounds(parsed, streaming)
         return parsed
-
-
-def _by_known_name(given: Mapping[str, str]) -> dict[str, str]:
-    known = {name.lower(): name for name in _NAMES}
-    for name in given:
-        if name.lower() not in known:
-            raise ConfigError(f"unknown option {name!r}; known are {', '.join(_NAMES)}", key=name)
-    return {known[name.lower()]: value for name, value in given.items()}
 
 
 # ---- what goes together ---------------------------------------------------------------------------------------------

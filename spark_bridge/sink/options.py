@@ -11,6 +11,7 @@ from ...runtime.errors import ConfigError
 from ...runtime.log.names import DEFAULT_PREFIX
 from ...runtime.log.opening import find_backend
 from ...runtime.rows.schema import OPS
+from ..option_names import by_known_name
 
 DEADLINE_S: Final = 300.0
 VERSION_MAX: Final = (1 << 43) - 1  # with 20 bits for a partition's chunks it makes a producer's number
@@ -54,7 +55,8 @@ class SinkOptions:
     @staticmethod
     def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         """Check the options of a stream or a batch. Raises `ConfigError`, whose `key` is the option to correct."""
-        options = _by_known_name(given)
+        ours = {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
+        options = by_known_name(ours, _NAMES, " of a write")
         if not options.get("wal"):
             raise ConfigError("option wal is required", key="wal")
         if options.get("collection") and options.get("topic"):
@@ -83,15 +85,6 @@ class SinkOptions:
             version,
             _flag("allowOldBatches", options.get("allowOldBatches", "false")),
         )
-
-
-def _by_known_name(given: Mapping[str, str]) -> dict[str, str]:
-    known = {name.lower(): name for name in _NAMES}
-    options = {name.lower(): value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"unknown option {name!r} of a write; known are {', '.join(_NAMES)}", key=name)
-    return {known[name]: value for name, value in options.items()}
 
 
 def _version(text: str | None) -> int | None:

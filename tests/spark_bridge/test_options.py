@@ -10,6 +10,7 @@ from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import ConfigError
 from tidewal.spark_bridge.log import open_log
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
+from tidewal.spark_bridge.sink.options import SinkOptions
 
 LOG = {"wal": "rocksmq:///data"}
 GOOD = LOG | {"collection": "flights"}
@@ -120,3 +121,18 @@ def test_wrong_options_are_named(given: dict[str, str], streaming: bool | None, 
 def test_urls_that_cannot_be_read_name_what_can(url: str) -> None:
     with pytest.raises(ConfigError, match="rocksmq:///absolute/path"):
         open_log(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("startingOffset", "startingOffsets"), ("COLECTION", "collection"), ("subscribe_pattern", "subscribePattern")],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"the nearest one is '{nearest}'") as raised:
+        ReadOptions.parse(GOOD | {name: "x"})
+    assert (raised.value.key, raised.value.nearest) == (name, nearest)
+
+
+def test_a_misspelt_name_of_a_write_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"of a write; .* the nearest one is 'primaryKey'"):
+        SinkOptions.parse(GOOD | {"primary_key": "id"}, streaming=True)
