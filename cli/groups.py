@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +14,7 @@ from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
 from ..runtime.log.wal import From, FromId, FromTime, GroupInfo, Start, Wal
 from .connect import over_log
 from .open_log import LogUrl
+from .results import print_rows
 
 groups = typer.Typer(help="Show consumer groups, move their positions, drop them.", no_args_is_help=True)
 
@@ -20,7 +23,10 @@ groups = typer.Typer(help="Show consumer groups, move their positions, drop them
 def list_groups(url: LogUrl, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show all groups: their members, and for each channel the group's position and the end of the channel."""
     described = over_log(url, describe_groups, read_only=True)
-    typer.echo(json.dumps(described, indent=2) if as_json else "\n".join(lines(described)) or "none")
+    if as_json or not described:
+        typer.echo(json.dumps(described, indent=2) if as_json else "none")
+    else:
+        print_rows(("group", "channel", "member", "acknowledged to", "state"), _rows(described))
 
 
 @groups.command()
@@ -37,8 +43,10 @@ def seek(
 
 
 async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: bool) -> None:
-    if not create and all(info.name != group for info in await wal.groups()):
-        raise GroupNotFound(f"no group {group} has a position here; --create makes one", group=group)
+    known = [info.name for info in await wal.groups()]
+    if not create and group not in known:
+        near = "".join(f"; the nearest is {each}" for each in get_close_matches(group, known, n=1))
+        raise GroupNotFound(f"no group {group} has a position here{near}; --create makes one", group=group)
     await wal.seek_group(group, channel, start)
 
 
@@ -85,6 +93,22 @@ async def _describe(wal: Wal, info: GroupInfo) -> dict[str, Any]:
     return {"name": info.name, "members": members, "positions": positions}
 
 
+def _rows(described: list[dict[str, Any]]) -> Iterator[dict[str, object]]:
+    """A row for each channel of each group; a group without any has one, too."""
+    for group in described:
+        positions = group["positions"]
+        holders = {channel: member for member, channels in group["members"].items() for channel in channels}
+        for channel in sorted({*positions, *holders}) or [None]:
+            row: dict[str, object] = {"group": group["name"], "channel": channel, "member": holders.get(channel)}
+            if channel in positions:
+                row |= {"acknowledged to": positions[channel]["acknowledged_to"], "state": _state(positions[channel])}
+            yield row
+
+
+def _state(position: dict[str, Any]) -> str:
+    return f"behind {position['latest_id']}" if position["behind"] else "at the end"
+
+
 def lines(described: list[dict[str, Any]]) -> list[str]:
     """The lines that show groups on a terminal."""
     shown: list[str] = []
@@ -92,6 +116,5 @@ def lines(described: list[dict[str, Any]]) -> list[str]:
         shown.append(f"{group['name']}: {len(group['members'])} members")
         shown += [f"  member {member}: {', '.join(channels) or '-'}" for member, channels in group["members"].items()]
         for channel, position in group["positions"].items():
-            state = f"behind {position['latest_id']}" if position["behind"] else "at the end"
-            shown.append(f"  {channel}: acknowledged to {position['acknowledged_to'] or '-'}, {state}")
+            shown.append(f"  {channel}: acknowledged to {position['acknowledged_to'] or '-'}, {_state(position)}")
     return shown

@@ -195,6 +195,11 @@ def test_groups_are_shown_moved_and_dropped(command: Callable[..., Any], log: Pa
     misspelt = command("groups", "seek", url, "wokers", "a", "earliest")
     assert misspelt.status != 0
     assert "no group wokers" in misspelt.err
+    assert "the nearest is workers" in misspelt.err
+    header, row = command("groups", "list", url).out.splitlines()
+    assert header.split() == ["group", "channel", "member", "acknowledged", "to", "state"]
+    assert row.split()[:3] == ["workers", "a", "-"]
+    assert " behind " in row
     assert [group["name"] for group in groups(command, log)] == ["workers"]
     assert command("groups", "seek", url, "others", "a", "earliest", "--create").status == 0
     assert [group["name"] for group in groups(command, log)] == ["others", "workers"]
@@ -202,6 +207,7 @@ def test_groups_are_shown_moved_and_dropped(command: Callable[..., Any], log: Pa
     assert "workers: 0 members" in command("inspect", url).out
     assert command("groups", "drop", url, "workers").status == 0
     assert groups(command, log) == []
+    assert command("groups", "list", url).out == "none\n"
 
 
 def test_places_in_a_channel():
