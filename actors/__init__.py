@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..runtime.extras import NODE, require_extra
+
+require_extra("node", "collections", NODE)
+
 if TYPE_CHECKING:
     from .client import Client as Client, QueryResult as QueryResult, Stats as Stats, WriteResult as WriteResult
     from .datanode import DataNode as DataNode

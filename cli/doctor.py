@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..runtime.extras import install_command
 from ..runtime.log.backend import Check
 from ..runtime.log.opening import installed_backends
 from .jdk import MINIMAL_JAVA, Java, find_java
@@ -105,7 +106,7 @@ def _distribution(name: str, extra: str | None) -> Check:
     except metadata.PackageNotFoundError:
         if extra is None:
             return Check(name, "missing", "", f"pip install {name}")
-        return Check(name, "optional", "", f"for {extra}: pip install 'tidewal[{extra}]'")
+        return Check(name, "optional", "", f"for {extra}: {install_command(extra)}")
     except ImportError as error:
         return Check(name, "missing", f"does not load: {error}", f"pip install --force-reinstall {name}")
     return Check(name, "ok", version)

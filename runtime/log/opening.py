@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import ConfigError
+from ..extras import install_command
 from .backend import WalBackend
 from .read_only import ReadOnlyWal
 from .redaction import shown_url, split_url
@@ -93,6 +94,6 @@ def _missing_package(entry: EntryPoint) -> Generator[None]:
         distribution = entry.dist.name if entry.dist is not None else "tidewal"
         raise ConfigError(
             f"{entry.name}:// needs the package {error.name or error}, which is not installed: "
-            f"pip install '{distribution}[{entry.name}]'",
+            + install_command(entry.name, distribution),
             key="wal",
         ) from error

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
-
-import pyarrow as pa
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from ..errors import BadRecord, InvalidSchema, check_version
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # where a type is asked for: catalogs are read without Arrow
 
 FieldType: TypeAlias = Literal[
     "bool", "int8", "int16", "int32", "int64", "float", "double", "varchar", "timestamp", "float_vector"
@@ -36,17 +38,22 @@ KEYWORDS: Final = frozenset({"and", "or", "not", "in", "like", "is", "null", "tr
 
 _name_rule = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
-_arrow_types: dict[str, pa.DataType] = {
-    "bool": pa.bool_(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "varchar": pa.string(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
+
+@cache
+def _arrow_types() -> dict[str, pa.DataType]:
+    import pyarrow as pa
+
+    return {
+        "bool": pa.bool_(),
+        "int8": pa.int8(),
+        "int16": pa.int16(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "varchar": pa.string(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
 
 
 class Op(IntEnum):
@@ -72,11 +79,13 @@ class Field:
     def arrow_type(self) -> pa.DataType:
         """The Arrow type of the column; a vector is a fixed-size list of float32."""
         if self.type == "float_vector":
+            import pyarrow as pa
+
             return pa.list_(pa.float32(), self.dim or 0)
-        return _arrow_types[self.type]
+        return _arrow_types()[self.type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CollectionSchema:
     """Name, fields and primary key of a collection; `version` grows when fields are added.
 
@@ -87,16 +96,25 @@ class CollectionSchema:
     fields: tuple[Field, ...]
     primary_key: str
     version: int = 1
-    _arrow: pa.Schema = field(init=False, repr=False, compare=False)
-    _row_arrow: pa.Schema = field(init=False, repr=False, compare=False)
-    _by_name: dict[str, Field] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
-        arrow = pa.schema([pa.field(each.name, each.arrow_type()) for each in self.fields])
-        object.__setattr__(self, "_arrow", arrow)
-        object.__setattr__(self, "_row_arrow", arrow.append(pa.field(OP_COLUMN, pa.int8())))
-        object.__setattr__(self, "_by_name", {each.name: each for each in self.fields})
+
+    @cached_property
+    def _by_name(self) -> dict[str, Field]:
+        return {each.name: each for each in self.fields}
+
+    @cached_property
+    def _arrow(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema([pa.field(each.name, each.arrow_type()) for each in self.fields])
+
+    @cached_property
+    def _row_arrow(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return self._arrow.append(pa.field(OP_COLUMN, pa.int8()))
 
     def arrow(self) -> pa.Schema:
         """The Arrow schema of the fields, in their order."""
@@ -104,6 +122,8 @@ class CollectionSchema:
 
     def arrow_of(self, names: Sequence[str]) -> pa.Schema:
         """The Arrow schema of some of the fields, in the order of `names`."""
+        import pyarrow as pa
+
         return pa.schema([(name, self._by_name[name].arrow_type()) for name in names])
 
     def row_arrow(self) -> pa.Schema:
@@ -221,10 +241,12 @@ def _field_from_arrow(each: pa.Field[Any], primary_key: str) -> Field:
 
 
 def _type_from_arrow(each: pa.Field[Any]) -> FieldType:
+    import pyarrow as pa
+
     kind = each.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    for name, arrow in _arrow_types.items():
+    for name, arrow in _arrow_types().items():
         if kind == arrow:
             return cast(FieldType, name)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):

@@ -13,6 +13,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...runtime.errors import Unsupported
+from ...runtime.extras import install_command
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -67,7 +68,7 @@ def session(app_name: str = "tidewal", *, master: str = "local[2]", **conf: str)
 def require_spark() -> None:
     """Raise `Unsupported`, which says what to install, when PySpark or Java is missing."""
     if find_spec("pyspark") is None:
-        raise Unsupported("PySpark is missing: pip install 'tidewal[spark]'", capability="spark")
+        raise Unsupported(f"PySpark is missing: {install_command('spark')}", capability="spark")
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise Unsupported("Java is missing: install a JDK 17 or newer, or set JAVA_HOME", capability="spark")
 

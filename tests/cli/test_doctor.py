@@ -37,7 +37,7 @@ def fake_java(folder: Path, version: str, *, status: int = 0) -> Path:
 def test_everything_that_the_package_requires_is_looked_at():
     names = {check.name for check in examine()}
     assert {"Python", "pyarrow", "rocksdict", "uvloop", "aiokafka", "pyspark", "Java", "free disk"} <= names
-    assert "tidewal[kafka,pulsar,spark]" not in names
+    assert "tidewal[node,kafka,pulsar,spark]" not in names
 
 
 def test_this_machine_has_what_the_tests_run_with():

@@ -1,0 +1,25 @@
+"""The extras of the distribution: what is installed only for some features, and what to say where it is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from .errors import Unsupported
+
+NODE = ("deltalake", "lark", "numpy", "pyarrow")
+
+
+def install_command(extra: str, distribution: str = "tidewal") -> str:
+    """What a person types to get the packages of `extra`."""
+    return f"pip install '{distribution}[{extra}]'"
+
+
+def require_extra(extra: str, feature: str, packages: tuple[str, ...]) -> None:
+    """Raise `Unsupported`, with `extra` as `capability`, unless the packages that `feature` needs are installed. None
+    of them is imported."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        verb = "which is" if len(missing) == 1 else "which are"
+        raise Unsupported(
+            f"{feature} need {', '.join(missing)}, {verb} not installed: {install_command(extra)}", capability=extra
+        )

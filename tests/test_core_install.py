@@ -1,0 +1,85 @@
+"""The core without the extra `node`: streams, groups and actors run on the embedded log, and what needs the extra says
+which command installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# None in `sys.modules`: nobody finds the package, and importing it fails.
+WITHOUT_NODE = """
+import sys
+for name in ("deltalake", "lark", "numpy", "pandas", "pyarrow", "sklearn"):
+    sys.modules[name] = None
+"""
+
+CORE = """
+import asyncio
+import tidewal
+
+
+class Doubling(tidewal.Actor):
+    async def on_message(self, message):
+        return 2 * message
+
+
+async def main():
+    log = await tidewal.open_wal("rocksmq://./data")
+    for name in ("words", "lengths"):
+        await log.create_channel(name, tidewal.ChannelPolicy())
+    producer = tidewal.MsgStream(log, tidewal.HybridClock())
+    producer.as_producer(["words"])
+    await producer.produce([tidewal.Record(tidewal.RecordType.ROWS, key=b"sea", body=b"tide")])
+    consumer = tidewal.MsgStream(log, tidewal.HybridClock())
+    consumer.as_consumer(["words"])
+    pack = await anext(consumer)
+    print([(record.key, bytes(record.body)) for record in pack.messages])
+    await consumer.close()
+
+    member = await log.join("measuring", ["words"])
+    delivered = await anext(aiter(member))
+    await member.commit([delivered], [tidewal.Append("lengths", b"4") for _ in delivered.entries])
+    await member.aclose()
+    entries = await anext(log.read("lengths", tidewal.From.EARLIEST))
+    print([bytes(entry.payload) for entry in entries])
+
+    async with tidewal.ActorSystem() as system:
+        print(await (await system.spawn(Doubling(), name="doubling")).ask(21))
+    print(tidewal.CollectionSchema("seas", (tidewal.Field("id", "int64"),), "id").name)
+    await log.close()
+
+
+asyncio.run(main())
+"""
+
+NODE = """
+import tidewal
+
+for name in ("standalone", "Client"):
+    try:
+        getattr(tidewal, name)
+    except tidewal.errors.Unsupported as error:
+        print(error.fields["capability"], error)
+"""
+
+
+def run_without_node(code: str, folder: Path) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NODE + code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_streams_groups_and_actors_need_no_extra(tmp_path: Path):
+    assert run_without_node(CORE, tmp_path).splitlines() == ["[(b'sea', b'tide')]", "[b'4']", "42", "seas"]
+
+
+def test_a_node_without_its_extra_names_the_command(tmp_path: Path):
+    missing = "collections need deltalake, lark, numpy, pyarrow, which are not installed: pip install 'tidewal[node]'"
+    assert run_without_node(NODE, tmp_path).splitlines() == [f"node {missing}"] * 2
