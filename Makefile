@@ -16,6 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidewal-setup
 UV := $(BIN)/python -m uv
+RIGHT_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1 || true): make PYTHON=/path/to/python3.11" >&2; exit 2; }
 
 .PHONY: help setup demo quick test test-all torture check format bench docs dashboards lock
 
@@ -27,7 +29,7 @@ setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka, Pulsar 
 	@$(BIN)/python -m tests.promtool
 
 $(STAMP): requirements.lock pyproject.toml Makefile
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { $(RIGHT_PYTHON); $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m uv --version 2>/dev/null | grep -qF "uv $(UV_VERSION)" \
 		|| $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 	@# Compiled once: where PYTHONDONTWRITEBYTECODE is set, each Python that Spark starts would compile pandas and pyarrow.
@@ -76,7 +78,7 @@ dashboards: $(STAMP) ## Write the dashboard and alert rules of compose/ from the
 	@$(BIN)/python compose/dashboards.py
 
 lock: ## Choose the versions anew and write requirements.lock
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { $(RIGHT_PYTHON); $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 	$(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra all --group dev --group demo \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
