@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
 from ..runtime.errors import TidewalError
+from ..runtime.extras import missing_extra
 
 FAILED = 2  # exit status for an error that Tidewal raised on purpose
 
@@ -102,6 +103,14 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app,
     try:
         application(args=arguments, prog_name=name)
     except TidewalError as error:
-        line = " ".join(error.message.split())
-        print(f"tidewal: {type(error).__name__}: {line}", file=sys.stderr)
-        raise SystemExit(FAILED) from None
+        _fail(error)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        _fail(missing)
+
+
+def _fail(error: TidewalError) -> NoReturn:
+    line = " ".join(error.message.split())
+    print(f"tidewal: {type(error).__name__}: {line}", file=sys.stderr)
+    raise SystemExit(FAILED) from None

@@ -14,6 +14,14 @@ def install_command(extra: str, distribution: str = "tidewal") -> str:
     return f"pip install '{distribution}[{extra}]'"
 
 
+def missing_extra(error: ModuleNotFoundError) -> Unsupported | None:
+    """What to raise instead of `error` where the package that was not found belongs to the extra `node`."""
+    package = (error.name or "").partition(".")[0]
+    if package not in NODE:
+        return None
+    return Unsupported(f"this needs {package}, which is not installed: {install_command('node')}", capability="node")
+
+
 def require_extra(extra: str, feature: str, packages: tuple[str, ...]) -> None:
     """Raise `Unsupported`, with `extra` as `capability`, unless the packages that `feature` needs are installed. None
     of them is imported."""

@@ -16,20 +16,26 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from .extras import missing_extra
+
 
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of `package`. `homes` maps a module, relative to the package, to the names
     that come from it, separated by spaces; such a name may be that of a module in it. A module is imported when one of
-    its names is first used, which raises what the import raises; any other name is an `AttributeError`."""
+    its names is first used, which raises what the import raises, but `Unsupported` where an extra is not installed; any
+    other name is an `AttributeError`."""
     home_of = {name: module for module, names in homes.items() for name in names.split()}
 
     def get(name: str) -> object:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = import_module(home_of[name], package)
-        value = getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
+        try:
+            home = import_module(home_of[name], package)
+            value = getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
+        except ModuleNotFoundError as error:
+            raise missing_extra(error) or error from None
         setattr(sys.modules[package], name, value)  # so that Python finds it there from now on
         return value
 

@@ -67,6 +67,22 @@ for name in ("standalone", "Client"):
         print(error.fields["capability"], error)
 """
 
+ROWS = """
+import tidewal.runtime
+
+try:
+    tidewal.runtime.encode_rows
+except tidewal.errors.Unsupported as error:
+    print(error.fields["capability"], error)
+"""
+
+COMMAND = """
+import sys
+from tidewal.cli.main import main
+
+main(sys.argv[1:])
+"""
+
 
 def run_without_node(code: str, folder: Path) -> str:
     result = subprocess.run(
@@ -83,3 +99,17 @@ def test_streams_groups_and_actors_need_no_extra(tmp_path: Path):
 def test_a_node_without_its_extra_names_the_command(tmp_path: Path):
     missing = "collections need deltalake, lark, numpy, pyarrow, which are not installed: pip install 'tidewal[node]'"
     assert run_without_node(NODE, tmp_path).splitlines() == [f"node {missing}"] * 2
+
+
+def test_a_name_that_needs_the_extra_names_the_command(tmp_path: Path):
+    missing = "this needs numpy, which is not installed: pip install 'tidewal[node]'"
+    assert run_without_node(ROWS, tmp_path).splitlines() == [f"node {missing}"]
+
+
+@pytest.mark.parametrize("command", [["insert", "data", "seas", "-"], ["run", "--data", "data"], ["verify", "data"]])
+def test_a_command_that_needs_the_extra_names_the_command(tmp_path: Path, command: list[str]):
+    code = [sys.executable, "-c", WITHOUT_NODE + COMMAND, *command]
+    result = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "pip install 'tidewal[node]'" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -25,6 +25,7 @@ OWN = {
     "tidewal.cli.main",
     "tidewal.runtime",
     "tidewal.runtime.errors",
+    "tidewal.runtime.extras",
     "tidewal.runtime.lazy",
 }
 HEAVY = {"anyio", "asyncio", "deltalake", "importlib.metadata", "numpy", "pandas", "pyarrow", "pydantic", "yaml"}
