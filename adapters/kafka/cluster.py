@@ -26,7 +26,7 @@ from aiokafka.protocol.admin import (
 )
 from aiokafka.protocol.offset import OffsetRequest
 
-from ...runtime.errors import ConfigError, TidewalError, of_unknown_outcome
+from ...runtime.errors import ConfigError, TidewalError, Unavailable, of_unknown_outcome
 from ...runtime.log.stalls import StallWatch
 from . import faults
 from .options import KafkaOptions
@@ -67,9 +67,16 @@ class Cluster:
         except ValueError as error:
             raise ConfigError(f"kafka.securityProtocol and kafka.sasl*: {error}", key="kafka") from error
 
-    async def open(self) -> None:
-        """Connect to the brokers. Raises `Unavailable`, `ConfigError`."""
-        await self.retrying("find the brokers", self._bootstrap)
+    async def open(self, within_s: float | None = None) -> None:
+        """Connect to the brokers, for `delivery_timeout_s` at most, or exactly `within_s` where given. Raises
+        `Unavailable`, `ConfigError`."""
+        try:
+            await self.retrying("find the brokers", self._bootstrap, within_s=within_s)
+        except Unavailable as error:
+            raise Unavailable(
+                f"no broker of Kafka answers at {self.options.bootstrap}: {str(error.__cause__) or 'no connection'}. "
+                f"Check the address, that the brokers run, and that this machine reaches them"
+            ) from error.__cause__
         await self.refresh()
 
     async def _bootstrap(self) -> None:
@@ -77,13 +84,14 @@ class Cluster:
         retried."""
         try:
             await self._client.bootstrap()
-        except kafka_errors.KafkaConnectionError:
+        except kafka_errors.KafkaConnectionError as error:
             for host, port, _ in self._client.hosts:
-                await self._try(host, port)
+                if reason := await self._try(host, port):
+                    raise reason from error
             raise
 
-    async def _try(self, host: str, port: int) -> None:
-        """Raise the library's error where connecting to this broker would fail on every attempt."""
+    async def _try(self, host: str, port: int) -> Exception | None:
+        """Raise the library's error where connecting to this broker would fail on every attempt; return another one."""
         limits = {"request_timeout_ms": int(self.options.request_timeout_s * 1000)}
         try:
             connection: Any = await connections.create_conn(host, port, **limits, **self.options.client)
@@ -91,6 +99,8 @@ class Cluster:
         except faults.Foreign as error:
             if faults.final(error):
                 raise
+            return error
+        return None
 
     async def close(self) -> None:
         """Close all connections, and with them the requests in flight."""
@@ -143,22 +153,33 @@ class Cluster:
             connections.pop(key).close()
 
     async def retrying(
-        self, what: str, attempt: Callable[[], Awaitable[T]], changes: faults.Operation | None = None
+        self,
+        what: str,
+        attempt: Callable[[], Awaitable[T]],
+        changes: faults.Operation | None = None,
+        *,
+        within_s: float | None = None,
     ) -> T:
-        """Call `attempt` until it succeeds, for `delivery_timeout_s` at most; `what` is for error messages. Raises what
-        `faults.mapped` makes of the last error, with `outcome_unknown` where an attempt `changes` something and may
-        have taken effect."""
+        """Call `attempt` until it succeeds, for `delivery_timeout_s` at most, which the last attempt may exceed; with
+        `within_s` for that time, which no attempt exceeds. `what` is for error messages. Raises what `faults.mapped`
+        makes of the last error, with `outcome_unknown` where an attempt `changes` something and may have taken
+        effect."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.options.delivery_timeout_s
+        deadline = loop.time() + (self.options.delivery_timeout_s if within_s is None else within_s)
         pause_s = 0.0  # the first error may only be due to old metadata
         unknown = False
+        refusal: BaseException | None = None
         while True:
+            limit = asyncio.timeout_at(None if within_s is None else deadline)
             try:
-                return await attempt()
+                async with limit:
+                    return await attempt()
             except faults.Foreign as error:
                 unknown |= changes is not None and faults.outcome(error, changes) is faults.Outcome.UNKNOWN
-                if faults.final(error) or loop.time() > deadline:
-                    raise faults.mapped(error, what, outcome_unknown=unknown) from error
+                if refusal is None or not limit.expired():  # an attempt that is cut off says nothing of its own
+                    refusal = error
+                if faults.final(error) or loop.time() >= deadline:
+                    raise faults.mapped(refusal, what, outcome_unknown=unknown) from refusal
             except TidewalError as error:
                 raise of_unknown_outcome(error) if unknown else error from error.__cause__
             await asyncio.sleep(pause_s)

@@ -18,6 +18,7 @@ from .settings import KafkaSettings
 
 PREFIX = "tidewal"
 MIB = 1024 * 1024
+CONNECT_TIMEOUT_S = 8.0
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}  # as batches name them
 
 _NO_OPTIONS = ("bootstrap", "prefix", "client")
@@ -36,6 +37,7 @@ class KafkaOptions:
     replication_factor: int = -1  # copies of each topic; -1: as the brokers' own settings say
     min_insync_replicas: int = 0  # copies that acks=all waits for; 0: as the brokers' own settings say
     request_timeout_s: float = 5.0  # how long one request may take
+    connect_timeout_s: float = CONNECT_TIMEOUT_S  # how long opening the log waits for a first broker
     delivery_timeout_s: float = 30.0  # how long an append, or any other call, may take with all attempts
     pending_bytes: int = 64 * MIB  # of appends that are not answered; over it `submit` raises `Overloaded`
     batch_bytes: int = MIB // 2  # of one append request; this size stays in a processor's cache while it is encoded

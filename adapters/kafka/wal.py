@@ -100,8 +100,9 @@ class KafkaWal(GroupWal):
         self._notifiers.gather()
         self._writes, self._reads = (Cluster(self._options, self._stalls) for _ in range(2))
         self._clusters = [self._writes, self._reads]
-        await self._writes.open()
-        await self._reads.open()
+        first_contact_s = min(self._options.connect_timeout_s, self._options.delivery_timeout_s)
+        await self._writes.open(within_s=first_contact_s)
+        await self._reads.open(within_s=first_contact_s)
         self._catalog = ChannelCatalog(
             self._writes, CATALOG_CONNECTIONS, lambda: self._appender.forget_dropped(), read_only=self._read_only
         )

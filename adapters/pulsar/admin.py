@@ -59,6 +59,27 @@ class Admin:
         """End the calls that wait for another attempt."""
         self._closing.set()
 
+    def reach(self, within_s: float) -> None:
+        """Return once the web service answers, whatever it says. Raises `Unavailable` where it does not, in time."""
+        deadline = time.monotonic() + within_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                self._once("GET", f"{self._root}namespaces/{self._namespace}", None, max(left_s, FIRST_PAUSE_S))
+            except (OSError, HTTPException) as error:
+                if left_s <= FIRST_PAUSE_S:
+                    raise Unavailable(
+                        f"Pulsar's web service does not answer at {shown_url(self._root)}: "
+                        f"{getattr(error, 'reason', error)}. Check the address (`web_url`, pulsar.webport), that the "
+                        f"broker runs, and that this machine reaches it"
+                    ) from error
+            except (_Refused, json.JSONDecodeError):
+                return
+            else:
+                return
+            if self._closing.wait(FIRST_PAUSE_S):
+                raise Closed("the Pulsar log is closed")
+
     def prepare_namespace(self) -> None:
         """Create the namespace where there is none, and switch automatic topic creation off: otherwise the producer of
         a deleted channel would create its topic again, which is not a channel, and appends would be acknowledged there.
@@ -281,12 +302,12 @@ class Admin:
                 raise Closed("the Pulsar log is closed", **unknown)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _once(self, method: str, url: str, body: Json | bool | None) -> object:
+    def _once(self, method: str, url: str, body: Json | bool | None, limit_s: float = ONE_TRY_S) -> object:
         data = None if body is None else json.dumps(body).encode()
         for _ in range(5):  # brokers redirect to the one that owns the topic
             request = urllib.request.Request(url, data, self._headers, method=method)
             try:
-                with self._web.open(request, timeout=min(self._timeout_s, ONE_TRY_S)) as answer:
+                with self._web.open(request, timeout=min(self._timeout_s, limit_s)) as answer:
                     content: bytes = answer.read()
                     return json.loads(content) if content else None
             except urllib.error.HTTPError as error:

@@ -18,6 +18,7 @@ SERVICE_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 WEB_PORTS = {"pulsar": 8080, "pulsar+ssl": 8443}
 PREFETCH_BYTES = 64 * 1024 * 1024
 REQUEST_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 8.0
 NAMESPACE = "public/default"
 
 _NAMESPACE = re.compile(r"[^/]+/[^/]+")
@@ -31,6 +32,7 @@ class PulsarOptions:
     web_url: str = field(repr=False)  # may contain credentials
     namespace: str = NAMESPACE
     request_timeout_s: float = REQUEST_TIMEOUT_S  # an append or call without an answer then has failed
+    connect_timeout_s: float = CONNECT_TIMEOUT_S  # how long opening the log waits for a first answer
     pending_bytes: int = PENDING_BYTES  # appended and not answered; more is refused (`Overloaded`)
     prefetch_bytes: int = PREFETCH_BYTES  # that the client library holds for one reader
     max_message_bytes: int = 0  # of one message, to be less than the brokers allow; 0: the brokers' limit

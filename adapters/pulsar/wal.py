@@ -128,6 +128,7 @@ class Pulsar(GroupWal):
         Raises `Unavailable`, `ConfigError`."""
         wal = Pulsar(options, metrics, read_only=read_only)
         try:
+            await wal.blocking(partial(wal.admin.reach, min(options.connect_timeout_s, options.request_timeout_s)))
             await wal.blocking(wal.admin.check_namespace if read_only else wal.admin.prepare_namespace)
             wal._largest = await wal.blocking(wal.admin.max_message_bytes) - METADATA_BYTES
             wal._message_bytes = min(wal._largest, options.max_message_bytes or wal._largest)

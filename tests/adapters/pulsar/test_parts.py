@@ -242,6 +242,12 @@ async def test_no_broker_at_the_address_is_an_error_in_time(scheme):
             await open_wal(f"{scheme}://127.0.0.1:1", web_url="http://127.0.0.1:1", request_timeout_s=0.3)
 
 
+async def test_opening_does_not_wait_for_a_broker_as_long_as_a_call_does():
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1/.*refused.*Check the address"):
+        async with asyncio.timeout(20):
+            await open_wal("pulsar://127.0.0.1:1?connect_timeout_s=0.2", web_url="http://127.0.0.1:1")
+
+
 class Producer:
     """Answers when it is told to."""
 
