@@ -1,7 +1,8 @@
 """Compare the index with the journal while the journal is read, from an index opened for reading only.
 
-rocksdict rewrites a file of its own even then, so it opens links to all others in a folder of their own.
-What RocksDB cannot read becomes a `CorruptLog` with the index's path.
+rocksdict rewrites a file of its own even then, and ends the process at a damaged file of options, which a reader does
+not need. So it opens links to all others in a folder of their own. What RocksDB cannot read becomes a `CorruptLog` with
+the index's path.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ....runtime.errors import CorruptLog
 from ..index.index import END, ENTRY, ENTRY_KEY, SEGMENT_KEY, SPAN_BYTES, TIME_KEY, summary_in
 from .findings import SegmentReport
 
-_CONFIG = "rocksdict-config.json"
+_NOT_READ = ("rocksdict-config.json", "OPTIONS-")  # how their names begin
 
 
 class IndexCheck:
@@ -32,7 +33,7 @@ class IndexCheck:
             links = tempfile.TemporaryDirectory(prefix="tidewal-index-")
             try:
                 for name in os.listdir(path):
-                    if name != _CONFIG:
+                    if not name.startswith(_NOT_READ):
                         os.symlink(os.path.abspath(os.path.join(path, name)), os.path.join(links.name, name))
                 access = rocksdict.AccessType.read_only()
                 return cls(

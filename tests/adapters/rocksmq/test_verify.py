@@ -6,6 +6,8 @@ import errno
 import hashlib
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,15 @@ def test_an_index_that_disagrees_is_damage(log, wrong):
 
 
 @pytest.mark.slow
+def test_a_damaged_file_of_the_index_options_ends_no_process(log):
+    for path in (log / "index").glob("OPTIONS-*"):
+        path.write_bytes(path.read_bytes().replace(b"BlockBasedTable", b"Bl\xd7ckBasedTable"))
+    code = (
+        "import sys; from tidewal.adapters.rocksmq.check.verify import verify; list(verify(sys.argv[1], owned=False))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(log)], check=False).returncode == 0
+
+
 def test_an_index_that_cannot_be_opened_is_damage_and_the_journal_is_read(log):
     intact = scrub(log)
     for path in (log / "index").iterdir():
