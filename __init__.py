@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .actors.client import Client as Client, QueryResult as QueryResult, WriteResult as WriteResult
+    from .actors.connection import connect as connect
     from .actors.standalone import Standalone as Standalone, standalone as standalone
+    from .actors.sync_client import SyncClient as SyncClient, connect_sync as connect_sync
     from .runtime import errors as errors
     from .runtime.actor import Actor as Actor, ActorSystem as ActorSystem, Supervision as Supervision
     from .runtime.clock import (
@@ -52,7 +54,9 @@ else:
         "tidewal",
         {
             ".actors.client": "Client QueryResult WriteResult",
+            ".actors.connection": "connect",
             ".actors.standalone": "Standalone standalone",
+            ".actors.sync_client": "SyncClient connect_sync",
             ".runtime": "errors",
             ".runtime.actor": "Actor ActorSystem Supervision",
             ".runtime.clock": "HybridClock to_datetime to_timestamp",

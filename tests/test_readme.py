@@ -9,19 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from tidewal.actors.standalone import standalone
+from tidewal.runtime.log.loop_thread import LoopThread
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-def test_the_embedding_example_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_examples_run_and_go_on_where_they_were(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    [connecting, embedding] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     for _ in range(2):
-        command = [sys.executable, "-W", "error", "-c", example]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "[{'id': 2, 'name': 'Porto'}]" in done.stdout
-        assert "Traceback" not in done.stderr  # on a busy machine it may say that the loop was blocked
+        assert "[{'id': 2, 'name': 'Porto'}]" in run(embedding, tmp_path)
+    loop = LoopThread("node-of-the-test")
+    with loop.entered(standalone(tmp_path / "data")):
+        assert "[{'id': 2, 'name': 'Porto'}]" in run(connecting, tmp_path)
+    loop.end()
+
+
+def run(example: str, directory: Path) -> str:
+    """What an example prints in a process of its own."""
+    command = [sys.executable, "-W", "error", "-c", example]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr  # on a busy machine it may say that the loop was blocked
+    return done.stdout
 
 
 def test_every_page_that_the_readme_and_the_docs_name_exists() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from typing import Any, TypeVar
 
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ..errors import Closed, PositionLost
 from .wal import Entry, FromId, Wal
@@ -22,10 +23,12 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         """Start it. `name` is the thread's."""
-        self._running = ExitStack()
-        self._portal = self._running.enter_context(start_blocking_portal(name=name))
+        running = ExitStack()
+        self._portal = running.enter_context(start_blocking_portal(name=name))
         self._thread = self._portal.call(threading.current_thread)
         self._later: set[asyncio.Task[None]] = set()
+        # Also when the process ends: the portal waits for its thread, which the interpreter has frozen by then.
+        self._end = weakref.finalize(self, _end, self._portal, running)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """The result of `work`, for any thread but the loop's own. Raises `TimeoutError` after `timeout_s` seconds, and
@@ -40,6 +43,11 @@ class LoopThread:
         except CancelledError as error:  # `end` cancels what is running
             raise self._ended() from error
 
+    def entered(self, manager: AbstractAsyncContextManager[T]) -> AbstractContextManager[T]:
+        """`manager` for a `with` statement of any thread but the loop's own: one task of the loop enters and leaves
+        it."""
+        return self._portal.wrap_async_context_manager(manager)
+
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` and wait for its end, but on the loop's own thread, which must not wait for itself."""
         if threading.current_thread() is not self._thread:
@@ -52,9 +60,14 @@ class LoopThread:
         return Closed(f"the thread {self._thread.name} has ended")
 
     def end(self) -> None:
-        """Cancel what is running, stop the loop, and wait for its thread. Call it once."""
-        self._portal.call(self._portal.stop, True)
-        self._running.close()
+        """Cancel what is running, stop the loop, and wait for its thread. A second call does nothing; the end of the
+        process is one."""
+        self._end()
+
+
+def _end(portal: BlockingPortal, running: ExitStack) -> None:
+    portal.call(portal.stop, True)
+    running.close()
 
 
 class LoopReader:

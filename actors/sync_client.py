@@ -1,0 +1,225 @@
+"""The client for scripts and notebooks: `Client` without `await`, over an event loop on a thread of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ..runtime.catalog.catalog import Collection
+from ..runtime.config.settings import Settings
+from ..runtime.errors import Closed
+from ..runtime.log.loop_thread import LoopThread
+from ..runtime.rows.schema import CollectionSchema
+from ..runtime.rpc.protocol import Params
+from .client import (
+    DEADLINE_S,
+    FLUSH_DEADLINE_S,
+    READY_DEADLINE_S,
+    STATUS_DEADLINE_S,
+    Client,
+    Consistency,
+    QueryResult,
+    Stats,
+    WriteResult,
+)
+from .connection import CONNECT_DEADLINE_S, connect
+from .querynode.search import Metric
+from .rows import Rows
+
+T = TypeVar("T")
+
+
+def connect_sync(
+    where: str | Path, *, settings: Settings | None = None, deadline_s: float = CONNECT_DEADLINE_S
+) -> SyncClient:
+    """Connect as `connect` does, with its parameters and errors, and return a client whose calls wait: for scripts and
+    notebooks, also those whose event loop runs.
+
+    Close it, or use it as a context manager: `with tidewal.connect_sync(where) as client`."""
+    with ExitStack() as opened:
+        loop = LoopThread("tidewal-client")
+        opened.callback(loop.end)
+        client = opened.enter_context(loop.entered(connect(where, settings=settings, deadline_s=deadline_s)))
+        return SyncClient(client, loop, opened.pop_all())
+
+
+class SyncClient:
+    """`Client` with calls that return when they are done: the same methods, parameters, results and errors. Made by
+    `connect_sync`.
+
+    Any thread may call it, many at once. A call that is interrupted (Ctrl-C, the stop button of a notebook) goes on
+    beside the program: read before writing again. In a program with an event loop a call blocks that loop: use
+    `connect` there."""
+
+    def __init__(self, client: Client, loop: LoopThread, opened: ExitStack) -> None:
+        """For `connect_sync`: `client` belongs to `loop`, and `opened` closes what the two need."""
+        self._client = client
+        self._loop = loop
+        self._close = weakref.finalize(self, opened.close)  # the end of the process closes it, too
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the calls that wait in other threads with `Closed`, and the connection. Later calls raise `Closed`; a
+        second `close` does nothing."""
+        self._close()
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        if not self._close.alive:
+            call.close()
+            raise Closed("the client is closed: connect again")
+        return self._loop.run(call)
+
+    def ready(self, *, node: str = "", deadline_s: float = READY_DEADLINE_S) -> None:
+        """Wait until a Proxy accepts writes: that of any node, or of the one that the catalog knows as `node`."""
+        self._wait(self._client.ready(node=node, deadline_s=deadline_s))
+
+    def status(self, *, deadline_s: float = STATUS_DEADLINE_S) -> dict[str, Params | None]:
+        """What each role says of its node (`node_status`), by the role's name; None for one that did not answer within
+        `deadline_s`."""
+        return self._wait(self._client.status(deadline_s=deadline_s))
+
+    # ---- collections ------------------------------------------------------------------------------------------------
+
+    def create_collection(
+        self, schema: CollectionSchema, *, shards: int = 2, deadline_s: float = DEADLINE_S
+    ) -> Collection:
+        """Create a collection of `shards` shards, or find it there with the same schema and shards. Raises
+        `CollectionExists` where either differs."""
+        return self._wait(self._client.create_collection(schema, shards=shards, deadline_s=deadline_s))
+
+    def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Remove a collection with its rows, its tables and its hold on the log. Raises `CollectionNotFound`."""
+        self._wait(self._client.drop_collection(collection, deadline_s=deadline_s))
+
+    def describe_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> Collection:
+        """The collection as the catalog has it. Raises `CollectionNotFound`."""
+        return self._wait(self._client.describe_collection(collection, deadline_s=deadline_s))
+
+    def list_collections(self) -> list[str]:
+        """The names of all collections, sorted."""
+        return self._wait(self._client.list_collections())
+
+    # ---- writes -----------------------------------------------------------------------------------------------------
+
+    def insert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
+        """Add rows, and wait until they are durable. A row whose key exists replaces it, as an upsert does."""
+        return self._wait(self._client.insert(collection, rows, deadline_s=deadline_s))
+
+    def upsert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
+        """Add rows, or replace those of the same key as a whole."""
+        return self._wait(self._client.upsert(collection, rows, deadline_s=deadline_s))
+
+    def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> WriteResult:
+        """Remove the rows of `keys`; keys that are not there are no error."""
+        return self._wait(self._client.delete(collection, keys, deadline_s=deadline_s))
+
+    def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
+        """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row."""
+        return self._wait(self._client.apply(collection, rows, deadline_s=deadline_s))
+
+    def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
+        """Wait until everything acknowledged before this call is in the collection's table; returns the timestamp up
+        to which it is."""
+        return self._wait(self._client.flush(collection, deadline_s=deadline_s))
+
+    def compact(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> Params:
+        """Bring `<collection>/current` forward to what is flushed; returns its `time`, its `rows`, and the number of
+        keys `merged`."""
+        return self._wait(self._client.compact(collection, deadline_s=deadline_s))
+
+    def cut(self, collection: str) -> int:
+        """Store a cut at the present time of the log, which sees every write acknowledged before; returns its time."""
+        return self._wait(self._client.cut(collection))
+
+    # ---- queries ----------------------------------------------------------------------------------------------------
+
+    def query(
+        self,
+        collection: str,
+        filter: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        order_by: Sequence[tuple[str, bool]] = (),
+        limit: int | None = None,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> QueryResult:
+        """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending)."""
+        asked = self._client.query(
+            collection,
+            filter,
+            columns=columns,
+            order_by=order_by,
+            limit=limit,
+            consistency=consistency,
+            deadline_s=deadline_s,
+        )
+        return self._wait(asked)
+
+    def count(
+        self,
+        collection: str,
+        filter: str | None = None,
+        *,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> int:
+        """How many rows there are, or for how many `filter` holds."""
+        return self._wait(self._client.count(collection, filter, consistency=consistency, deadline_s=deadline_s))
+
+    def get(
+        self,
+        collection: str,
+        keys: Sequence[object],
+        *,
+        columns: Sequence[str] | None = None,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> QueryResult:
+        """The rows of `keys`; a key that is not there has no row."""
+        return self._wait(
+            self._client.get(collection, keys, columns=columns, consistency=consistency, deadline_s=deadline_s)
+        )
+
+    def search(
+        self,
+        collection: str,
+        column: str,
+        vector: Sequence[float],
+        *,
+        metric: Metric = "COSINE",
+        top_k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        consistency: Consistency = "bounded",
+        deadline_s: float = DEADLINE_S,
+    ) -> QueryResult:
+        """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
+        of their distances. Exact."""
+        asked = self._client.search(
+            collection,
+            column,
+            vector,
+            metric=metric,
+            top_k=top_k,
+            filter=filter,
+            columns=columns,
+            consistency=consistency,
+            deadline_s=deadline_s,
+        )
+        return self._wait(asked)
+
+    def stats(self, collection: str, *, consistency: Consistency = "bounded") -> Stats:
+        """How many row versions were applied, and how many rows there are."""
+        return self._wait(self._client.stats(collection, consistency=consistency))
