@@ -41,7 +41,8 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--help"
 	@$(BIN)/python -m examples.flights $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+# Where a process of pytest dies the run ends: with another in its place it may wait for ever for what the first had.
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 # Three processes on two cores: for a third of the time tests wait for brokers and disks.
 quick: $(STAMP) ## Run the tests that need neither broker nor Spark and take seconds; options go into ARGS
