@@ -19,14 +19,15 @@ UV := $(BIN)/python -m uv
 RIGHT_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1 || true): make PYTHON=/path/to/python3.11" >&2; exit 2; }
 
-.PHONY: help setup demo quick test test-all torture check format bench docs dashboards lock
+.PHONY: help setup demo quick test test-all torture check format bench docs docs-site dashboards dist lock
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka, Pulsar and promtool for tests (done once)
+setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka, Pulsar, promtool and wheels for tests (done once)
 	@$(BIN)/python -m tests.brokers
 	@$(BIN)/python -m tests.promtool
+	@$(BIN)/python -m tests.wheels
 
 $(STAMP): requirements.lock pyproject.toml Makefile
 	@test -x $(BIN)/python || { $(RIGHT_PYTHON); $(PYTHON) -m venv $(VENV); }
@@ -72,15 +73,23 @@ bench: setup ## Run one benchmark of benchmarks/, as in: make bench NAME=proxy A
 	@test -n "$(NAME)" || { echo "make bench NAME=...; there are:"; find benchmarks -mindepth 1 -maxdepth 1 ! -name '_*' ! -name report.py ! -name '*.md' -exec basename -s .py {} ';' | sort; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
-docs: $(STAMP) ## Write the reference pages of docs/ from the tables of settings and metrics
+docs: $(STAMP) ## Write the reference pages of docs/ from the commands and the tables of settings and metrics
 	@$(BIN)/python docs/reference.py
+
+docs-site: $(STAMP) ## Build the documentation as a site, build/site/index.html; any warning ends the build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dashboards: $(STAMP) ## Write the dashboard and alert rules of compose/ from the table of metrics
 	@$(BIN)/python compose/dashboards.py
 
+dist: $(STAMP) ## Build wheel and sdist into dist/, as a release does: from what git knows of the tree
+	@rm -rf dist
+	@$(BIN)/python -m tests.packages dist
+	$(BIN)/python -m twine check --strict dist/*
+
 lock: ## Choose the versions anew and write requirements.lock
 	@test -x $(BIN)/python || { $(RIGHT_PYTHON); $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
-	$(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra all --group dev --group demo \
+	$(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra all --group dev --group demo --group docs --group examples --group peers \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 		--upgrade --output-file requirements.lock

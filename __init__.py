@@ -14,12 +14,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .actors.client import Client as Client, QueryResult as QueryResult, WriteResult as WriteResult
+    from .actors.client import (
+        Client as Client,
+        Consistency as Consistency,
+        Keys as Keys,
+        QueryResult as QueryResult,
+        Vector as Vector,
+        WriteResult as WriteResult,
+    )
     from .actors.connection import connect as connect
+    from .actors.querynode.filter_params import FilterParams as FilterParams
+    from .actors.querynode.search import Metric as Metric
+    from .actors.rows import Rows as Rows
     from .actors.standalone import Standalone as Standalone, standalone as standalone
     from .actors.sync_client import SyncClient as SyncClient, connect_sync as connect_sync
+    from .actors.sync_standalone import SyncStandalone as SyncStandalone, standalone_sync as standalone_sync
     from .runtime import errors as errors
-    from .runtime.actor import Actor as Actor, ActorSystem as ActorSystem, Supervision as Supervision
+    from .runtime.actor import (
+        Actor as Actor,
+        ActorRef as ActorRef,
+        ActorSystem as ActorSystem,
+        Deferred as Deferred,
+        Supervision as Supervision,
+    )
     from .runtime.clock import (
         HybridClock as HybridClock,
         to_datetime as to_datetime,
@@ -27,11 +44,20 @@ if TYPE_CHECKING:
     )
     from .runtime.config.loading import load_settings as load_settings
     from .runtime.config.settings import Settings as Settings
+    from .runtime.dataflow.keyed_processing import process_keyed as process_keyed
+    from .runtime.dataflow.keyed_state import KeyedState as KeyedState, KeyedTable as KeyedTable
+    from .runtime.dataflow.lookup import Lookup as Lookup
+    from .runtime.dataflow.windowed import Windowed as Windowed
+    from .runtime.dataflow.windows import hopping as hopping, session as session, tumbling as tumbling
     from .runtime.errors import TidewalError as TidewalError
     from .runtime.groups.processing import Semantics as Semantics, process as process
+    from .runtime.groups.record_member import RecordMember as RecordMember
+    from .runtime.groups.record_pack import RecordPack as RecordPack
+    from .runtime.groups.retry_policy import RetryPolicy as RetryPolicy
     from .runtime.log.opening import open_wal as open_wal
     from .runtime.log.record import Record as Record, RecordType as RecordType
     from .runtime.log.wal import (
+        TOMBSTONE as TOMBSTONE,
         Append as Append,
         ChannelPolicy as ChannelPolicy,
         Delivery as Delivery,
@@ -39,12 +65,16 @@ if TYPE_CHECKING:
         From as From,
         FromId as FromId,
         FromTime as FromTime,
+        Tombstone as Tombstone,
         Wal as Wal,
     )
+    from .runtime.ownership.producer import Producer as Producer, open_producer as open_producer
     from .runtime.rows.schema import CollectionSchema as CollectionSchema, Field as Field
     from .runtime.streams.factory import Factory as Factory
     from .runtime.streams.messages import MsgPack as MsgPack, Position as Position
+    from .runtime.streams.open_stream import open_stream as open_stream
     from .runtime.streams.stream import MsgStream as MsgStream
+    from .runtime.streams.taking import take as take
     from .runtime.streams.tt_stream import TtMsgStream as TtMsgStream
 else:
     # By its full name: pytest imports this file once more, as a module of no package.
@@ -53,24 +83,39 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         "tidewal",
         {
-            ".actors.client": "Client QueryResult WriteResult",
+            ".actors.client": "Client Consistency Keys QueryResult Vector WriteResult",
             ".actors.connection": "connect",
+            ".actors.querynode.filter_params": "FilterParams",
+            ".actors.querynode.search": "Metric",
+            ".actors.rows": "Rows",
             ".actors.standalone": "Standalone standalone",
             ".actors.sync_client": "SyncClient connect_sync",
+            ".actors.sync_standalone": "SyncStandalone standalone_sync",
             ".runtime": "errors",
-            ".runtime.actor": "Actor ActorSystem Supervision",
+            ".runtime.actor": "Actor ActorRef ActorSystem Deferred Supervision",
             ".runtime.clock": "HybridClock to_datetime to_timestamp",
             ".runtime.config.loading": "load_settings",
             ".runtime.config.settings": "Settings",
+            ".runtime.dataflow.keyed_processing": "process_keyed",
+            ".runtime.dataflow.keyed_state": "KeyedState KeyedTable",
+            ".runtime.dataflow.lookup": "Lookup",
+            ".runtime.dataflow.windowed": "Windowed",
+            ".runtime.dataflow.windows": "hopping session tumbling",
             ".runtime.errors": "TidewalError",
             ".runtime.groups.processing": "Semantics process",
+            ".runtime.groups.record_member": "RecordMember",
+            ".runtime.groups.record_pack": "RecordPack",
+            ".runtime.groups.retry_policy": "RetryPolicy",
             ".runtime.log.opening": "open_wal",
             ".runtime.log.record": "Record RecordType",
-            ".runtime.log.wal": "Append ChannelPolicy Delivery Durability From FromId FromTime Wal",
+            ".runtime.log.wal": "Append ChannelPolicy Delivery Durability From FromId FromTime TOMBSTONE Tombstone Wal",
+            ".runtime.ownership.producer": "Producer open_producer",
             ".runtime.rows.schema": "CollectionSchema Field",
             ".runtime.streams.factory": "Factory",
             ".runtime.streams.messages": "MsgPack Position",
+            ".runtime.streams.open_stream": "open_stream",
             ".runtime.streams.stream": "MsgStream",
+            ".runtime.streams.taking": "take",
             ".runtime.streams.tt_stream": "TtMsgStream",
         },
     )

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..runtime.extras import NODE, require_extra
+from ..runtime.extras import require_node
 
-require_extra("node", "collections", NODE)
+require_node()
 
 if TYPE_CHECKING:
-    from .client import Client as Client, QueryResult as QueryResult, Stats as Stats, WriteResult as WriteResult
+    from .client import (
+        Client as Client,
+        Consistency as Consistency,
+        Keys as Keys,
+        QueryResult as QueryResult,
+        Stats as Stats,
+        Vector as Vector,
+        WriteResult as WriteResult,
+    )
     from .datanode import DataNode as DataNode
     from .mixcoord import MixCoord as MixCoord
     from .node import Node as Node
     from .proxy import Proxy as Proxy
     from .querynode import QueryNode as QueryNode
+    from .querynode.filter_params import FilterParams as FilterParams
+    from .querynode.search import Metric as Metric
     from .role import Role as Role
+    from .rows import Rows as Rows
     from .standalone import Standalone as Standalone
 else:
     from ..runtime.lazy import lazy_names
@@ -23,13 +34,16 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
-            ".client": "Client QueryResult Stats WriteResult",
+            ".client": "Client Consistency Keys QueryResult Stats Vector WriteResult",
             ".datanode": "DataNode",
             ".mixcoord": "MixCoord",
             ".node": "Node",
             ".proxy": "Proxy",
             ".querynode": "QueryNode",
+            ".querynode.filter_params": "FilterParams",
+            ".querynode.search": "Metric",
             ".role": "Role",
+            ".rows": "Rows",
             ".standalone": "Standalone",
         },
     )

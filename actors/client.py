@@ -8,11 +8,14 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from ..runtime.arguments import checked
 from ..runtime.catalog.catalog import Collection
 from ..runtime.errors import (
     CollectionNotFound,
@@ -28,12 +31,14 @@ from ..runtime.rows.row_codec import encode_rows
 from ..runtime.rows.schema import CollectionSchema
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params, Reply
+from .querynode.filter_params import FilterParams, with_values
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy
 from .rows import Rows, to_batch
 
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
+"""How fresh the answer to a question must be, see `Client`."""
 
 DEADLINE_S = 30.0
 AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
@@ -73,6 +78,14 @@ class Stats:
     tsafe: int
 
 
+Keys: TypeAlias = Annotated[
+    Sequence[object], "a list of primary keys (for the rows that a filter finds, query their keys first)"
+]
+"""Primary keys: integers or texts."""
+Vector: TypeAlias = Annotated[
+    Sequence[float] | npt.NDArray[np.floating[Any] | np.integer[Any]], "one vector, a list of numbers"
+]
+"""One vector: a list of numbers or an array of one dimension."""
 _RowsFor: TypeAlias = Callable[[CollectionSchema], Rows]
 
 
@@ -94,6 +107,7 @@ class Client:
     waits only for what was there when the node started.
     """
 
+    @checked
     def __init__(self, wal: Wal, *, prefix: str = Names().prefix, name: str = "") -> None:
         self._rpc = RpcClient(wal, Names(prefix), name=name)
         self._pseqs = itertools.count(1)
@@ -109,11 +123,13 @@ class Client:
     ) -> None:
         await self.close()
 
+    @checked
     async def ready(self, *, node: str = "", deadline_s: float = READY_DEADLINE_S) -> None:
         """Wait until a Proxy accepts writes: that of any node, or of the one that the catalog knows as `node`."""
         params = {"to": node} if node else {}
         await self._rpc.call("proxy", "ready", params, deadline_s=deadline_s)
 
+    @checked
     async def status(self, *, deadline_s: float = STATUS_DEADLINE_S) -> dict[str, Params | None]:
         """What each role says of its node (`node_status`), by the role's name; None for one that did not answer within
         `deadline_s`."""
@@ -132,6 +148,7 @@ class Client:
 
     # ---- collections ------------------------------------------------------------------------------------------------
 
+    @checked
     async def create_collection(
         self, schema: CollectionSchema, *, shards: int = 2, deadline_s: float = DEADLINE_S
     ) -> Collection:
@@ -141,6 +158,7 @@ class Client:
         reply = await self._rpc.call("mixcoord", "create_collection", params, deadline_s=deadline_s)
         return self._know(Collection.from_wire(reply.values["collection"]))
 
+    @checked
     async def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a collection with its rows, its tables and its hold on the log. Raises `CollectionNotFound`."""
         params = {
@@ -150,6 +168,7 @@ class Client:
         self._collections.pop(collection, None)
         self._session.pop(collection, None)
 
+    @checked
     async def describe_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> Collection:
         """The collection as the catalog has it. Raises `CollectionNotFound`."""
         params = {"collection": collection}
@@ -166,19 +185,23 @@ class Client:
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
+    @checked
     async def insert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Add rows. A row whose key exists replaces it, as an upsert does: keys are not looked up before a write."""
         return await self._write(collection, lambda _: rows, "insert", deadline_s)
 
+    @checked
     async def upsert(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Add rows, or replace those of the same key as a whole."""
         return await self._write(collection, lambda _: rows, "upsert", deadline_s)
 
-    async def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> WriteResult:
+    @checked
+    async def delete(self, collection: str, keys: Keys, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Remove the rows of `keys`; keys that are not there are no error."""
         listed = _listed(keys)
         return await self._write(collection, lambda schema: {schema.primary_key: listed}, "delete", deadline_s)
 
+    @checked
     async def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row; a delete needs only
         the key. All rows get one timestamp, are seen together, and apply in their order."""
@@ -231,6 +254,7 @@ class Client:
                     raise of_unknown_outcome(unknown if late else error) from None
             await asyncio.sleep(AGAIN_S)
 
+    @checked
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
         """Wait until everything acknowledged before this call is in the collection's table; returns the timestamp up
         to which it is. Raises `CorruptLog`, `FormatTooNew` or `InvalidSchema` where that table cannot be read: what is
@@ -239,50 +263,62 @@ class Client:
         reply = await self._rpc.call("proxy", "flush", {"collection": collection}, deadline_s=deadline_s)
         return int(reply.values["ts"])
 
+    @checked
     async def compact(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> Params:
         """Bring `<collection>/current` forward to what is flushed; returns its `time`, its `rows`, and the number of
         keys `merged`."""
         return (await self._rpc.call("datanode", "compact", {"collection": collection}, deadline_s=deadline_s)).values
 
+    @checked
     async def cut(self, collection: str) -> int:
         """Store a cut at the present time of the log, which sees every write acknowledged before; returns its time."""
         return int((await self._rpc.call("mixcoord", "cut", {"collection": collection})).values["time"])
 
     # ---- queries ----------------------------------------------------------------------------------------------------
 
+    @checked
     async def query(
         self,
         collection: str,
         filter: str | None = None,
         *,
+        filter_params: FilterParams | None = None,
         columns: Sequence[str] | None = None,
         order_by: Sequence[tuple[str, bool]] = (),
         limit: int | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
-        """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending)."""
+        """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending).
+
+        `filter_params` are the values of the filter's `{names}`: `"page == {page}", filter_params={"page": page}`. Give
+        what comes from others in this way; as a part of the filter it could change what that says. Raises
+        `InvalidFilter`, with `parameter` where one has no value, is not used, or cannot be a value."""
         names = None if columns is None else tuple(columns)
-        asked = QueryRequest(filter, names, tuple(OrderBy(*each) for each in order_by), limit)
+        ordered = tuple(OrderBy(*each) for each in order_by)
+        asked = QueryRequest(with_values(filter, filter_params), names, ordered, limit)
         return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
 
+    @checked
     async def count(
         self,
         collection: str,
         filter: str | None = None,
         *,
+        filter_params: FilterParams | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
     ) -> int:
-        """How many rows there are, or for how many `filter` holds."""
-        asked = QueryRequest(filter, count=True)
+        """How many rows there are, or for how many `filter` holds, with `filter_params` as for `query`."""
+        asked = QueryRequest(with_values(filter, filter_params), count=True)
         answer = await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
         return cast(int, answer.table.column(COUNT_COLUMN)[0].as_py())
 
+    @checked
     async def get(
         self,
         collection: str,
-        keys: Sequence[object],
+        keys: Keys,
         *,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
@@ -296,29 +332,32 @@ class Client:
             raise InvalidRequest(f"keys are integers or strings: {error}") from None
         return await self._ask("get", collection, consistency, deadline_s, params, body)
 
+    @checked
     async def search(
         self,
         collection: str,
         column: str,
-        vector: Sequence[float],
+        vector: Vector,
         *,
         metric: Metric = "COSINE",
         top_k: int = 10,
         filter: str | None = None,
+        filter_params: FilterParams | None = None,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
-        of their distances. Exact."""
+        of their distances. Exact. `filter_params` are as for `query`."""
         names = None if columns is None else tuple(columns)
         try:
             numbers = tuple(float(x) for x in vector)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"a search takes one vector, a list of numbers: {error}") from None
-        asked = SearchRequest(column, numbers, metric, top_k, filter, names)
+        asked = SearchRequest(column, numbers, metric, top_k, with_values(filter, filter_params), names)
         return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
 
+    @checked
     async def stats(self, collection: str, *, consistency: Consistency = "bounded") -> Stats:
         """How many row versions were applied, and how many rows there are."""
         reply = await self._call("stats", collection, consistency, DEADLINE_S, {})

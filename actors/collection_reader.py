@@ -18,6 +18,7 @@ from ..runtime.errors import (
     InvalidRequest,
     InvalidSchema,
     PositionLost,
+    PositionMismatch,
     TidewalError,
 )
 from ..runtime.log.heartbeats import announcements
@@ -36,7 +37,9 @@ from .role import Role
 UNREADABLE_FIRST_S = 1.0  # until a collection whose tables cannot be read is looked at again
 UNREADABLE_MAX_S = 60.0
 LOSSES_MAX = 3  # how often a collection that retention was faster than begins anew at once
-TABLE_ERRORS = (CorruptLog, FormatTooNew, InvalidSchema)  # what is wrong with the tables of one collection
+# The tables are of another collection or another log: they never take the rows of this one.
+FOREIGN_TABLES = (InvalidSchema, PositionMismatch)
+TABLE_ERRORS = (CorruptLog, FormatTooNew, *FOREIGN_TABLES)  # what is wrong with the tables of one collection
 
 _log = logging.getLogger("tidewal.collections")
 
@@ -67,6 +70,7 @@ class CollectionReaderRole(Role):
         super().__init__(node)
         self._pipelines: dict[int, Pipeline] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.started_ts: int = node.clock.now()
         self._unreadable: dict[int, TidewalError] = {}  # by collection id: why its tables cannot be read
 
     def pipeline(self, collection: Collection) -> Pipeline:
@@ -107,18 +111,20 @@ class CollectionReaderRole(Role):
 
     async def _run(self, id: int) -> None:
         """Run a pipeline until it ends. Tables that cannot be read stop their collection only: every request for it
-        gets the error, and the pipeline starts again from time to time, since the tables may have been repaired. What
-        retention has removed before it was read (`PositionLost`) is in the tables by now, so the pipeline starts again
-        with them at once; where that has failed `LOSSES_MAX` times, the rows are gone, and the collection counts as
-        unreadable. A run of more than `UNREADABLE_MAX_S` resets the pause and the count."""
+        gets the error, and the pipeline starts again from time to time, since the tables may have been repaired: until
+        it says that it reads the log (`loaded`), the collection stays unreadable. What retention has removed before it
+        was read (`PositionLost`) is in the tables by now, so the pipeline starts again with them at once; where that
+        has failed `LOSSES_MAX` times, the rows are gone, and the collection counts as unreadable. A run of more than
+        `UNREADABLE_MAX_S` resets the pause and the count."""
         collection = self._pipelines[id].collection
         now = asyncio.get_running_loop().time
         pause_s, losses = UNREADABLE_FIRST_S, 0
+        self._set_unreadable(collection, None)
         while id in self._pipelines:
-            self._set_unreadable(collection, None)
             began_s = now()
             try:
                 await self._as_task(id, self._pipelines[id].run())
+                self.loaded(collection)  # it has ended with an error of its own, which its queries get
                 return
             except (PositionLost, *TABLE_ERRORS) as error:
                 if now() - began_s > UNREADABLE_MAX_S:
@@ -134,6 +140,11 @@ class CollectionReaderRole(Role):
             if id in self._pipelines:  # not released
                 self._pipelines[id] = self.pipeline(collection)
 
+    def loaded(self, collection: Collection) -> None:
+        """The pipeline of `collection` has its tables and reads the log behind them."""
+        if collection.id in self._unreadable:
+            self._set_unreadable(collection, None)
+
     def _set_unreadable(self, collection: Collection, error: TidewalError | None) -> None:
         labels = {"collection_name": collection.name, "role_name": self.role}
         self.node.metrics.gauge("wal_collection_unreadable", **labels).set(error is not None)
@@ -141,7 +152,7 @@ class CollectionReaderRole(Role):
         self.node.unreadable.pop((self.role, collection.name), None)
         if error is not None:
             self._unreadable[collection.id] = error
-            self.node.unreadable[self.role, collection.name] = error.message
+            self.node.unreadable[self.role, collection.name] = error
 
     async def _as_task(self, id: int, work: Coroutine[object, object, None]) -> None:
         """Run `work` of a pipeline as a task of its own, so that a release can end it without ending the actor."""

@@ -3,54 +3,118 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from ..runtime.arguments import checked
 from ..runtime.config.loading import load_settings, url_of, wal_options
 from ..runtime.config.settings import Settings
-from ..runtime.errors import DeadlineExceeded, Unavailable
+from ..runtime.errors import DeadlineExceeded, TidewalError, Unavailable
 from ..runtime.log.opening import open_wal
-from ..runtime.log.redaction import shown_url, split_url
+from ..runtime.log.redaction import shown_url
+from ..runtime.log.wal import Wal
 from .client import Client
 
 CONNECT_DEADLINE_S = 10.0
+CLOSE_WAL_S = 0.2  # how long leaving waits for a log that does not answer: what it has to finish then goes on beside
+LOOK_S = 0.1  # between two looks at a directory that has no node yet
+
+_log = logging.getLogger(__name__)
 
 
+class _ConnectedClient(Client):
+    """A client that closes the log with itself."""
+
+    def __init__(self, wal: Wal, *, prefix: str) -> None:
+        super().__init__(wal, prefix=prefix)
+        self._wal = wal
+
+    async def close(self) -> None:
+        """`Client.close`, and the log's. Never raises what the log raises: the error of the caller's block counts."""
+        answered = await self._rpc.close()
+        try:
+            async with asyncio.timeout(None if answered else CLOSE_WAL_S):
+                await self._wal.close()
+        except TimeoutError:
+            _log.info("%s was left before its log was closed", self._rpc.name)
+        except TidewalError as error:
+            _log.warning("%s was left, and its log was not closed: %s", self._rpc.name, error)
+
+
+@checked
 @asynccontextmanager
 async def connect(
     where: str | Path, *, settings: Settings | None = None, deadline_s: float = CONNECT_DEADLINE_S
 ) -> AsyncGenerator[Client]:
     """Connect to the node whose log is at `where`, from any process: `async with tidewal.connect(where) as client`.
 
-    `where` is the URL of the log, or a path: the directory of a node, or that of an embedded log. `settings` has the
+    `where` is the URL of the log, or a path: the directory of a node, which may come later, or that of an embedded log.
+    `settings` has the
     credentials and the prefix of the channels; by default those of the environment (`load_settings`). The connection
     never owns the log, outlives restarts of the node, and belongs to the event loop that made it; leaving the block
-    closes it.
+    closes it, also where the node is gone: that takes a second at most, is logged, and raises nothing.
 
     Raises `Unavailable` when no node is ready within `deadline_s` seconds, and `ConfigError` for a URL that no adapter
     opens and where the adapter's packages are missing.
     """
     settings = settings or load_settings()
-    url = _url_of_log(where)
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(deadline_s):
-                wal = await open_wal(url, own=False, **wal_options(settings, url))
-                stack.push_async_callback(wal.close)
-                prefix = settings.msg_channel.chan_name_prefix.cluster
-                client = await stack.enter_async_context(Client(wal, prefix=prefix))
+                wal = await _open(str(where), settings)
+                client = _ConnectedClient(wal, prefix=settings.msg_channel.chan_name_prefix.cluster)
+                stack.push_async_callback(client.close)
+                await client.__aenter__()
                 await client.ready(deadline_s=deadline_s)
         except (TimeoutError, DeadlineExceeded):
             raise Unavailable(
-                f"no node at {shown_url(url)} answered within {deadline_s:g} s: start one "
-                f"(tidewal run --wal {shown_url(url)}), or give it more time (deadline_s)",
+                f"no node at {shown_url(url_of(str(where)))} answered within {deadline_s:g} s: start one "
+                f"({_start_command(str(where))}), or give it more time (deadline_s)",
                 deadline_s=deadline_s,
             ) from None
         yield client
 
 
-def _url_of_log(where: str | Path) -> str:
-    """The URL of the log at `where`. A node keeps an embedded log in `log/` of its directory."""
-    below = Path(where) / "log"
-    return url_of(str(where if split_url(str(where)).scheme or not below.is_dir() else below))
+async def _open(where: str, settings: Settings) -> Wal:
+    """The log at `where`, for which the caller bounds the wait. A directory is looked at anew all the while: a node may
+    only now make it, and the log in it."""
+    while True:
+        url = url_of(where)
+        opening = asyncio.create_task(open_wal(url, own=False, **wal_options(settings, url)))
+        try:
+            while not opening.done() and url_of(where) == url:
+                await asyncio.wait([opening], timeout=None if url == where else LOOK_S)
+            if opening.done():
+                return await opening
+        except Unavailable:
+            if url == where:
+                raise
+            await asyncio.sleep(LOOK_S)
+        except asyncio.CancelledError:
+            await _abandon(opening)
+            raise
+        await _abandon(opening)
+
+
+async def _abandon(opening: asyncio.Task[Wal]) -> None:
+    """Open the log no further, and close it where it is open already."""
+    opening.cancel()
+    (result,) = await asyncio.gather(opening, return_exceptions=True)
+    if not isinstance(result, BaseException):
+        await result.close()
+
+
+def _start_command(where: str) -> str:
+    """The command that starts a node where `connect(where)` finds it: `--wal` for a URL, and for the directory of a log
+    that is no node's; else `--data`, which puts log and tables where a later node looks for them."""
+    url, path = url_of(where), Path(where)
+    if url == where:
+        return f"tidewal run --wal {shown_url(url)}"
+    if path.name == "log":
+        return f"tidewal run --data {path.parent}"
+    is_other_log = path.is_dir() and any(path.iterdir()) and not (path / "tables").exists()
+    if is_other_log and not (path / "log").exists():
+        return f"tidewal run --wal {shown_url(url)}"
+    return f"tidewal run --data {path}"

@@ -10,6 +10,7 @@ import anyio.to_thread
 
 from ..runtime.clock import HybridClock
 from ..runtime.config.settings import Settings
+from ..runtime.errors import TidewalError
 from ..runtime.log.names import Names
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
@@ -45,7 +46,7 @@ class Node:
     blocking: RunBlocking = anyio.to_thread.run_sync
     incarnation: str = ""
     lease: Lease | None = None  # where the log itself does not keep a second node away
-    unreadable: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    unreadable: dict[tuple[str, str], TidewalError] = field(default_factory=dict[tuple[str, str], TidewalError])
 
     @property
     def names(self) -> Names:

@@ -7,15 +7,21 @@ from ..runtime.catalog.catalog import Catalog, Collection
 from ..runtime.rpc.protocol import Params
 from .node import Node
 
+SILENT_S = 5.0  # without an announced time until a node counts as unhealthy
+
+
+def watermark_age_s(node: Node) -> float | None:
+    """Seconds since `node` last announced a time; None where it has announced none yet."""
+    last_s = node.metrics.value("wal_last_confirmed_time_tick")
+    return round(max(0.0, node.clock.clock.wall_ms() / 1000 - last_s), 3) if last_s else None
+
 
 def node_status(node: Node, catalog: Catalog) -> Params:
     """The status of `node`: its name, `watermark_age_s` since it last announced a time, and of each collection the rows
     and bytes in memory, the bytes that are not in its table yet, and how many seconds behind queries and table are.
     `limits` has what is used of each limit, and the limit; both in bytes."""
     metrics, settings = node.metrics, node.settings
-    now_s = node.clock.clock.wall_ms() / 1000
-    last_s = metrics.value("wal_last_confirmed_time_tick")
-    collections = _Collections(node, now_s).described(catalog)
+    collections = _Collections(node, node.clock.clock.wall_ms() / 1000).described(catalog)
     inflight = int(metrics.value("proxy_inflight_bytes"))
     limits = [_limit("proxy.maxInflightBytes", "", inflight, settings.proxy.max_inflight_bytes)]
     for each in collections:
@@ -24,8 +30,7 @@ def node_status(node: Node, catalog: Catalog) -> Params:
         limits.append(
             _limit("queryNode.memoryLimitBytes", each["name"], memory, settings.query_node.memory_limit_bytes)
         )
-    age_s = round(max(0.0, now_s - last_s), 3) if last_s else None
-    return {"node": node.name, "watermark_age_s": age_s, "collections": collections, "limits": limits}
+    return {"node": node.name, "watermark_age_s": watermark_age_s(node), "collections": collections, "limits": limits}
 
 
 def _limit(key: str, collection: str, used: int, limit: int) -> Params:
@@ -43,7 +48,7 @@ class _Collections:
         self._unflushed = read("proxy_unflushed_bytes")
         self._query_ms = read("querynode_consume_tt_lag_ms")
         self._checkpoints = read("datanode_channel_checkpoint_unix_seconds")
-        self._unreadable = {name: why for (_, name), why in node.unreadable.items()}
+        self._unreadable = {name: error.message for (_, name), error in node.unreadable.items()}
 
     def described(self, catalog: Catalog) -> list[Params]:
         return [self._describe(each) for _, each in sorted(catalog.collections.items())]

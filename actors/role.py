@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
-from typing import ClassVar
+from typing import ClassVar, Never
 
 from ..runtime.actor import Actor
 from ..runtime.catalog.catalog_log import CatalogLog
@@ -21,7 +21,7 @@ from .requests import Method, Nothing
 REQUESTS_MAX = 1024
 
 
-class Role(Actor):
+class Role(Actor[Never, Never, RequestPack]):
     """Derive with a `role` name and `handlers()`.
 
     Each request is a child task: it runs to its first `await` in the order of arrival, so that a handler that submits
@@ -38,10 +38,12 @@ class Role(Actor):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.dead_letters = DeadLetters(node.wal, node.clock, node.names.dead_letters, on_counted=self._count_bad)
-        self.catalog = CatalogLog(node.wal, node.names, node.clock, on_bad=self.on_bad_event())
+        self.dead_letters: DeadLetters = DeadLetters(
+            node.wal, node.clock, node.names.dead_letters, on_counted=self._count_bad
+        )
+        self.catalog: CatalogLog = CatalogLog(node.wal, node.names, node.clock, on_bad=self.on_bad_event())
         # each start has a name of its own, so that no reply to an earlier one is taken for its own
-        self.rpc = RpcClient(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
+        self.rpc: RpcClient = RpcClient(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
         self._server = RpcServer(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
         self._handlers: dict[str, Method] = {}
         self._running = 0
@@ -97,11 +99,10 @@ class Role(Actor):
         self.system.escalate(self.name, Fenced(f"{successor} has taken the log over: there is one node to a log"))
         self.stop()
 
-    def inputs(self) -> Iterable[AsyncIterable[object]]:
+    def inputs(self) -> Iterable[AsyncIterable[RequestPack]]:
         return (self._server,)
 
-    async def on_pack(self, pack: object) -> None:
-        assert isinstance(pack, RequestPack)
+    async def on_pack(self, pack: RequestPack) -> None:
         for request in pack.requests:
             method = self._handlers.get(request.method)
             if self.superseded or request.params.get("to", self.node.incarnation) != self.node.incarnation:

@@ -13,14 +13,18 @@ from types import NoneType
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import compute
 
 from ..runtime.errors import InvalidRows, MessageTooLarge
+from ..runtime.nearest import nearest
 from ..runtime.rows.hashing import shard_of
 from ..runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, Op
 
-Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Mapping[str, Sequence[object]]
+Columns: TypeAlias = Mapping[str, Sequence[object] | npt.NDArray[Any]]
+Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Columns
+"""Rows to write: a batch or table of pyarrow, a list of mappings, or a mapping of columns (lists or arrays)."""
 
 # The stubs' overloads do not know of columns whose type shows at run time only.
 pc: Any = compute
@@ -50,7 +54,8 @@ def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.Reco
     ops = _ops(columns.pop(OP_COLUMN, None), op, count)
     for name in columns:
         if schema.find(name) is None:
-            raise InvalidRows(f"collection {schema.name!r} has no column {name!r}", column=name)
+            near = nearest(name, (each.name for each in schema.fields))
+            raise InvalidRows(f"collection {schema.name!r} has no column {name!r}{near}", column=name)
     if op == "delete":
         columns = {name: column for name, column in columns.items() if name == schema.primary_key}
     arrays = [_column(field, columns.get(field.name), ops, field is schema.key) for field in schema.fields]
@@ -114,7 +119,7 @@ def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
             raise InvalidRows("two columns have the same name")
         return dict(zip(rows.schema.names, cast("list[object]", rows.columns), strict=True)), rows.num_rows
     if isinstance(rows, Mapping):
-        columns: dict[str, Sequence[object]] = dict(rows)
+        columns = dict(rows)
         for name, column in cast("dict[str, object]", columns).items():  # users are not type-checked
             if isinstance(column, str | bytes) or not isinstance(column, Sized):
                 raise InvalidRows(f"column {name!r} is {column!r}, no list of values; one row is a list of one")
@@ -122,6 +127,9 @@ def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
         if len(set(lengths.values())) > 1:
             raise InvalidRows(f"columns differ in length: {lengths}")
         return {**columns}, next(iter(lengths.values()), 0)
+    if not isinstance(rows, Sized):  # pyright: ignore[reportUnnecessaryIsInstance] -- as below
+        kind = type(cast(object, rows)).__name__
+        raise InvalidRows(f"rows are a {kind}, which can be read once only: make a list of it, list(rows)")
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- users are not type-checked
             raise InvalidRows(f"row {number} is a {type(row).__name__}, not a mapping of columns", row=number)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar, overload
+from urllib.parse import unquote, urlsplit
 
 import anyio.to_thread
 
 from ..runtime.actor import ActorState, ActorSystem
 from ..runtime.actor.metrics import ActorMetrics
+from ..runtime.arguments import checked
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
-from ..runtime.errors import Closed
+from ..runtime.errors import Closed, DeadlineExceeded
 from ..runtime.log.opening import open_wal
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
-from ..runtime.metrics.server import Health, MetricsServer
+from ..runtime.metrics.server import AsgiApp, Health, MetricsServer, metrics_app
 from ..runtime.ownership.lease import Lease
 from ..runtime.tables.table_store import StoreUri, open_tables
 from .client import Client
@@ -31,15 +35,19 @@ from .datanode import DataNode
 from .datanode.wal_identity import wal_of
 from .mixcoord import MixCoord
 from .node import Node, RunBlocking
+from .node_status import SILENT_S, watermark_age_s
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
+
+T = TypeVar("T")
+
+_log = logging.getLogger("tidewal.standalone")
 
 # A role starts after the roles that it calls. They stop in the opposite order, so that the Proxy can release its lease.
 ROLES: tuple[type[Role], ...] = (MixCoord, Proxy, DataNode, QueryNode)
 
 
-SILENT_S = 5.0  # without a watermark until the node counts as unhealthy
 STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 
 
@@ -54,6 +62,7 @@ class Standalone:
     Entering it raises `DirectoryUnwritable`, and the error of a role that has failed before the node was ready.
     """
 
+    @checked
     def __init__(
         self,
         wal: Wal,
@@ -72,7 +81,9 @@ class Standalone:
         hybrid = HybridClock(clock)
         incarnation = f"{name}-{hybrid.now():x}"
         lease = None if wal.capabilities.one_node else Lease(hybrid.clock)
-        self.node = Node(name, wal, open_tables(tables), settings, hybrid, metrics, blocking, incarnation, lease=lease)
+        self.node: Node = Node(
+            name, wal, open_tables(tables), settings, hybrid, metrics, blocking, incarnation, lease=lease
+        )
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()
@@ -120,9 +131,7 @@ class Standalone:
                     raise failed.result()
                 await ready
             finally:
-                ready.cancel()
-                failed.cancel()
-                await asyncio.gather(ready, failed, return_exceptions=True)
+                await _ended(ready, failed)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -133,12 +142,18 @@ class Standalone:
         """Drain and stop all roles: what was accepted is durable, and a later start continues from the directory."""
         await self._stack.aclose()
 
+    @checked
     def client(self, name: str = "") -> Client:
         """A client of this node; enter it with `async with`. `name` is shown in the names of its channel and
         records."""
         prefix = self.node.settings.msg_channel.chan_name_prefix.cluster
         unique = f"{name or 'client'}-{self.node.name}-{self.node.clock.now():x}"
         return Client(self.node.wal, prefix=prefix, name=unique)
+
+    @property
+    def wal(self) -> Wal:
+        """The log of the node: for streams, groups and records beside the collections. The node closes it."""
+        return self.node.wal
 
     @property
     def system(self) -> ActorSystem:
@@ -153,21 +168,53 @@ class Standalone:
         assert escalation.error is not None
         return escalation.error
 
+    @overload
+    async def run(self, work: None = None, *, timeout_s: float | None = None) -> None: ...
+    @overload
+    async def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T: ...
+    @checked
+    async def run(self, work: Coroutine[Any, Any, T] | None = None, *, timeout_s: float | None = None) -> T | None:
+        """Run `work` while the node is well, and return its result; without `work` serve for `timeout_s` seconds, or
+        for ever.
+
+        Raises the error of a role that fails for good before, and `DeadlineExceeded` when `work` has not ended after
+        `timeout_s` seconds; `work` is cancelled then, and has ended. The node runs on: leaving its block stops it.
+        """
+        failed = asyncio.create_task(self.failed())
+        working = None if work is None else asyncio.create_task(work)
+        tasks = (failed,) if working is None else (failed, working)
+        try:
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if working is not None and working.done():
+                return await working
+            if failed.done():
+                raise failed.result()
+        finally:
+            await _ended(*tasks)
+        if working is not None:
+            raise DeadlineExceeded(f"the work of node {self.node.name} has not ended after {timeout_s:g} s")
+        return None
+
+    def metrics_app(self) -> AsgiApp:
+        """`/metrics` and `/healthz` of this node as an ASGI application, to mount in the service that embeds it:
+        `app.mount("/tidewal", node.metrics_app())` in FastAPI and Starlette. The service says who may read them."""
+        return metrics_app(self.node.metrics, self.health)
+
     def health(self) -> Health:
         """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps stamping ticks.
         Collections whose tables are `unreadable` are named; the node serves the others, so it is healthy."""
         statuses = self.system.status()
-        last_tick_s = self.node.metrics.value("wal_last_confirmed_time_tick")
-        silent_s = max(0.0, self.node.clock.clock.wall_ms() / 1000 - last_tick_s) if last_tick_s else 0.0
+        silent_s = watermark_age_s(self.node) or 0.0
         stuck = [status.name for status in statuses if status.mailbox_depth and status.idle_s > STUCK_S]
         running = all(status.state is ActorState.RUNNING for status in statuses)
         ok = running and not self.system.failed and not stuck and silent_s < SILENT_S
         roles = {status.name: status.state.value for status in statuses}
-        unreadable = {f"{role} {name}": why for (role, name), why in self.node.unreadable.items()}
-        details = {"roles": roles, "stuck": stuck, "watermark_age_s": round(silent_s, 3), "unreadable": unreadable}
+        unreadable = {f"{role} {name}": error.message for (role, name), error in self.node.unreadable.items()}
+        details = {"roles": roles, "stuck": stuck, "watermark_age_s": silent_s, "unreadable": unreadable}
         return Health(ok, details)
 
 
+@checked
 @asynccontextmanager
 async def standalone(
     directory: str | Path, *, wal: str = "", settings: Settings | None = None
@@ -201,7 +248,22 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     home = _absolute(directory)
     chosen = settings.model_copy(update={"wal": wal or settings.wal})
     stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(home / "tables")))
-    return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
+    kept = home / embedded
+    url = wal_url(chosen, checkpoint_wal_name=stored, directory=str(kept))
+    if stored and unquote(urlsplit(url).path) == str(kept) and not await anyio.to_thread.run_sync(kept.exists):
+        _log.warning(
+            "%s has tables, and there is no log at %s: a new, empty one begins there; their collections are not in it",
+            home / "tables",
+            kept,
+        )
+    return url
+
+
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def node_name() -> str:

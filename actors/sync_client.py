@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ..runtime.arguments import checked
 from ..runtime.catalog.catalog import Collection
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed
@@ -22,17 +23,21 @@ from .client import (
     STATUS_DEADLINE_S,
     Client,
     Consistency,
+    Keys,
     QueryResult,
     Stats,
+    Vector,
     WriteResult,
 )
 from .connection import CONNECT_DEADLINE_S, connect
+from .querynode.filter_params import FilterParams
 from .querynode.search import Metric
 from .rows import Rows
 
 T = TypeVar("T")
 
 
+@checked
 def connect_sync(
     where: str | Path, *, settings: Settings | None = None, deadline_s: float = CONNECT_DEADLINE_S
 ) -> SyncClient:
@@ -51,9 +56,10 @@ class SyncClient:
     """`Client` with calls that return when they are done: the same methods, parameters, results and errors. Made by
     `connect_sync`.
 
-    Any thread may call it, many at once. A call that is interrupted (Ctrl-C, the stop button of a notebook) goes on
-    beside the program: read before writing again. In a program with an event loop a call blocks that loop: use
-    `connect` there."""
+    Any thread may call it, many at once. In a fork of the process that made it (a worker of `multiprocessing`, or of
+    gunicorn with `--preload`) each call raises `InvalidRequest` at once: connect there. A call that is interrupted
+    (Ctrl-C, the stop button of a notebook) goes on beside the program: read before writing again. In a program with an
+    event loop a call blocks that loop: use `connect` there."""
 
     def __init__(self, client: Client, loop: LoopThread, opened: ExitStack) -> None:
         """For `connect_sync`: `client` belongs to `loop`, and `opened` closes what the two need."""
@@ -120,7 +126,7 @@ class SyncClient:
         """Add rows, or replace those of the same key as a whole."""
         return self._wait(self._client.upsert(collection, rows, deadline_s=deadline_s))
 
-    def delete(self, collection: str, keys: Sequence[object], *, deadline_s: float = DEADLINE_S) -> WriteResult:
+    def delete(self, collection: str, keys: Keys, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Remove the rows of `keys`; keys that are not there are no error."""
         return self._wait(self._client.delete(collection, keys, deadline_s=deadline_s))
 
@@ -149,16 +155,22 @@ class SyncClient:
         collection: str,
         filter: str | None = None,
         *,
+        filter_params: FilterParams | None = None,
         columns: Sequence[str] | None = None,
         order_by: Sequence[tuple[str, bool]] = (),
         limit: int | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
-        """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending)."""
+        """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending).
+
+        `filter_params` are the values of the filter's `{names}`: `"page == {page}", filter_params={"page": page}`. Give
+        what comes from others in this way; as a part of the filter it could change what that says. Raises
+        `InvalidFilter`, with `parameter` where one has no value, is not used, or cannot be a value."""
         asked = self._client.query(
             collection,
             filter,
+            filter_params=filter_params,
             columns=columns,
             order_by=order_by,
             limit=limit,
@@ -172,16 +184,20 @@ class SyncClient:
         collection: str,
         filter: str | None = None,
         *,
+        filter_params: FilterParams | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
     ) -> int:
-        """How many rows there are, or for how many `filter` holds."""
-        return self._wait(self._client.count(collection, filter, consistency=consistency, deadline_s=deadline_s))
+        """How many rows there are, or for how many `filter` holds, with `filter_params` as for `query`."""
+        asked = self._client.count(
+            collection, filter, filter_params=filter_params, consistency=consistency, deadline_s=deadline_s
+        )
+        return self._wait(asked)
 
     def get(
         self,
         collection: str,
-        keys: Sequence[object],
+        keys: Keys,
         *,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
@@ -196,17 +212,18 @@ class SyncClient:
         self,
         collection: str,
         column: str,
-        vector: Sequence[float],
+        vector: Vector,
         *,
         metric: Metric = "COSINE",
         top_k: int = 10,
         filter: str | None = None,
+        filter_params: FilterParams | None = None,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
-        of their distances. Exact."""
+        of their distances. Exact. `filter_params` are as for `query`."""
         asked = self._client.search(
             collection,
             column,
@@ -214,6 +231,7 @@ class SyncClient:
             metric=metric,
             top_k=top_k,
             filter=filter,
+            filter_params=filter_params,
             columns=columns,
             consistency=consistency,
             deadline_s=deadline_s,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..runtime.log.blocking_reader import BlockingReader as BlockingReader
     from ..runtime.log.checks import (
         check_name as check_name,
+        check_plain as check_plain,
         check_size as check_size,
         not_found as not_found,
         other_policy as other_policy,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..runtime.log.policy_codec import decode_policy as decode_policy, encode_policy as encode_policy
     from ..runtime.log.redaction import shown_url as shown_url, split_url as split_url
     from ..runtime.log.wal import (
+        TOMBSTONE as TOMBSTONE,
         Append as Append,
         Capabilities as Capabilities,
         ChannelInfo as ChannelInfo,
@@ -48,9 +50,11 @@ if TYPE_CHECKING:
         FromTime as FromTime,
         GroupInfo as GroupInfo,
         GroupMember as GroupMember,
+        Headers as Headers,
         OnAppended as OnAppended,
         Payload as Payload,
         Start as Start,
+        Tombstone as Tombstone,
         Wal as Wal,
     )
     from ..runtime.log.wal_base import WalBase as WalBase
@@ -80,14 +84,14 @@ else:
             "..runtime.groups.group_wal": "GroupWal",
             "..runtime.log.backend": "Check Inspection WalBackend",
             "..runtime.log.blocking_reader": "BlockingReader",
-            "..runtime.log.checks": "check_name check_size not_found other_policy",
+            "..runtime.log.checks": "check_name check_plain check_size not_found other_policy",
             "..runtime.log.opening": "find_backend installed_backends open_wal",
             "..runtime.log.payloads": "as_bytes owned",
             "..runtime.log.policy_codec": "decode_policy encode_policy",
             "..runtime.log.redaction": "shown_url split_url",
             "..runtime.log.wal": (
                 "Append Capabilities ChannelInfo ChannelPolicy ControlAppend Delivered Delivery Durability Entry "
-                "From FromId FromTime GroupInfo GroupMember OnAppended Payload Start Wal"
+                "From FromId FromTime GroupInfo GroupMember Headers OnAppended Payload Start TOMBSTONE Tombstone Wal"
             ),
             "..runtime.log.wal_base": "WalBase",
             "..runtime.loop_bridge": "EventSignal LoopNotifier LoopNotifiers",

@@ -10,7 +10,7 @@ class MemoryBackend(WalBackend):
     """A log in memory, which ends with the `Wal` that opened it."""
 
     name = "memory"
-    schemes = ("memory",)
+    schemes: tuple[str, ...] = ("memory",)
     url_form = "memory://"
     shared = False
 

@@ -53,7 +53,7 @@ class WoodpeckerBackend(WalBackend):
     """Announced only: it opens no URL."""
 
     name = "woodpecker"
-    schemes = ()
+    schemes: tuple[str, ...] = ()
     url_form = "woodpecker://"
 
     def settings(self) -> type[WoodpeckerSettings]:

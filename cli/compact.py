@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..runtime.log.names import DEFAULT_PREFIX
-from .connect import AsJson, CollectionName, Prefix, over_client
-from .open_log import LogUrl, shown_time
+from .connect import CollectionName, over_client
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix, shown_time
+from .results import AsJson
 
 if TYPE_CHECKING:
     from ..actors.client import Client
     from ..runtime.rpc.protocol import Params
 
 
+@logged
 def compact(url: LogUrl, collection: CollectionName, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
     """Store what is acknowledged in the collection's tables, and bring `current`, its present rows, forward to that."""
 

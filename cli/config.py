@@ -7,16 +7,13 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..runtime.config.described import canonical_key, described_settings, shown_value
+from .logging_setup import LogFormatOption, LogLevelOption
+from .results import AsJson, print_rows
 from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
 
-config = typer.Typer(help="Show the settings of a node, and where they come from.", no_args_is_help=True)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+config: typer.Typer = typer.Typer(help="Show the settings of a node, and where they come from.", no_args_is_help=True)
 
 
 @config.command()
@@ -24,6 +21,8 @@ def show(
     file: ConfigFile = None,
     wal: WalOption = "",
     metrics_port: MetricsPort = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Show those at their defaults, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -32,15 +31,13 @@ def show(
 
     The other options are those of `tidewal run`: this shows what it would run with. Secrets are hidden.
     """
-    settings = described_settings(file, arguments=setting_arguments(wal, metrics_port))
+    settings = described_settings(file, arguments=setting_arguments(wal, metrics_port, log_level, log_format))
     found = [each for each in settings if everything or each.value != each.default]
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in found], indent=2, default=str))
     elif found:
-        table = Table("setting", "value", "from", box=None)
-        for each in found:
-            table.add_row(*(Text(cell, overflow="fold") for cell in (each.key, shown_value(each.value), each.source)))
-        Console().print(table)
+        rows = ({"setting": each.key, "value": shown_value(each.value), "from": each.source} for each in found)
+        print_rows(("setting", "value", "from"), rows)
     else:
         typer.echo("all settings are at their defaults")
 
@@ -51,11 +48,13 @@ def explain(
     file: ConfigFile = None,
     wal: WalOption = "",
     metrics_port: MetricsPort = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one setting: its value, where that comes from, its default, its type, and what it does."""
     known = canonical_key(key)
-    settings = described_settings(file, arguments=setting_arguments(wal, metrics_port))
+    settings = described_settings(file, arguments=setting_arguments(wal, metrics_port, log_level, log_format))
     found = next(each for each in settings if each.key == known)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2, default=str))

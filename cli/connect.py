@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from ..runtime.errors import DeadlineExceeded, Unavailable
+from ..runtime.config.loading import load_settings
+from ..runtime.errors import Unavailable
 from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
+from ..runtime.signals import INTERRUPTED, Interrupted, until_stopped
 from .open_log import opened
-from .signals import INTERRUPTED, Interrupted, until_stopped
 
 if TYPE_CHECKING:
     from ..actors.client import Client
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 NODE_S = 15.0  # for a node to answer: longer than it takes over from one that was killed
 
 CollectionName = Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection.")]
-Prefix = Annotated[str, typer.Option(help="Prefix of the cluster's channels.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 T = TypeVar("T")
 
@@ -41,30 +40,24 @@ def over_client(url: str, prefix: str, work: Callable[[Client], Awaitable[T]]) -
     """What `work` returns for a client of the node on the log at `url`. Raises `Unavailable` where none answers."""
 
     async def run() -> T:
-        async with _connected(url, prefix) as client:
+        async with node_on(url, prefix) as client:
             return await work(client)
 
     return completed(run())
 
 
 @asynccontextmanager
-async def _connected(url: str, prefix: str) -> AsyncGenerator[Client]:
-    from ..actors.client import Client
+async def node_on(url: str, prefix: str) -> AsyncGenerator[Client]:
+    """A client of the node on the log at `url`. Raises `Unavailable` where none answers."""
+    from ..actors.connection import connect
 
     if await find_backend(url).abandoned(url):
-        raise _no_node(url)
-    async with opened(url, read_only=False) as wal, Client(wal, prefix=prefix) as client:
-        try:
-            await client.ready(deadline_s=NODE_S)
-        except DeadlineExceeded:
-            raise _no_node(url) from None
+        raise Unavailable(
+            f"no node runs on {shown_url(url)}: start one with `tidewal run` and the --data or --wal of this log"
+        )
+    settings = load_settings(arguments={"msgChannel.chanNamePrefix.cluster": prefix})
+    async with connect(url, settings=settings, deadline_s=NODE_S) as client:
         yield client
-
-
-def _no_node(url: str) -> Unavailable:
-    return Unavailable(
-        f"no node answers on {shown_url(url)}: start one with `tidewal run` and the --data or --wal of this log"
-    )
 
 
 def completed(work: Coroutine[object, object, T]) -> T:

@@ -14,12 +14,15 @@ from ..runtime.catalog.catalog import Collection
 from ..runtime.errors import InvalidSchema
 from ..runtime.log.names import DEFAULT_PREFIX
 from ..runtime.rows.schema import FIELD_TYPES, CollectionSchema, Field, FieldType
-from .connect import AsJson, CollectionName, Prefix, over_client
-from .open_log import LogUrl
+from .connect import CollectionName, over_client
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix
+from .results import AsJson
 
 NONE: list[str] = []
 
 
+@logged
 def create(
     url: LogUrl,
     collection: CollectionName,

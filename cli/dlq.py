@@ -1,60 +1,73 @@
-"""`tidewal dlq`: the dead letters of a log, records that its readers could not use."""
+"""`tidewal dlq`: the dead letters of a log, what its readers and consumer groups could not use."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..runtime.errors import BadRecord, InvalidRequest
+from ..runtime.clock import HybridClock
+from ..runtime.errors import BadRecord, InvalidRequest, TidewalError
 from ..runtime.log.names import DEFAULT_PREFIX, Names
-from ..runtime.log.record import Record, RecordType, decode
-from ..runtime.log.wal import Entry, FromId, Wal
-from .connect import AsJson, Prefix, over_log
-from .open_log import LogUrl, entries, shown_time, stored
-from .results import plain, print_rows, shown_bytes
+from ..runtime.log.record import Record, decode
+from ..runtime.log.wal import Wal
+from .connect import node_on, over_log
+from .letters import OF_GROUPS, DeadLetter, Key, find, key_of, open_letters, open_of_groups, resolution
+from .logging_setup import logged
+from .one_line import one_line
+from .open_log import LogUrl, Prefix
+from .replay import REPLAYED, replay
+from .results import AsJson, plain, print_rows, shown_bytes
 
-dlq = typer.Typer(help="Show dead letters: records that readers could not use.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from ..actors.client import Client
+
+dlq: typer.Typer = typer.Typer(
+    help="Dead letters, what readers and groups could not use: show, replay, drop.", no_args_is_help=True
+)
 
 COLUMNS = ("id", "time", "channel", "entry", "reason", "size", "times", "message")
+COLUMNS_WITH_GROUPS = ("id", "time", "group", "channel", "entry", "reason", "attempts", "message")
+DROPPED = "dropped"
 
+OfChannel = Annotated[str, typer.Option("--channel", help="Only letters of this channel.")]
+OfGroup = Annotated[str, typer.Option("--group", help="Only letters of this consumer group.")]
+WithReason = Annotated[str, typer.Option("--reason", help="Only letters with this reason.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The letters' ids, as `list` prints them.")]
+All = Annotated[bool, typer.Option("--all", help="All letters, of those that the other options say.")]
 
-@dataclass(slots=True)
-class DeadLetter:
-    """A dead letter as commands show it: its own id, and the channel and id of the bad entry; `times` counts how often
-    it was kept, which readers do again when they start before it."""
-
-    id: str
-    time: str
-    channel: str
-    entry: str
-    reason: str
-    size: int
-    message: str
-    times: int = 1
+Resolve = Callable[[Wal, Record, DeadLetter], Awaitable[None]]
 
 
 @dlq.command("list")
+@logged
 def list_letters(
     url: LogUrl,
-    channel: Annotated[str, typer.Option(help="Only letters of this channel.")] = "",
-    reason: Annotated[str, typer.Option(help="Only letters with this reason.")] = "",
+    channel: OfChannel = "",
+    reason: WithReason = "",
+    group: OfGroup = "",
     limit: Annotated[int, typer.Option(min=1, help="Only so many, the newest.")] = 50,
     as_json: AsJson = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
     """List dead letters, the oldest first: where each bad entry is, and why it is one. With --json a line for each."""
-    found = over_log(url, lambda wal: _newest(wal, Names(prefix), channel, reason, limit), read_only=True)
+    wanted = _filter(channel, reason, group)
+    found = [
+        each for each in over_log(url, lambda wal: open_letters(wal, Names(prefix)), read_only=True) if wanted(each)
+    ]
     if found or as_json:
-        print_rows(COLUMNS, map(asdict, found), as_json=as_json)
+        columns = COLUMNS_WITH_GROUPS if any(letter.group for letter in found[-limit:]) else COLUMNS
+        print_rows(columns, map(_fields, found[-limit:]), as_json=as_json)
     else:
         typer.echo("none")
 
 
 @dlq.command()
+@logged
 def show(
     url: LogUrl,
     letter: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, as `list` prints it.")],
@@ -70,53 +83,178 @@ def show(
         typer.echo(json.dumps(fields, default=plain))
         return
     for name, value in fields.items():
-        typer.echo(f"{name:10} {value if isinstance(value, str) else json.dumps(value, default=plain)}")
+        typer.echo(f"{name:10} {one_line(value) if isinstance(value, str) else json.dumps(value, default=plain)}")
 
 
-async def _newest(wal: Wal, names: Names, channel: str, reason: str, limit: int) -> list[DeadLetter]:
-    newest: dict[tuple[str, str], DeadLetter] = {}
-    async for record in _letters(stored(wal, names.dead_letters)):
-        letter = _letter(record)
-        if (channel and letter.channel != channel) or (reason and letter.reason != reason):
-            continue
-        before = newest.pop((letter.channel, letter.entry), None)
-        letter.times += before.times if before else 0
-        newest[letter.channel, letter.entry] = letter
-        if len(newest) > limit:
-            del newest[next(iter(newest))]
-    return list(newest.values())
+@dlq.command("replay")
+@logged
+def replay_letters(
+    url: LogUrl,
+    ids: Ids = None,
+    all_of_them: All = False,
+    channel: OfChannel = "",
+    reason: WithReason = "",
+    group: OfGroup = "",
+    as_json: AsJson = False,
+    prefix: Prefix = DEFAULT_PREFIX,
+) -> None:
+    """Write what is in dead letters to the place that it came from again, with a new timestamp.
+
+    A group's letter is appended to its channel, which every group on that channel gets; rows of a collection are
+    written through the node, which has to run. A letter that was replayed or dropped before is left alone.
+    """
+    names = Names(prefix)
+
+    async def work(wal: Wal) -> int:
+        async with _lazy_node(url, prefix) as to_node:
+
+            async def again(wal: Wal, record: Record, letter: DeadLetter) -> None:
+                await replay(wal, names, record, letter, to_node)
+
+            chosen = await _chosen(wal, names, ids, all_of_them, _filter(channel, reason, group))
+            return await _resolve(wal, names, chosen, REPLAYED, again, as_json=as_json)
+
+    _finish(over_log(url, work))
 
 
-async def _details(wal: Wal, names: Names, letter: str) -> dict[str, Any]:
-    try:
-        id = bytes.fromhex(letter)
-    except ValueError:
-        raise InvalidRequest(f"{letter!r} is no id: `tidewal dlq list` prints those of the letters") from None
-    ends = await wal.describe(names.dead_letters)
-    if ends.first_id is not None and ends.latest_id is not None and ends.first_id <= id <= ends.latest_id:
-        async for record in _letters(entries(wal, names.dead_letters, FromId(id, inclusive=True), id)):
-            if record.id == id:
-                fields = asdict(_letter(record))
-                del fields["times"]
-                return fields | shown_bytes("bytes", record.body) | _inside(record)
-    raise InvalidRequest(f"there is no dead letter {letter}: `tidewal dlq list` prints the ids")
+@dlq.command()
+@logged
+def drop(
+    url: LogUrl,
+    ids: Ids = None,
+    all_of_them: All = False,
+    channel: OfChannel = "",
+    reason: WithReason = "",
+    group: OfGroup = "",
+    as_json: AsJson = False,
+    prefix: Prefix = DEFAULT_PREFIX,
+) -> None:
+    """Drop dead letters: they are listed no more, and their bytes go with the retention of their channel.
+
+    A letter that was replayed or dropped before is left alone.
+    """
+    names = Names(prefix)
+
+    async def away(wal: Wal, _: Record, letter: DeadLetter) -> None:
+        await wal.append_many([resolution(names, letter, DROPPED, HybridClock())])
+
+    async def work(wal: Wal) -> int:
+        chosen = await _chosen(wal, names, ids, all_of_them, _filter(channel, reason, group))
+        return await _resolve(wal, names, chosen, DROPPED, away, as_json=as_json)
+
+    _finish(over_log(url, work))
 
 
-async def _letters(found: AsyncIterator[Entry]) -> AsyncIterator[Record]:
-    async for entry in found:
+# ---- which letters --------------------------------------------------------------------------------------------------
+
+
+def _filter(channel: str, reason: str, group: str) -> Callable[[DeadLetter], bool]:
+    def wanted(letter: DeadLetter) -> bool:
+        asked = ((channel, letter.channel), (reason, letter.reason), (group, letter.group))
+        return all(not wish or wish == found for wish, found in asked)
+
+    return wanted
+
+
+async def _chosen(
+    wal: Wal, names: Names, ids: Sequence[str] | None, all_of_them: bool, wanted: Callable[[DeadLetter], bool]
+) -> list[str]:
+    if bool(ids) == all_of_them:
+        raise InvalidRequest("name the letters by their ids, or all that the options say with --all")
+    return [*ids] if ids else [each.id for each in await open_letters(wal, names) if wanted(each)]
+
+
+# ---- what becomes of them -------------------------------------------------------------------------------------------
+
+
+async def _resolve(wal: Wal, names: Names, ids: Sequence[str], done: str, resolve: Resolve, *, as_json: bool) -> int:
+    """Resolve letters one after the other, and tell of each. Returns how many could not be. One that is refused does
+    not keep the others."""
+
+    def tell(id: str, state: str, error: str = "") -> None:
+        if as_json:
+            typer.echo(json.dumps({"id": id, "state": state, "error": error}))
+        else:
+            if state == "removed":
+                state = "replayed or dropped before, or retention has removed it"
+            verb = "was" if "before" in state else "is"
+            typer.echo(f"{id}: {one_line(error)}" if error else f"{id} {verb} {state}", err=bool(error))
+
+    found: list[tuple[Record, DeadLetter]] = []
+    for id in ids:  # first: a wrong id changes nothing
         try:
-            record = decode(entry.payload, entry.id)
-        except BadRecord:  # another program wrote it here: `tail` shows it
+            found.append(await find(wal, names, id))
+        except InvalidRequest as error:
+            if not error.fields.get("gone"):
+                raise
+            tell(id, "removed")
+    failed = 0
+    just_done: set[Key] = set()
+    for record, letter in found:
+        if letter.resolved or key_of(letter) in just_done:
+            tell(letter.id, f"{letter.resolved or done} before")
             continue
-        if record.type is RecordType.DEAD_LETTER:
-            yield record
+        try:
+            await resolve(wal, record, letter)
+        except TidewalError as error:
+            if error.retryable:
+                raise
+            failed += 1
+            tell(letter.id, "failed", f"{type(error).__name__}: {error.message}")
+        else:
+            just_done.add(key_of(letter))
+            tell(letter.id, done)
+    if any(letter.id.startswith(OF_GROUPS) for _, letter in found):
+        await _truncate(wal, names)
+    return failed
 
 
-def _letter(record: Record) -> DeadLetter:
-    channel, reason, message = (str(record.tags.get(name, "")) for name in ("channel", "reason", "message"))
-    size = record.tags.get("size")
-    size = size if isinstance(size, int) else len(record.body)
-    return DeadLetter(record.id.hex(), shown_time(record.ts), channel, record.key.hex(), reason, size, message)
+async def _truncate(wal: Wal, names: Names) -> None:
+    """Let go of the letters of groups before the first that is open. Those of readers stay: a reader that keeps an
+    entry again is to find what became of it."""
+    newest = await wal.latest_id(names.group_dead_letters)  # first: a letter that comes meanwhile is not listed
+    still = await open_of_groups(wal, names)
+    if still is None:
+        return
+    first = min((bytes.fromhex(letter.id.removeprefix(OF_GROUPS)) for letter in still), default=None)
+    upto = first or newest
+    if upto is not None and wal.capabilities.truncate:
+        await wal.truncate(names.group_dead_letters, upto)
+
+
+def _finish(failed: int) -> None:
+    if failed:
+        raise typer.Exit(1)
+
+
+@asynccontextmanager
+async def _lazy_node(url: str, prefix: str) -> AsyncGenerator[Callable[[], Awaitable[Client]]]:
+    """Connects to the node when it is asked for the first time."""
+    clients: list[Client] = []
+    async with AsyncExitStack() as stack:
+
+        async def connect() -> Client:
+            if not clients:
+                clients.append(await stack.enter_async_context(node_on(url, prefix)))
+            return clients[0]
+
+        yield connect
+
+
+# ---- showing --------------------------------------------------------------------------------------------------------
+
+
+def _fields(letter: DeadLetter) -> dict[str, Any]:
+    fields = asdict(letter)
+    del fields["resolved"]
+    return fields
+
+
+async def _details(wal: Wal, names: Names, id: str) -> dict[str, Any]:
+    record, letter = await find(wal, names, id)
+    fields = asdict(letter)
+    del fields["times"]
+    return fields | shown_bytes("bytes", record.body) | _inside(record)
 
 
 def _inside(letter: Record) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from rich.text import Text
 from ..runtime.extras import install_command
 from ..runtime.log.backend import Check
 from ..runtime.log.opening import installed_backends
-from .jdk import MINIMAL_JAVA, Java, find_java
+from ..spark_bridge.helpers.jdk import MINIMAL_JAVA, Java, find_java
+from .results import AsJson
 
 __all__ = ["Check", "Java", "doctor", "examine", "find_java"]
 
@@ -33,7 +34,7 @@ COMPILED = ("deltalake", "pyarrow", "rocksdict", "uvloop")
 
 def doctor(
     path: Annotated[Path, typer.Option(help="Directory of the future log; its disk is checked.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what is installed, what is missing, and what to do about it.
 

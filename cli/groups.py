@@ -3,57 +3,121 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
 
-from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
-from ..runtime.log.wal import From, FromId, FromTime, GroupInfo, Start, Wal
+from ..runtime.clock import physical_ms
+from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest, PositionLost
+from ..runtime.groups.positions import resolve
+from ..runtime.log.wal import ChannelInfo, Delivery, From, FromId, FromTime, GroupInfo, Start, Wal
+from ..runtime.nearest import nearest
 from .connect import over_log
-from .open_log import LogUrl
-from .results import print_rows
+from .logging_setup import logged
+from .open_log import LogUrl, entries
+from .results import AsJson, print_rows
 
-groups = typer.Typer(help="Show consumer groups, move their positions, drop them.", no_args_is_help=True)
+COLUMNS = ("group", "channel", "member", "acknowledged to", "state")
+LAG_COLUMNS = ("group", "channel", "member", "acknowledged to", "lag_entries", "lag_s")
+COUNTED_MAX = 10_000  # entries of a group's lag; more are as many
+
+groups: typer.Typer = typer.Typer(help="Show consumer groups, move their positions, drop them.", no_args_is_help=True)
 
 
 @groups.command("list")
-def list_groups(url: LogUrl, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show all groups: their members, and for each channel the group's position and the end of the channel."""
-    described = over_log(url, describe_groups, read_only=True)
+@logged
+def list_groups(url: LogUrl, as_json: AsJson = False) -> None:
+    """Show all groups: their members, and for each channel the group's position, the entries that it has not
+    acknowledged (counted up to 10,000), and the age of the oldest of them in seconds ("-" where they
+    have no time)."""
+    described = over_log(url, lambda wal: describe_groups(wal, lag=True), read_only=True)
     if as_json or not described:
         typer.echo(json.dumps(described, indent=2) if as_json else "none")
     else:
-        print_rows(("group", "channel", "member", "acknowledged to", "state"), _rows(described))
+        print_rows(LAG_COLUMNS, rows(described))
 
 
 @groups.command()
+@logged
 def seek(
     url: LogUrl,
     group: Annotated[str, typer.Argument(help="The group.")],
     channel: Annotated[str, typer.Argument(help="The channel, which must not be assigned to a member.")],
     to: Annotated[str, typer.Argument(help="earliest, latest, a message id in hex (with it), or an ISO 8601 time.")],
     create: Annotated[bool, typer.Option("--create", help="Make the group where there is none of this name.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Move a group's position in a channel: the entries from there on are delivered, again or for the first time."""
+    """Move a group's position in a channel: the entries from there on are delivered, again or for the first time.
+
+    Says from where to where, and how many entries are passed over or delivered again (counted up to 10,000). What is
+    passed over counts as done: in a queue it is removed. At a time, entries without one that lie before the first that
+    has one are delivered.
+    """
     start = start_of(to)
-    over_log(url, lambda wal: _seek(wal, group, channel, start, create=create))
+    moved = over_log(url, lambda wal: _seek(wal, group, channel, start, create=create))
+    typer.echo(json.dumps(moved, indent=2) if as_json else _moved(moved))
 
 
-async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: bool) -> None:
-    known = [info.name for info in await wal.groups()]
+async def _seek(wal: Wal, group: str, channel: str, start: Start, *, create: bool) -> dict[str, Any]:
+    known = {info.name: info for info in await wal.groups()}
     if not create and group not in known:
-        near = "".join(f"; the nearest is {each}" for each in get_close_matches(group, known, n=1))
-        raise GroupNotFound(f"no group {group} has a position here{near}; --create makes one", group=group)
+        raise GroupNotFound(
+            f"no group {group!r} has a position here{nearest(group, known)}; --create makes one", group=group
+        )
+    before = (known[group].positions.get(channel) if group in known else None) or b""
+    after = await resolve(wal, channel, start)
+    info = await wal.describe(channel)
+    between = await _count(wal, info, min(before, after), max(before, after))  # now: a queue removes what is done
     await wal.seek_group(group, channel, start)
+    return {
+        "group": group,
+        "channel": channel,
+        "from": before.hex() or None,
+        "to": after.hex() or None,
+        "passed_over": between if after > before else 0,
+        "delivered_again": between if after < before else 0,
+        "removed": after > before and info.policy.delivery is Delivery.QUEUE,
+    }
+
+
+async def _count(wal: Wal, info: ChannelInfo, behind: bytes, upto: bytes) -> int:
+    """How many entries there are behind the one position up to the other, up to `COUNTED_MAX`."""
+    upto = min(upto, info.latest_id or b"")
+    if info.first_id is None or behind >= upto or upto < info.first_id:
+        return 0
+    begin = FromId(behind) if behind >= info.first_id else FromId(info.first_id, inclusive=True)
+    count = 0
+    async for entry in entries(wal, info.name, begin, upto):
+        count += entry.id <= upto
+        if count == COUNTED_MAX:
+            break
+    return count
+
+
+def _moved(moved: dict[str, Any]) -> str:
+    begin, end = (moved[side] or "the beginning" for side in ("from", "to"))
+    line = f"{moved['group']}  {moved['channel']}  from {begin} to {end}"
+    for key, words in (("passed_over", "passed over"), ("delivered_again", "delivered again")):
+        if count := moved[key]:
+            line += f"; {words}: {count:,}{' or more' if count == COUNTED_MAX else ''} entries"
+    return line + (", which are removed: the channel is a queue" if moved["removed"] and moved["passed_over"] else "")
 
 
 @groups.command()
+@logged
 def drop(url: LogUrl, group: Annotated[str, typer.Argument(help="The group, which must not have members.")]) -> None:
     """Drop a group and its positions."""
-    over_log(url, lambda wal: wal.drop_group(group))
+    over_log(url, lambda wal: _drop(wal, group))
+
+
+async def _drop(wal: Wal, group: str) -> None:
+    known = [info.name for info in await wal.groups()]
+    if group not in known:
+        raise GroupNotFound(f"there is no group {group!r}{nearest(group, known)}", group=group)
+    await wal.drop_group(group)
 
 
 def start_of(text: str) -> Start:
@@ -71,13 +135,34 @@ def start_of(text: str) -> Start:
     return FromTime.at(moment)
 
 
-async def describe_groups(wal: Wal) -> list[dict[str, Any]]:
+async def describe_groups(wal: Wal, *, lag: bool = False) -> list[dict[str, Any]]:
     """All groups with their members and positions, as JSON has them; `behind` says whether entries are not yet
-    acknowledged."""
-    return [await _describe(wal, info) for info in await wal.groups()]
+    acknowledged, and with `lag` each position has what `lag_of` returns."""
+    return [await _describe(wal, info, lag) for info in await wal.groups()]
 
 
-async def _describe(wal: Wal, info: GroupInfo) -> dict[str, Any]:
+async def lag_of(wal: Wal, channel: str, position: bytes | None) -> dict[str, float | None]:
+    """How far `position` is behind in a channel: in entries, up to `COUNTED_MAX`, and by the age of the oldest of
+    them that has a time; None where none of them has one."""
+    behind, oldest = 0, 0
+    try:
+        info = await wal.describe(channel)
+        latest = info.latest_id
+        if info.first_id is not None and latest is not None and (position or b"") < latest:
+            begin = (
+                FromId(position) if position and position >= info.first_id else FromId(info.first_id, inclusive=True)
+            )
+            async for entry in entries(wal, channel, begin, latest):
+                behind, oldest = behind + 1, oldest or entry.timestamp
+                if behind == COUNTED_MAX:
+                    break
+    except (ChannelNotFound, PositionLost):  # dropped, or emptied, meanwhile
+        pass
+    age_s = round(max(0.0, time.time() - physical_ms(oldest) / 1000), 1) if oldest else None
+    return {"lag_entries": behind, "lag_s": age_s if behind else 0.0}
+
+
+async def _describe(wal: Wal, info: GroupInfo, lag: bool) -> dict[str, Any]:
     positions: dict[str, Any] = {}
     for channel, position in sorted(info.positions.items()):
         try:
@@ -88,12 +173,13 @@ async def _describe(wal: Wal, info: GroupInfo) -> dict[str, Any]:
             "acknowledged_to": position.hex() if position else None,
             "latest_id": latest.hex() if latest else None,
             "behind": latest is not None and (position or b"") < latest,
+            **(await lag_of(wal, channel, position) if lag else {}),
         }
     members = {member: sorted(channels) for member, channels in sorted(info.members.items())}
     return {"name": info.name, "members": members, "positions": positions}
 
 
-def _rows(described: list[dict[str, Any]]) -> Iterator[dict[str, object]]:
+def rows(described: list[dict[str, Any]]) -> Iterator[dict[str, object]]:
     """A row for each channel of each group; a group without any has one, too."""
     for group in described:
         positions = group["positions"]
@@ -101,20 +187,10 @@ def _rows(described: list[dict[str, Any]]) -> Iterator[dict[str, object]]:
         for channel in sorted({*positions, *holders}) or [None]:
             row: dict[str, object] = {"group": group["name"], "channel": channel, "member": holders.get(channel)}
             if channel in positions:
-                row |= {"acknowledged to": positions[channel]["acknowledged_to"], "state": _state(positions[channel])}
+                position = positions[channel]
+                row |= {**position, "acknowledged to": position["acknowledged_to"], "state": _state(position)}
             yield row
 
 
 def _state(position: dict[str, Any]) -> str:
     return f"behind {position['latest_id']}" if position["behind"] else "at the end"
-
-
-def lines(described: list[dict[str, Any]]) -> list[str]:
-    """The lines that show groups on a terminal."""
-    shown: list[str] = []
-    for group in described:
-        shown.append(f"{group['name']}: {len(group['members'])} members")
-        shown += [f"  member {member}: {', '.join(channels) or '-'}" for member, channels in group["members"].items()]
-        for channel, position in group["positions"].items():
-            shown.append(f"  {channel}: acknowledged to {position['acknowledged_to'] or '-'}, {_state(position)}")
-    return shown

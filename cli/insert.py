@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -12,9 +12,12 @@ import typer
 
 from ..runtime.errors import InvalidRequest, InvalidRows, TidewalError
 from ..runtime.log.names import DEFAULT_PREFIX
-from .connect import AsJson, CollectionName, Prefix, over_client
-from .open_log import LogUrl, shown_time
+from .connect import CollectionName, over_client
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix, shown_time
+from .results import AsJson
 from .row_files import SUFFIXES, FileFormat, RowBatch, batches
+from .stdin import in_thread, stdin_file
 
 if TYPE_CHECKING:
     from ..actors.client import Client, WriteResult
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 STDIN = "-"
 
 
+@logged
 def insert(
     url: LogUrl,
     collection: CollectionName,
@@ -60,7 +64,7 @@ def _format_of(file: str) -> FileFormat:
 
 def _open(file: str, stack: ExitStack) -> BinaryIO:
     if file == STDIN:
-        return sys.stdin.buffer
+        return stdin_file()
     try:
         return stack.enter_context(Path(file).open("rb"))
     except OSError as error:
@@ -75,7 +79,8 @@ async def _write(client: Client, name: str, source: BinaryIO, form: FileFormat) 
     rows, last = 0, None
     with Console(stderr=True).status(f"{name}: reading") as progress:  # prints nothing where that is no terminal
         try:
-            for batch in batches(source, form, schema):
+            found = batches(source, form, schema)
+            while (batch := await in_thread(partial(next, found, None))) is not None:
                 last = await _write_batch(client, name, batch)
                 rows += batch.count
                 progress.update(f"{name}: {rows:,} rows")

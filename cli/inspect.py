@@ -18,41 +18,45 @@ from ..runtime.log.record import decode
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.replicated.fold import Fold
+from .connect import over_log
+from .groups import COLUMNS as GROUP_COLUMNS
 from .groups import describe_groups
-from .groups import lines as group_lines
-from .open_log import LogUrl, catalog_of, opened, shown_time, stored
-from .signals import INTERRUPTED, Interrupted, until_stopped
+from .groups import rows as group_rows
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix, catalog_of, shown_time, stored
+from .results import AsJson, print_rows
+
+CHANNEL_COLUMNS = ("name", "acks", "first id", "latest id", "entries", "bytes")
+COLLECTION_COLUMNS = ("name", "id", "state", "shards", "key", "fields")
+LEASE_COLUMNS = ("channel", "owner", "term", "until")
+CUT_COLUMNS = ("collection", "stored", "newest", "time")
 
 
+@logged
 def inspect(
     url: LogUrl,
     count: Annotated[bool, typer.Option("--count/--no-count", help="Count the entries, which reads them all.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    prefix: Annotated[str, typer.Option(help="Prefix of the cluster's channels.")] = DEFAULT_PREFIX,
+    as_json: AsJson = False,
+    prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
     """Show the channels of a log with their policies, the catalog and the stored cuts.
 
     Reads through the process that has the log open, or opens the directory when there is none.
     """
-    import uvloop
 
-    async def look() -> tuple[Inspection | None, dict[str, Any]]:
-        async with opened(url) as wal:
-            names = Names(prefix)
-            beyond = await asyncio.to_thread(find_backend(url).inspect, url)
-            return beyond, {
-                "wal": shown_url(url),
-                **({} if beyond is None else {beyond.title: beyond.content}),
-                "channels": await _channels(wal, count),
-                "groups": await describe_groups(wal) if wal.capabilities.groups else [],
-                **_catalog(await catalog_of(wal, names)),
-                "cuts": await _cuts(wal, names),
-            }
+    async def look(wal: Wal) -> tuple[Inspection | None, dict[str, Any]]:
+        names = Names(prefix)
+        beyond = await asyncio.to_thread(find_backend(url).inspect, url)
+        return beyond, {
+            "wal": shown_url(url),
+            **({} if beyond is None else {beyond.title: beyond.content}),
+            "channels": await _channels(wal, count),
+            "groups": await describe_groups(wal) if wal.capabilities.groups else [],
+            **_catalog(await catalog_of(wal, names)),
+            "cuts": await _cuts(wal, names),
+        }
 
-    try:
-        beyond, found = uvloop.run(until_stopped(look()))
-    except Interrupted:
-        raise typer.Exit(INTERRUPTED) from None
+    beyond, found = over_log(url, look, read_only=True)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -144,48 +148,36 @@ async def _cuts(wal: Wal, names: Names) -> list[dict[str, Any]]:
 
 
 def _print(found: dict[str, Any], beyond: Inspection | None) -> None:
-    def section(title: str, lines: list[str]) -> None:
-        typer.echo(f"{title}\n" + "".join(f"  {line}\n" for line in lines or ["none"]))
-
     if beyond is not None:
-        section(beyond.title, beyond.lines)
-    section(
-        "channels",
-        [
-            f"{each['name']:44} {'ephemeral' if each['ephemeral'] else 'acks=' + each['acks']:10}"
-            f" {_range(each)}{_counted(each)}"
-            for each in found["channels"]
-        ],
-    )
-    section("groups", group_lines(found["groups"]))
-    section("leader", [f"{found['leader']['node']}, term {found['leader']['term']}"] if found["leader"]["node"] else [])
-    section(
-        "collections",
-        [
-            f"{each['name']} (id {each['id']}, {each['state']}): {len(each['vchannels'])} shards, key "
-            f"{each['primary_key']}, " + ", ".join(f"{name} {kind}" for name, kind in each["fields"].items())
-            for each in found["collections"]
-        ],
-    )
-    section(
-        "leases",
-        [
-            f"{each['channel']}: {each['owner'] or 'released'}, term {each['term']}, to {each['until']}"
-            for each in found["leases"]
-        ],
-    )
-    section(
-        "cuts",
-        [
-            f"{each['collection']}: {each['stored']} stored, newest {each['newest']} ({each['time']})"
-            for each in found["cuts"]
-        ],
-    )
+        typer.echo("\n".join([beyond.title, *(f"  {line}" for line in beyond.lines or ["none"]), ""]))
+    leader = found["leader"]
+    for title, columns, rows in (
+        ("channels", CHANNEL_COLUMNS, [_channel_row(each) for each in found["channels"]]),
+        ("groups", GROUP_COLUMNS, list(group_rows(found["groups"]))),
+        ("leader", ("node", "term"), [leader] if leader["node"] else []),
+        ("collections", COLLECTION_COLUMNS, [_collection_row(each) for each in found["collections"]]),
+        ("leases", LEASE_COLUMNS, [{**each, "owner": each["owner"] or "released"} for each in found["leases"]]),
+        ("cuts", CUT_COLUMNS, found["cuts"]),
+    ):
+        typer.echo(title)
+        if rows:
+            print_rows(columns, rows)
+        else:
+            typer.echo("  none")
+        typer.echo()
 
 
-def _range(channel: dict[str, Any]) -> str:
-    return f"{channel['first_id'] or '-'} to {channel['latest_id'] or '-'}"
+def _channel_row(channel: dict[str, Any]) -> dict[str, object]:
+    return {
+        **channel,
+        "acks": "ephemeral" if channel["ephemeral"] else channel["acks"],
+        "first id": channel["first_id"],
+        "latest id": channel["latest_id"],
+        "entries": f"{channel['entries']:,}" if "entries" in channel else None,
+        "bytes": f"{channel['bytes']:,}" if "bytes" in channel else None,
+    }
 
 
-def _counted(channel: dict[str, Any]) -> str:
-    return f"  {channel['entries']:,} entries, {channel['bytes']:,} bytes" if "entries" in channel else ""
+def _collection_row(collection: dict[str, Any]) -> dict[str, object]:
+    fields = ", ".join(f"{name} {kind}" for name, kind in collection["fields"].items())
+    return {**collection, "shards": len(collection["vchannels"]), "key": collection["primary_key"], "fields": fields}

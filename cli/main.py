@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -13,7 +16,9 @@ from typer.main import get_group
 
 from ..runtime.errors import TidewalError
 from ..runtime.extras import missing_extra
+from .one_line import one_line
 
+STDERR = 2
 FAILED = 2  # exit status for an error that Tidewal raised on purpose
 
 COMMANDS = {
@@ -30,7 +35,7 @@ COMMANDS = {
     "is known.",
     "inspect": "Show the channels of a log with their policies, the catalog and the stored cuts.",
     "groups": "Show consumer groups, move their positions, drop them.",
-    "dlq": "Show dead letters: records that readers could not use.",
+    "dlq": "Dead letters, what readers and groups could not use: show, replay, drop.",
     "verify": "Check stored data without changing it.",
     "salvage": "Copy all that can be read of a log that no process has open into the new directory NEW, and report "
     "what is damaged and lost; without NEW only report.",
@@ -48,6 +53,20 @@ class LazyCommands(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else load(name), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Names the nearest known value where an option has a few, and got another one."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message += _nearest_choice(error)
+            raise
+
+
+def _nearest_choice(error: typer.BadParameter) -> str:
+    said = re.search(r"'([^']*)' is not one of (.*)", error.message)
+    near = get_close_matches(said[1].lower(), re.findall("'([^']*)'", said[2]), n=1) if said else []
+    return f" Did you mean {near[0]!r}?" if near else ""
+
 
 def load(name: str) -> Any:
     """The command `name`, imported."""
@@ -60,7 +79,7 @@ def load(name: str) -> Any:
     return get_group(holder).commands[name]
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="tidewal",
     cls=LazyCommands,
     help="A streaming runtime in which the log is the system.",
@@ -100,6 +119,7 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app,
 
     Any other exception is a defect and keeps its traceback.
     """
+    _open_missing()
     try:
         application(args=arguments, prog_name=name)
     except TidewalError as error:
@@ -110,7 +130,15 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app,
         _fail(missing)
 
 
+def _open_missing() -> None:
+    """Where standard input, output or errors are closed, the null device takes their place. Else a file of the log
+    would get the number of one, be read as input, and be written to by what a library prints."""
+    while (file := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(file, True)
+    os.close(file)
+
+
 def _fail(error: TidewalError) -> NoReturn:
-    line = " ".join(error.message.split())
+    line = one_line(" ".join(error.message.split()))
     print(f"tidewal: {type(error).__name__}: {line}", file=sys.stderr)
     raise SystemExit(FAILED) from None

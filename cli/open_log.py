@@ -22,7 +22,18 @@ from ..runtime.streams.stream_base import reading
 ATTEMPTS = 10  # to read a state up to its end before the next snapshot has removed that
 
 LogUrl = Annotated[
-    str, typer.Argument(help=f"The log: {url_forms()}, or the directory of an embedded one.", callback=url_of)
+    str,
+    typer.Argument(
+        help=f"The log: {url_forms()}, or the directory of an embedded one or of its node.", callback=url_of
+    ),
+]
+Prefix = Annotated[
+    str,
+    typer.Option(
+        envvar="TIDEWAL__MSGCHANNEL__CHANNAMEPREFIX__CLUSTER",
+        show_envvar=False,
+        help="Prefix of the cluster's channels; by default that of the environment's settings.",
+    ),
 ]
 
 

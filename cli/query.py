@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..runtime.log.names import DEFAULT_PREFIX
-from .connect import AsJson, CollectionName, Prefix, over_client
-from .open_log import LogUrl
-from .results import print_rows
+from .connect import CollectionName, over_client
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix
+from .results import AsJson, print_rows
 
 if TYPE_CHECKING:
     from ..actors.client import QueryResult
@@ -31,6 +32,7 @@ Columns = Annotated[str, typer.Option(help="The columns to print, by comma; all 
 Consistency = Annotated[Freshness, typer.Option(help="strong sees every write acknowledged before it began.")]
 
 
+@logged
 def query(
     url: LogUrl,
     collection: CollectionName,

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Annotated
 
 import typer
 
 from ..runtime.log.wal import Payload
+from .one_line import one_line
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, a line for each.")]
+UNFOLDED = 100_000  # columns of a terminal that folds no row
 
 
 def plain(value: object) -> str:
@@ -27,7 +33,8 @@ def shown_bytes(name: str, content: Payload) -> dict[str, str]:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, as_json: bool = False) -> None:
-    """Print `rows`: a line of JSON for each, or one table of `columns`, in which nothing is cut off."""
+    """Print `rows`: a line of JSON for each, or one table of `columns`, in which nothing is cut off. On a terminal long
+    cells are folded; in a file or a pipe each row is one line."""
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row, default=plain))
@@ -39,10 +46,13 @@ def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, 
     table = Table(*columns, box=None)
     for row in rows:
         table.add_row(*(Text(_cell(row.get(name)), overflow="fold") for name in columns))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = UNFOLDED
+    console.print(table)
 
 
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else json.dumps(value, default=plain).strip('"')
+    return one_line(value) if isinstance(value, str) else json.dumps(value, default=plain).strip('"')

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -66,7 +67,8 @@ def batches(file: BinaryIO, form: FileFormat, schema: CollectionSchema) -> Itera
     except UnicodeDecodeError as error:
         raise InvalidRows(f"the file is not UTF-8: {error}") from None
     finally:
-        text.detach()  # the file is the caller's to close
+        with suppress(ValueError):  # the caller, whose file it is, has closed it
+            text.detach()
 
 
 def _gathered(numbered: _Numbered) -> Iterator[RowBatch]:
@@ -95,7 +97,7 @@ def _json_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
             continue
         try:
             row: Any = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRows(f"line {number}: no JSON: {error}", row=number) from None
         if not isinstance(row, dict):
             raise InvalidRows(f"line {number}: {line.strip()[:50]} is no object of columns", row=number)
@@ -114,6 +116,8 @@ def _csv_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
         for cells in reader:
             if not header:
                 header = [name.strip() for name in cells]
+                if twice := [name for name in header if header.count(name) > 1]:
+                    raise InvalidRows(f"line {reader.line_num}: two columns are called {twice[0]!r}", column=twice[0])
             elif len(cells) == len(header):
                 row = {
                     name: None if cell == "" else _converted(name, converters.get(name, str), cell, reader.line_num)
@@ -156,7 +160,7 @@ def _converter(kind: str) -> Convert:
 def _converted(name: str, convert: Convert, text: str, line: int) -> object:
     try:
         return convert(text)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         raise InvalidRows(f"line {line}: column {name!r} cannot be {text[:50]!r}", column=name, row=line) from None
 
 

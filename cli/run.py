@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
 from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
 
 DEFAULT_DATA = Path("tidewal-data")
@@ -20,6 +21,8 @@ def run(
     config: ConfigFile = None,
     wal: WalOption = "",
     metrics_port: MetricsPort = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
     """Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
@@ -31,25 +34,30 @@ def run(
 
     from ..runtime.config.loading import embedded_directory, load_settings
     from ..runtime.log.redaction import shown_url
-    from .signals import Interrupted, until_stopped
+    from ..runtime.signals import Interrupted, until_stopped
 
-    settings = load_settings(config, arguments=setting_arguments(wal, metrics_port))
+    configure(log_level or LogLevel.info, log_format or LogFormat.text)  # for what is said of the settings themselves
+    settings = load_settings(config, arguments=setting_arguments(wal, metrics_port, log_level, log_format))
+    log = settings.log
+    configure(log.level, log.format)
     configured = Path((not settings.wal and embedded_directory(settings)) or DEFAULT_DATA / "log")
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
     async def serve() -> None:
-        from ..actors.standalone import log_url, standalone
+        from ..actors.standalone import log_url, node_name, standalone
 
+        configure(log.level, log.format, node=node_name())
         url = await log_url(home, settings, embedded=embedded)
         async with standalone(home, wal=url, settings=settings) as node:
             where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
             _print_addresses(where, as_json)
-            raise await node.failed()
+            await node.run()
 
     try:
-        uvloop.run(until_stopped(serve()))
+        with failures_as_lines(log.format):
+            uvloop.run(until_stopped(serve()))
     except Interrupted:
         if not as_json:
             typer.echo("drained")

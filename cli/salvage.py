@@ -12,8 +12,9 @@ from ..adapters.rocksmq.check.loss_report import loss_lines, losses_of
 from ..adapters.rocksmq.check.salvage import SalvageReport
 from ..adapters.rocksmq.check.salvage import salvage as copy_readable
 from ..adapters.rocksmq.journal.losses import ACCEPT
-from ..adapters.rocksmq.log_directory import named_directory
+from ..adapters.rocksmq.log_directory import found_directory, named_directory
 from ..runtime.clock import SystemClock
+from .results import AsJson
 
 DAMAGED = 1  # exit status: something is damaged, and no copy was asked for
 
@@ -26,7 +27,7 @@ def salvage(
     accept: Annotated[
         bool, typer.Option("--accept", help="Let readers of the copy pass what is lost, now and in earlier salvages.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy all that can be read of a log that no process has open into the new directory NEW, and report what is
     damaged and lost; without NEW only report.
@@ -36,7 +37,7 @@ def salvage(
     is lost first. Exits with 1 when something is damaged and NEW is not given.
     """
     target = None if new is None else named_directory(new)
-    report = copy_readable(named_directory(where), target, wall_ms=SystemClock().wall_ms(), accept=accept)
+    report = copy_readable(found_directory(where), target, wall_ms=SystemClock().wall_ms(), accept=accept)
     fields = _fields(report, target)
     typer.echo(json.dumps(fields, indent=2) if as_json else _text(fields))
     if report.damages and target is None:

@@ -10,9 +10,11 @@ import typer
 
 from ..runtime.errors import InvalidRequest
 from ..runtime.log.names import DEFAULT_PREFIX
-from .connect import AsJson, CollectionName, Prefix, over_client
-from .open_log import LogUrl
+from .connect import CollectionName, over_client
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix
 from .query import Columns, Consistency, Freshness, listed, print_result
+from .results import AsJson
 
 
 class Distance(StrEnum):
@@ -23,6 +25,7 @@ class Distance(StrEnum):
     COSINE = "COSINE"
 
 
+@logged
 def search(
     url: LogUrl,
     collection: CollectionName,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
-from threading import Thread
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -19,10 +16,13 @@ from ..runtime.errors import BadRecord, ChannelNotFound, InvalidRequest, Tidewal
 from ..runtime.log.names import DEFAULT_PREFIX, Names
 from ..runtime.log.record import Record, RecordType, decode, encode
 from ..runtime.log.wal import Append, ChannelPolicy, FromId, Wal
-from .connect import AsJson, Prefix, over_log
-from .open_log import LogUrl, catalog_of, entries, shown_time
+from ..runtime.nearest import nearest
+from .connect import over_log
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix, catalog_of, entries, shown_time
+from .results import AsJson
+from .stdin import in_thread, read_stdin
 
-STDIN = 0
 READ_BYTES = 64 * 1024
 
 NONE: list[str] = []
@@ -37,6 +37,7 @@ class Sent:
     ts: int = 0
 
 
+@logged
 def send(
     url: LogUrl,
     channel: Annotated[str, typer.Argument(help="The channel.")],
@@ -93,8 +94,8 @@ async def _prepare(wal: Wal, names: Names, channel: str, create: bool) -> None:
     elif create:
         await wal.create_channel(channel, ChannelPolicy())
     else:
-        near = "".join(f" or {each}" for each in get_close_matches(channel, known, n=1))
-        raise ChannelNotFound(f"there is no channel {channel}: name another one{near}, or --create it", channel=channel)
+        near = nearest(channel, known)
+        raise ChannelNotFound(f"there is no channel {channel!r}{near}; --create makes one", channel=channel)
 
 
 async def _refuse_owned(wal: Wal, channel: str) -> None:
@@ -116,30 +117,12 @@ async def _given(messages: Sequence[str]) -> AsyncIterator[list[bytes]]:
 async def _lines_of_stdin() -> AsyncIterator[list[bytes]]:
     """The lines of standard input, as many at a time as there are."""
     begun = b""
-    while chunk := await _read_stdin():
+    while chunk := await in_thread(partial(read_stdin, READ_BYTES)):
         *lines, begun = (begun + chunk).split(b"\n")
         if lines:
             yield lines
     if begun:
         yield [begun]
-
-
-async def _read_stdin() -> bytes:
-    """The next bytes of standard input. A daemon thread reads: the end of this process does not wait for it."""
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[bytes] = loop.create_future()
-
-    def take(chunk: bytes) -> None:
-        if not arrived.done():
-            arrived.set_result(chunk)
-
-    def read() -> None:
-        chunk = os.read(STDIN, READ_BYTES)
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(take, chunk)
-
-    Thread(target=read, daemon=True).start()
-    return await arrived
 
 
 async def _append(wal: Wal, channel: str, messages: Sequence[Record], sent: Sent) -> None:

@@ -28,6 +28,8 @@ WalOption = Annotated[
 MetricsPort = Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")]
 
 
-def setting_arguments(wal: str, metrics_port: int | None) -> dict[str, object]:
+def setting_arguments(
+    wal: str, metrics_port: int | None, log_level: str | None = None, log_format: str | None = None
+) -> dict[str, object]:
     """The `arguments` of `load_settings` that these options are; None for an option that is not given."""
-    return {"wal": wal or None, "metrics.port": metrics_port}
+    return {"wal": wal or None, "metrics.port": metrics_port, "log.level": log_level, "log.format": log_format}

@@ -14,10 +14,14 @@ from ..runtime.log.names import DEFAULT_PREFIX
 from ..spark_bridge.log import open_log
 from ..spark_bridge.options import EARLIEST, LATEST, ReadOptions
 from . import spark_pipelines as pipelines
-from .open_log import LogUrl
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix
+from .results import JsonLines
 from .spark_running import spark_session
 
-spark = typer.Typer(help="Run Spark over collections and topics: look, count, export, copy.", no_args_is_help=True)
+spark: typer.Typer = typer.Typer(
+    help="Run Spark over collections and topics: look, count, export, copy.", no_args_is_help=True
+)
 
 
 class Format(StrEnum):
@@ -34,8 +38,6 @@ Begin = Annotated[str, typer.Option("--from", help="startingOffsets of the sourc
 Given = Annotated[list[str], typer.Option("--option", "-o", metavar="NAME=VALUE", help="Any option of the source.")]
 Conf = Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="A setting of Spark, as spark.driver.memory=4g.")]
 Master = Annotated[str, typer.Option(help="Where Spark runs.")]
-Prefix = Annotated[str, typer.Option(help="Prefix of the cluster's channels.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, a line for each.")]
 Once = Annotated[bool, typer.Option("--once", help="End when everything that is there now is done.")]
 Every = Annotated[str, typer.Option(help="How often a micro-batch begins.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Serve /metrics and /healthz there; 0: nowhere.")]
@@ -45,6 +47,7 @@ NONE: list[str] = []
 
 
 @spark.command()
+@logged
 def tail(
     url: LogUrl,
     name: Name,
@@ -52,7 +55,7 @@ def tail(
     begin: Begin = LATEST,
     once: Once = False,
     rows: Annotated[int, typer.Option(min=0, help="Rows shown of each micro-batch; with --json all are.")] = 20,
-    as_json: AsJson = False,
+    as_json: JsonLines = False,
     option: Given = NONE,
     conf: Conf = NONE,
     master: Master = LOCAL,
@@ -66,6 +69,7 @@ def tail(
 
 
 @spark.command()
+@logged
 def count(
     url: LogUrl,
     name: Name,
@@ -74,7 +78,7 @@ def count(
     by: Annotated[list[str], typer.Option(help="A column to count by; of a collection the default is _op.")] = NONE,
     follow: Annotated[bool, typer.Option("--follow", help="Go on: print each window once, when it is over.")] = False,
     begin: Begin = EARLIEST,
-    as_json: AsJson = False,
+    as_json: JsonLines = False,
     option: Given = NONE,
     conf: Conf = NONE,
     master: Master = LOCAL,
@@ -88,6 +92,7 @@ def count(
 
 
 @spark.command()
+@logged
 def export(
     url: LogUrl,
     name: Name,
@@ -99,7 +104,7 @@ def export(
     once: Once = False,
     every: Every = "10 seconds",
     metrics_port: Port = 0,
-    as_json: AsJson = False,
+    as_json: JsonLines = False,
     option: Given = NONE,
     conf: Conf = NONE,
     master: Master = LOCAL,
@@ -124,6 +129,7 @@ def export(
 
 
 @spark.command()
+@logged
 def copy(
     url: LogUrl,
     name: Name,
@@ -136,7 +142,7 @@ def copy(
     once: Once = False,
     every: Every = "1 second",
     metrics_port: Port = 0,
-    as_json: AsJson = False,
+    as_json: JsonLines = False,
     option: Given = NONE,
     conf: Conf = NONE,
     master: Master = LOCAL,

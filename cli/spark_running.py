@@ -13,10 +13,10 @@ import typer
 
 from ..runtime import errors
 from ..runtime.errors import TidewalError, Unavailable, Unsupported
+from ..runtime.signals import INTERRUPTED, SIGNALS
 from ..spark_bridge import session
+from ..spark_bridge.helpers.jdk import MINIMAL_JAVA, find_java
 from ..spark_bridge.helpers.spark_session import require_spark
-from .jdk import MINIMAL_JAVA, find_java
-from .signals import INTERRUPTED, SIGNALS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..runtime.clock import physical_ms
-from ..runtime.errors import ChannelNotFound, PositionLost
 from ..runtime.log.names import DEFAULT_PREFIX, Names
 from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
-from ..runtime.log.wal import FromId, GroupInfo, Wal
-from .connect import AsJson, Prefix, completed
-from .open_log import LogUrl, entries, opened, stored
-from .results import print_rows
+from ..runtime.log.wal import Wal
+from .connect import completed
+from .groups import lag_of
+from .letters import open_letters
+from .logging_setup import logged
+from .open_log import LogUrl, Prefix, opened
+from .results import AsJson, print_rows
 
 if TYPE_CHECKING:
     from ..runtime.rpc.protocol import Params
 
 UNHEALTHY = 1  # exit status
-SILENT_S = 5.0  # without an announced time until a node counts as unhealthy, as `/healthz` has it
+OPEN_S = 5.0  # for a log whose owner has not answered within 2 s, or that has none
 NEAR = 0.8  # of a limit
-COUNTED_MAX = 10_000  # entries of a group's lag; more are as many
 
 
+@logged
 def status(url: LogUrl, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
     """Show health, lag, sizes and what is near its limit: of the node that runs on a log, and of the log.
 
-    Exits with 0 where all roles of the node answer and announce the time, with 1 where not, or where no node runs.
+    Exits with 0 where all roles of the node answer and announce the time, and all tables can be read; with 1 where not,
+    or where no node runs,
+    or where the process that has the log open does not answer within about 7 seconds.
     """
-    found = completed(_look(url, Names(prefix)))
+    try:
+        found = completed(_look(url, Names(prefix)))
+    except TimeoutError:
+        _print_silence(url, as_json)
+        raise typer.Exit(UNHEALTHY) from None
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -43,21 +50,34 @@ def status(url: LogUrl, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX
         raise typer.Exit(UNHEALTHY)
 
 
+def _print_silence(url: str, as_json: bool) -> None:
+    why = "the process that has the log open does not answer: it hangs, or it recovers the log"
+    if as_json:
+        typer.echo(json.dumps({"wal": shown_url(url), "healthy": False, "error": why}, indent=2))
+    else:
+        typer.echo(f"node     of {shown_url(url)} is not healthy: {why}", err=True)
+
+
 async def _look(url: str, names: Names) -> dict[str, Any]:
     backend = find_backend(url)
     runs = not await backend.abandoned(url)
-    async with opened(url, read_only=not runs) as wal:
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(None if runs else OPEN_S):  # else it waits long for a process that hangs
+            wal = await stack.enter_async_context(opened(url, read_only=not runs))
         answers: Mapping[str, Params | None] = await _ask(wal, names) if runs else {}
         node = next((each for each in answers.values() if each is not None), None)
         beyond = await asyncio.to_thread(backend.inspect, url)
         return {
             "wal": shown_url(url),
-            "healthy": node is not None and None not in answers.values() and _announces(node),
+            "healthy": node is not None
+            and None not in answers.values()
+            and _announces(node)
+            and not any(each["unreadable"] for each in node["collections"]),
             "roles": {role: answer is not None for role, answer in answers.items()},
             "node": node,
             "sizes": [] if beyond is None else [f"{beyond.title}: {line}" for line in beyond.lines],
             "groups": await _groups(wal) if wal.capabilities.groups else [],
-            "dead_letters": await _count(wal, names.dead_letters),
+            "dead_letters": len(await open_letters(wal, names)),
         }
 
 
@@ -69,40 +89,18 @@ async def _ask(wal: Wal, names: Names) -> Mapping[str, Params | None]:
 
 
 def _announces(node: Params) -> bool:
+    from ..actors.node_status import SILENT_S
+
     age_s = node["watermark_age_s"]
     return age_s is None or age_s < SILENT_S
 
 
 async def _groups(wal: Wal) -> list[dict[str, Any]]:
-    return [await _lag(wal, group, channel) for group in await wal.groups() for channel in sorted(group.positions)]
-
-
-async def _lag(wal: Wal, group: GroupInfo, channel: str) -> dict[str, Any]:
-    """How far a group is behind in a channel: in entries, up to `COUNTED_MAX`, and by the age of the oldest of them."""
-    position, behind, oldest = group.positions[channel], 0, 0
-    try:
-        info = await wal.describe(channel)
-        latest = info.latest_id
-        if info.first_id is not None and latest is not None and (position or b"") < latest:
-            begin = (
-                FromId(position) if position and position >= info.first_id else FromId(info.first_id, inclusive=True)
-            )
-            async for entry in entries(wal, channel, begin, latest):
-                behind, oldest = behind + 1, oldest or entry.timestamp
-                if behind == COUNTED_MAX:
-                    break
-    except (ChannelNotFound, PositionLost):  # dropped, or emptied, meanwhile
-        pass
-    age_s = round(max(0.0, time.time() - physical_ms(oldest) / 1000), 1) if oldest else 0.0
-    lag = {"lag_entries": behind, "lag_s": age_s}
-    return {"group": group.name, "channel": channel, "members": len(group.members), **lag}
-
-
-async def _count(wal: Wal, channel: str) -> int:
-    counted = 0
-    async for _ in stored(wal, channel):
-        counted += 1
-    return counted
+    return [
+        {"group": group.name, "channel": channel, "members": len(group.members), **await lag_of(wal, channel, position)}
+        for group in await wal.groups()
+        for channel, position in sorted(group.positions.items())
+    ]
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -112,7 +110,11 @@ def _print(found: dict[str, Any]) -> None:
         typer.echo("node     none answers: start one with `tidewal run` and the --data or --wal of this log")
     else:
         silent = [role for role, answers in found["roles"].items() if not answers]
-        state = "healthy" if found["healthy"] else f"not healthy; no answer of: {', '.join(silent) or 'none'}"
+        unreadable = sum(bool(each["unreadable"]) for each in node["collections"])
+        if unreadable and not silent:
+            state = f"not healthy: tables of {unreadable} collections cannot be read"
+        else:
+            state = "healthy" if found["healthy"] else f"not healthy; no answer of: {', '.join(silent) or 'none'}"
         typer.echo(f"node     {node['node']}, {state}; time announced {_seconds(node['watermark_age_s'])} ago")
     for size in found["sizes"]:
         typer.echo(f"size     {size}")

@@ -15,13 +15,16 @@ from ..runtime.catalog.catalog import Catalog
 from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound, FormatTooNew
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
-from ..runtime.log.record import Record, RecordType, decode
+from ..runtime.log.record import Record, RecordType, claims_record, decode
 from ..runtime.log.wal import Entry, From, Wal
+from ..runtime.nearest import nearest
 from ..runtime.replicated.records import decode_event
 from ..runtime.rows.schema import OP_COLUMN, Op
-from .open_log import LogUrl, catalog_of, entries, opened, shown_time, stored
-from .results import plain, shown_bytes
-from .signals import INTERRUPTED, Interrupted, until_stopped
+from .connect import over_log
+from .logging_setup import logged
+from .one_line import one_line
+from .open_log import LogUrl, Prefix, catalog_of, entries, shown_time, stored
+from .results import JsonLines, plain, shown_bytes
 
 HELD_ENTRIES = 256  # read ahead of what is printed
 
@@ -41,6 +44,7 @@ class Chosen:
     vchannels: frozenset[str] = field(default_factory=frozenset[str])
 
 
+@logged
 def tail(
     url: LogUrl,
     channel: Annotated[str, typer.Argument(help="A channel, a vchannel or a collection.")],
@@ -48,35 +52,30 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
     rows: Annotated[int, typer.Option(min=0, help="Rows shown of each record.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each record.")] = False,
-    prefix: Annotated[str, typer.Option(help="Prefix of the cluster's channels.")] = DEFAULT_PREFIX,
+    as_json: JsonLines = False,
+    prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
     """Print the records of a channel: a line for each with its type and fields, and its rows where the schema is known.
 
     Reads through the process that has the log open, or opens the directory when there is none. Of several channels
     records appear as they are read; the order within a channel is the log's.
     """
-    import uvloop
 
-    async def show() -> None:
-        async with opened(url) as wal:
-            catalog = (await catalog_of(wal, Names(prefix))).state
-            chosen = await _choose(wal, catalog, channel)
-            begin = From.EARLIEST if start is TailStart.earliest else From.LATEST
-            shown = 0
-            async for name, entry in _merged(wal, chosen.channels, begin, follow):
-                fields = _fields(name, entry, catalog, chosen, rows)
-                if fields is None:
-                    continue
-                typer.echo(json.dumps(fields, default=plain) if as_json else _text(fields))
-                shown += 1
-                if shown == limit:
-                    return
+    async def show(wal: Wal) -> None:
+        catalog = (await catalog_of(wal, Names(prefix))).state
+        chosen = await _choose(wal, catalog, channel)
+        begin = From.EARLIEST if start is TailStart.earliest else From.LATEST
+        shown = 0
+        async for name, entry in _merged(wal, chosen.channels, begin, follow):
+            fields = _fields(name, entry, catalog, chosen, rows)
+            if fields is None:
+                continue
+            typer.echo(json.dumps(fields, default=plain) if as_json else _text(fields))
+            shown += 1
+            if shown == limit:
+                return
 
-    try:
-        uvloop.run(until_stopped(show()))
-    except Interrupted:
-        raise typer.Exit(INTERRUPTED) from None
+    over_log(url, show, read_only=True)
 
 
 async def _choose(wal: Wal, catalog: Catalog, name: str) -> Chosen:
@@ -89,7 +88,8 @@ async def _choose(wal: Wal, catalog: Catalog, name: str) -> Chosen:
     if pchannel_of(name) in known:
         return Chosen([pchannel_of(name)], frozenset({name}))
     there = ", ".join([*sorted(catalog.collections), *known]) or "none"
-    raise ChannelNotFound(f"no channel or collection {name!r}; there are: {there}", channel=name)
+    near = nearest(name, [*catalog.collections, *known])
+    raise ChannelNotFound(f"no channel or collection {name!r}{near}; there are: {there}", channel=name)
 
 
 async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> AsyncIterator[tuple[str, Entry]]:
@@ -129,7 +129,10 @@ def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int
     try:
         record = decode(entry.payload, entry.id)
     except BadRecord as error:
-        return fields | {"type": "BAD", "reason": error.message} | shown_bytes("value", entry.payload)
+        value = shown_bytes("value", entry.payload)
+        if claims_record(entry.payload):
+            return fields | {"type": "BAD", "reason": error.message} | value
+        return fields | {"type": "RAW", "ts": entry.timestamp, "time": shown_time(entry.timestamp)} | value
     if chosen.vchannels and record.vchannel and record.vchannel not in chosen.vchannels:
         return None
     fields |= {"type": record.type.name, "ts": record.ts, "time": shown_time(record.ts)}
@@ -183,7 +186,7 @@ def _text(fields: dict[str, Any]) -> str:
     words += [f"{key}={value}" for key, value in fields.items() if key not in hidden]
     if fields.get("event"):
         words.append(json.dumps(fields["event"], default=plain))
-    lines = ["  ".join(words)]
+    lines = ["  ".join(map(one_line, words))]
     lines += ["    " + json.dumps(row, default=plain) for row in fields.get("rows", ())]
     if fields.get("row_count", 0) > len(fields.get("rows", ())):
         lines.append(f"    … {fields['row_count'] - len(fields['rows']):,} more")

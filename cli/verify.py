@@ -4,7 +4,9 @@ every page of the tables."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,11 +17,14 @@ from ..adapters.rocksmq.check.verify import verify as scrub
 from ..adapters.rocksmq.log_directory import local_directory
 from ..adapters.rocksmq.owner.directory import locked
 from ..runtime.errors import ConfigError
-from ..runtime.tables.table_store import open_tables
+from .results import JsonLines, print_rows
 
 DAMAGED = 1  # exit status
 
-verify = typer.Typer(help="Check stored data without changing it.", no_args_is_help=True)
+SEGMENT_COLUMNS = ("path", "state", "frames", "entries", "channels", "bytes")
+TABLE_COLUMNS = ("collection", "table", "files", "rows", "bytes")
+
+verify: typer.Typer = typer.Typer(help="Check stored data without changing it.", no_args_is_help=True)
 
 
 @verify.callback()
@@ -30,7 +35,7 @@ def _root() -> None:  # pyright: ignore[reportUnusedFunction] -- typer keeps it:
 @verify.command()
 def journal(
     where: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path, or its directory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a line per segment, then the verdict.")] = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Read every frame of a log and check it: headers, checksums, sequences, ids, and the index.
 
@@ -40,12 +45,16 @@ def journal(
     """
     segments = frames = damaged = 0
     size = 0
+    found: list[SegmentReport] = []
     directory = local_directory(where)
     with locked(directory) as unowned:
         for report in scrub(directory, owned=not unowned):
             segments, frames, size = segments + 1, frames + report.frames, size + report.end
             damaged += report.state == "damaged"
-            typer.echo(json.dumps(_fields(report)) if as_json else _text(report))
+            if as_json:
+                typer.echo(json.dumps(_fields(report)))
+            else:
+                found.append(report)
         losses: dict[str, Any] = {} if damaged else journal_summary(directory)["losses"]
     verdict: dict[str, Any] = {
         "intact": not damaged,
@@ -59,6 +68,7 @@ def journal(
     if as_json:
         typer.echo(json.dumps(verdict))
     else:
+        _print(found)
         for line in loss_lines(losses):
             typer.echo(line)
         outcome = f"damaged: {damaged} of {segments} segments" if damaged else "intact"
@@ -69,8 +79,8 @@ def journal(
 
 @verify.command()
 def tables(
-    directory: Annotated[str, typer.Argument(help="The tables of a node: the folder `tables` of its directory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a line per file, then the verdict.")] = False,
+    directory: Annotated[str, typer.Argument(help="The directory of a node, or its folder `tables`.")],
+    as_json: JsonLines = False,
 ) -> None:
     """Read every page of the tables and check it: that the files are there, page checksums, and numbers of rows; and
     that no other tool has changed rows.
@@ -80,18 +90,35 @@ def tables(
     intact, with 1 when something is damaged.
     """
     from ..actors.datanode.table_check import check_tables
+    from ..runtime.tables.table_store import open_tables
 
-    store = open_tables(directory)
+    below = Path(directory) / "tables"
+    store = open_tables(str(below) if below.is_dir() else directory)
     if not store.exists():
         raise ConfigError(f"there is no folder {directory}", key="directory")
+    if not (below.is_dir() or Path(directory).absolute().name == "tables" or store.tables()):
+        raise ConfigError(
+            f"{directory} holds no tables: name the directory of a node, or its folder `tables`", key="directory"
+        )
     files = damaged = rows = size = 0
+    seen: dict[tuple[str, str], dict[str, int]] = {}
+    damages: list[str] = []
     for report in check_tables(store):
         files, rows, size = files + bool(report.file), rows + report.rows, size + report.bytes
         damaged += bool(report.damage)
         if as_json:
             typer.echo(json.dumps(asdict(report)))
-        elif report.damage:
-            typer.echo(f"{report.collection}/{report.table}/{report.file}  damaged: {report.damage}")
+            continue
+        row = seen.setdefault((report.collection, report.table), {**dict.fromkeys(TABLE_COLUMNS[2:], 0)})
+        for name, counted in zip(TABLE_COLUMNS[2:], (bool(report.file), report.rows, report.bytes), strict=True):
+            row[name] += counted
+        if report.damage:
+            damages.append(f"{report.collection}/{report.table}/{report.file}  damaged: {report.damage}")
+    if seen:
+        rows_of = ({"collection": of, "table": table, **row} for (of, table), row in sorted(seen.items()))
+        print_rows(TABLE_COLUMNS, rows_of)
+    for line in damages:
+        typer.echo(line)
     verdict = {"intact": not damaged, "files": files, "rows": rows, "bytes": size, "damaged": damaged}
     outcome = f"damaged: {damaged} of {files} files" if damaged else "intact"
     typer.echo(json.dumps(verdict) if as_json else f"{outcome}; {files} files, {rows:,} rows, {size:,} bytes")
@@ -108,15 +135,21 @@ def _fields(report: SegmentReport) -> dict[str, Any]:
     return fields
 
 
-def _text(report: SegmentReport) -> str:
-    lines = [
-        f"{report.path}  {report.state}: {report.frames:,} frames, {report.entries:,} entries of"
-        f" {len(report.channels)} channels, {report.end:,} bytes"
-    ]
+def _print(reports: Sequence[SegmentReport]) -> None:
+    """The segments as a table, and below it what is wrong in which of them."""
+    rows = ({**asdict(report), "channels": len(report.channels), "bytes": report.end} for report in reports)
+    print_rows(SEGMENT_COLUMNS, rows)
+    for report in reports:
+        for line in _findings(report):
+            typer.echo(line)
+
+
+def _findings(report: SegmentReport) -> list[str]:
+    lines: list[str] = []
     for finding in report.findings:
         end = f" to {finding.end}" if finding.end is not None else ""
         lost = f", {finding.lost_frames} frames lost" if finding.lost_frames is not None else ""
-        lines.append(f"    at {finding.offset}{end}: {finding.what}{lost}")
+        lines.append(f"{report.path}  at {finding.offset}{end}: {finding.what}{lost}")
     if report.more_findings:
-        lines.append(f"    … {report.more_findings:,} more")
-    return "\n".join(lines)
+        lines.append(f"{report.path}  … {report.more_findings:,} more")
+    return lines

@@ -190,6 +190,14 @@ ALERTS = (
         "warning",
         f"bad records in {{{{ $labels.{CHANNEL} }}}} were kept aside: {{{{ $labels.reason }}}}",
     ),
+    Alert(
+        "GroupDeadLetters",
+        "wal_group_dead_letter_total",
+        _happened("group, reason"),
+        "0s",
+        "warning",
+        "entries became dead letters of group {{ $labels.group }}: {{ $labels.reason }}",
+    ),
 )
 
 

@@ -33,8 +33,25 @@ if TYPE_CHECKING:
     )
     from .config.loading import load_settings as load_settings
     from .config.settings import Settings as Settings
+    from .dataflow.changelog import Codec as Codec
+    from .dataflow.keyed_processing import KeyedHandler as KeyedHandler, process_keyed as process_keyed
+    from .dataflow.keyed_state import KeyedState as KeyedState, KeyedTable as KeyedTable
+    from .dataflow.lookup import CollectionSnapshot as CollectionSnapshot, Lookup as Lookup
+    from .dataflow.window_output import LateRow as LateRow, WindowOutput as WindowOutput, WindowResult as WindowResult
+    from .dataflow.windowed import Windowed as Windowed
+    from .dataflow.windows import (
+        FixedWindows as FixedWindows,
+        SessionWindows as SessionWindows,
+        Window as Window,
+        hopping as hopping,
+        session as session,
+        tumbling as tumbling,
+    )
     from .errors import TidewalError as TidewalError
     from .groups.processing import Semantics as Semantics, process as process
+    from .groups.record_member import RecordMember as RecordMember
+    from .groups.record_pack import RecordPack as RecordPack
+    from .groups.retry_policy import RetryPolicy as RetryPolicy
     from .log.dead_letters import DeadLetters as DeadLetters
     from .log.heartbeats import Announcement as Announcement, announcements as announcements
     from .log.names import Names as Names, pchannel_of as pchannel_of
@@ -46,6 +63,7 @@ if TYPE_CHECKING:
     from .log.record import Record as Record, RecordType as RecordType, decode as decode, encode as encode
     from .log.redaction import shown_url as shown_url, split_url as split_url
     from .log.wal import (
+        TOMBSTONE as TOMBSTONE,
         Append as Append,
         Capabilities as Capabilities,
         ChannelInfo as ChannelInfo,
@@ -60,7 +78,9 @@ if TYPE_CHECKING:
         FromTime as FromTime,
         GroupInfo as GroupInfo,
         GroupMember as GroupMember,
+        Headers as Headers,
         Start as Start,
+        Tombstone as Tombstone,
         Wal as Wal,
     )
     from .metrics.metrics import Metrics as Metrics
@@ -72,14 +92,18 @@ if TYPE_CHECKING:
         ChannelOwnerObserver as ChannelOwnerObserver,
         SyncPoint as SyncPoint,
     )
+    from .ownership.producer import Producer as Producer, open_producer as open_producer
     from .rows.hashing import shard_of as shard_of
     from .rows.row_codec import decode_rows as decode_rows, encode_rows as encode_rows
     from .rows.schema import CollectionSchema as CollectionSchema, Field as Field, FieldType as FieldType
     from .rpc.client import RpcClient as RpcClient
     from .rpc.server import Request as Request, RpcServer as RpcServer
+    from .signals import INTERRUPTED as INTERRUPTED, Interrupted as Interrupted, until_stopped as until_stopped
     from .streams.factory import Factory as Factory
     from .streams.messages import MsgPack as MsgPack, Position as Position
+    from .streams.open_stream import open_stream as open_stream
     from .streams.stream import MsgStream as MsgStream
+    from .streams.taking import take as take
     from .streams.tt_stream import TtMsgStream as TtMsgStream
 else:
     from .lazy import lazy_names
@@ -94,8 +118,18 @@ else:
             ".clock": "Clock HybridClock SystemClock add_ms physical_ms to_datetime to_timestamp",
             ".config.loading": "load_settings",
             ".config.settings": "Settings",
+            ".dataflow.changelog": "Codec",
+            ".dataflow.keyed_processing": "KeyedHandler process_keyed",
+            ".dataflow.keyed_state": "KeyedState KeyedTable",
+            ".dataflow.lookup": "CollectionSnapshot Lookup",
+            ".dataflow.window_output": "LateRow WindowOutput WindowResult",
+            ".dataflow.windowed": "Windowed",
+            ".dataflow.windows": "FixedWindows SessionWindows Window hopping session tumbling",
             ".errors": "TidewalError",
             ".groups.processing": "Semantics process",
+            ".groups.record_member": "RecordMember",
+            ".groups.record_pack": "RecordPack",
+            ".groups.retry_policy": "RetryPolicy",
             ".log.dead_letters": "DeadLetters",
             ".log.heartbeats": "Announcement announcements",
             ".log.names": "Names pchannel_of",
@@ -104,19 +138,23 @@ else:
             ".log.redaction": "shown_url split_url",
             ".log.wal": (
                 "Append Capabilities ChannelInfo ChannelPolicy ControlAppend Delivered Delivery Durability Entry "
-                "From FromId FromTime GroupInfo GroupMember Start Wal"
+                "From FromId FromTime GroupInfo GroupMember Headers Start TOMBSTONE Tombstone Wal"
             ),
             ".metrics.metrics": "Metrics",
             ".metrics.server": "Health MetricsServer metrics_app",
             ".ownership": "Appended ChannelGrant ChannelOwner ChannelOwnerObserver SyncPoint",
+            ".ownership.producer": "Producer open_producer",
             ".rows.hashing": "shard_of",
             ".rows.row_codec": "decode_rows encode_rows",
             ".rows.schema": "CollectionSchema Field FieldType",
             ".rpc.client": "RpcClient",
             ".rpc.server": "Request RpcServer",
+            ".signals": "INTERRUPTED Interrupted until_stopped",
             ".streams.factory": "Factory",
             ".streams.messages": "MsgPack Position",
+            ".streams.open_stream": "open_stream",
             ".streams.stream": "MsgStream",
+            ".streams.taking": "take",
             ".streams.tt_stream": "TtMsgStream",
         },
     )

@@ -39,7 +39,7 @@ class KernelSyncer:
         self._begin = linux_aio.Operation.fdsync
         self._context = linux_aio.Context(1)
         self._result: int | None = None
-        self.file = self._context.fileno
+        self.file: int = self._context.fileno
 
     def start(self, file: int) -> bool:
         self._result = None

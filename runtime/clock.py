@@ -11,6 +11,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from .arguments import checked
 from .errors import InvalidRequest
 
 LOGICAL_BITS = 18
@@ -62,6 +63,7 @@ def logical(ts: int) -> int:
     return ts & MAX_LOGICAL
 
 
+@checked
 def to_timestamp(moment: datetime) -> int:
     """The first timestamp at `moment`, to the millisecond. Raises `InvalidRequest` for a moment before 1970, and for
     one without a time zone: the same digits are another moment elsewhere."""
@@ -73,6 +75,7 @@ def to_timestamp(moment: datetime) -> int:
     return compose(ms)
 
 
+@checked
 def to_datetime(ts: int) -> datetime:
     """The physical part of the timestamp `ts`, UTC. Raises `InvalidRequest` for what no calendar has."""
     try:
@@ -94,6 +97,7 @@ class HybridClock:
     until the wall clock is back, or this process is restarted.
     """
 
+    @checked
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self._last = 0

@@ -9,9 +9,10 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from .file_sync import sync_data, sync_path
 from .log.wal import Payload
 
-IOVEC_LIMIT = 1024  # buffers that one pwritev takes on Linux
+IOVEC_LIMIT = 1024  # buffers that one pwritev takes, on Linux and macOS
 
 
 class Syncer(Protocol):
@@ -62,7 +63,7 @@ class Disk:
 
     def sync(self, file: int) -> None:
         """Make what was written durable. After an error its state is unknown: never sync the file again."""
-        os.fdatasync(file)
+        sync_data(file)
 
     def syncer(self) -> Syncer | None:
         """A `Syncer`, for syncs that run beside the caller; None where there is only `sync`."""
@@ -81,11 +82,7 @@ class Disk:
         return os.listdir(directory)
 
     def sync_directory(self, directory: str) -> None:
-        file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        sync_path(directory)
 
     def free_bytes(self, directory: str) -> int:
         """Space that this process may still use on the directory's file system."""

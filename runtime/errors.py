@@ -175,7 +175,8 @@ class InvalidRows(InvalidRequest):
 
 
 class InvalidFilter(InvalidRequest):
-    """The filter expression does not parse or does not fit the schema (`position`, in characters)."""
+    """The filter expression does not parse or does not fit the schema (`position`, in characters), or has a parameter
+    without a fitting value (`parameter`, its name)."""
 
 
 class InvalidSchema(InvalidRequest):

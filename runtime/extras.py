@@ -22,12 +22,12 @@ def missing_extra(error: ModuleNotFoundError) -> Unsupported | None:
     return Unsupported(f"this needs {package}, which is not installed: {install_command('node')}", capability="node")
 
 
-def require_extra(extra: str, feature: str, packages: tuple[str, ...]) -> None:
-    """Raise `Unsupported`, with `extra` as `capability`, unless the packages that `feature` needs are installed. None
+def require_node() -> None:
+    """Raise `Unsupported`, with `node` as `capability`, unless the packages that collections need are installed. None
     of them is imported."""
-    missing = [name for name in packages if find_spec(name) is None]
+    missing = [name for name in NODE if find_spec(name) is None]
     if missing:
         verb = "which is" if len(missing) == 1 else "which are"
         raise Unsupported(
-            f"{feature} need {', '.join(missing)}, {verb} not installed: {install_command(extra)}", capability=extra
+            f"collections need {', '.join(missing)}, {verb} not installed: {install_command('node')}", capability="node"
         )

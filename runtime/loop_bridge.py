@@ -1,6 +1,6 @@
 """Wake threads and event loops: once for all results of one commit.
 
-A signal is a write to an eventfd. The write releases the interpreter lock, so the thread that is woken goes on at once,
+A signal is a write to a file. The write releases the interpreter lock, so the thread that is woken goes on at once,
 where a lock, a queue or `call_soon_threadsafe` would wake it just to wait for the interpreter lock: half the cost of
 handing a small append to the journal's thread and back.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .errors import TidewalError
+from .event_file import EventFile
 from .log.wal import OnAppended
 
 T = TypeVar("T")
@@ -26,7 +26,8 @@ class EventSignal:
     """Set by any thread; one thread or loop waits for it. Calls of `set` between two waits count as one."""
 
     def __init__(self) -> None:
-        self.file = os.eventfd(0)
+        self._event = EventFile()
+        self.file: int = self._event.file
         self._open = True
         self._lock = threading.Lock()  # so that `set` never writes to another file that got this one's number
 
@@ -34,18 +35,18 @@ class EventSignal:
         """Wake the waiting thread or loop. Returns False once the signal is closed, and does nothing then."""
         with self._lock:
             if self._open:
-                os.eventfd_write(self.file, 1)
+                self._event.set()
             return self._open
 
     def wait(self) -> None:
         """Return when `set` was called since the last `wait`."""
-        os.eventfd_read(self.file)
+        self._event.take()
 
     def close(self) -> None:
         with self._lock:
             if self._open:
                 self._open = False
-                os.close(self.file)
+                self._event.close()
 
 
 class LoopNotifier:
@@ -56,7 +57,7 @@ class LoopNotifier:
         self._notifiers = notifiers
         self._thread = threading.get_ident()
         self._queue: deque[tuple[asyncio.Future[Any], Any]] = deque()
-        self.deferring = False
+        self.deferring: bool = False
         self._signalled = False
         self._signal = EventSignal()
         self._watched: list[int] | None = []  # None once closed
@@ -177,7 +178,7 @@ class LoopNotifiers:
     `flush`."""
 
     def __init__(self) -> None:
-        self.gathering_thread = 0
+        self.gathering_thread: int = 0
         self.gathered: list[LoopNotifier] = []
         self._notifiers: dict[asyncio.AbstractEventLoop, LoopNotifier] = {}
         self._closed = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .helpers.jdk import MINIMAL_JAVA as MINIMAL_JAVA, Java as Java, find_java as find_java
     from .helpers.latest_rows import latest as latest
     from .helpers.packs import foreach_pack as foreach_pack, pack_schema as pack_schema
     from .helpers.progress import (
@@ -25,6 +26,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
+            ".helpers.jdk": "MINIMAL_JAVA Java find_java",
             ".helpers.latest_rows": "latest",
             ".helpers.packs": "foreach_pack pack_schema",
             ".helpers.progress": "ProgressEndpoint observe progress stop_observing",

@@ -14,6 +14,7 @@ from ..runtime.clock import MAX_TIMESTAMP, compose
 from ..runtime.errors import ConfigError
 from ..runtime.log.names import DEFAULT_PREFIX
 from .option_names import by_known_name
+from .source_aliases import ALIASES, from_aliases, is_foreign
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -117,7 +118,7 @@ class ReadOptions:
 
         Raises `ConfigError`, whose `key` is the option to correct.
         """
-        options = by_known_name(given, _NAMES)
+        options = by_known_name(from_aliases(given), (*_NAMES, *ALIASES))
         _check_what(options)
         _check_mode(options, streaming)
         _check_time_travel(options)
@@ -146,7 +147,14 @@ class ReadOptions:
             options.get("timeticker", ""),
         )
         _check_bounds(parsed, streaming)
+        if parsed.foreign:
+            _check_foreign(options)
         return parsed
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the log is one of topics that others made."""
+        return is_foreign(self.wal)
 
 
 # ---- what goes together ---------------------------------------------------------------------------------------------
@@ -162,7 +170,7 @@ def _check_what(options: Mapping[str, str]) -> None:
     if not named:
         raise ConfigError(
             "option collection is required: the name of a collection (or topic: names of channels by comma, or "
-            "subscribePattern: a regular expression of them)",
+            "subscribePattern: a regular expression of them; Spark's subscribe and assign mean topic)",
             key="collection",
         )
     if len(named) > 1:
@@ -211,6 +219,15 @@ def _check_bounds(options: ReadOptions, streaming: bool | None) -> None:
             if text.isdecimal():
                 key = name.replace("Offsets", "Timestamp")
                 raise ConfigError(f"{name}={text} is a time: give it as {key}, or set consistency=tick", key=name)
+
+
+def _check_foreign(options: Mapping[str, str]) -> None:
+    for name in ("collection", "consistency", "tags", "timeticker"):
+        if name in options:
+            raise ConfigError(
+                f"option {name} needs records of Tidewal, which topics that others made do not have: leave it out",
+                key=name,
+            )
 
 
 def _limits(options: Mapping[str, str]) -> MicroBatchLimits:

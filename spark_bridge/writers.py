@@ -24,6 +24,7 @@ from .log import open_log
 from .plan.catalog_view import CatalogView
 from .sink.chunks import chunks
 from .sink.collection import ChunkSender, Task, division
+from .sink.foreign import ForeignPlan, check_there, in_commits, plan_foreign
 from .sink.ledger import DIGEST_MASK, POLICY, Ledger, MicroBatch, StagedRows, application, ledger_name
 from .sink.messages import MessageMaker, MessagePlan, plan_messages
 from .sink.options import SinkOptions
@@ -124,7 +125,27 @@ class TopicSink:
         return Stager(log.wal, staged, task.partition, limit, self.options.deadline_s)
 
 
-Sink = CollectionSink | TopicSink
+@dataclass(frozen=True)
+class ForeignSink:
+    """Writes into topics that others made. Everything happens in the tasks, at least once."""
+
+    options: SinkOptions
+    plan: ForeignPlan
+
+    @property
+    def target(self) -> str:
+        return f"topic {self.plan.topic}"
+
+    def write(self, task: Task, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
+        """Append the rows of one task; what is not certain to be there is appended again."""
+        log, deadline_s = _retrying_log(self.options)
+        for batch in batches:
+            for part in in_commits(self.plan.entries(batch)):
+                log.retry(partial(log.wal.append_many, part), f"batch {task.batch}", deadline_s)
+        return TaskCommit(task)
+
+
+Sink = CollectionSink | TopicSink | ForeignSink
 
 
 def make_sink(options: SinkOptions, schema: StructType) -> Sink:
@@ -134,6 +155,11 @@ def make_sink(options: SinkOptions, schema: StructType) -> Sink:
         if options.collection:
             collection = _collection(log, options, schema)
             return CollectionSink(options, collection, plan_rows(schema, collection.schema, options.operation))
+        if options.foreign:
+            foreign = plan_foreign(schema, options.topics)
+            if foreign.topic:
+                check_there(log, options.wal, foreign.topic)
+            return ForeignSink(options, foreign)
         for topic in options.topics:
             _check_there(log, topic)
     return TopicSink(options, plan_messages(schema, options.topics))
@@ -143,7 +169,7 @@ def _finish_batch(options: SinkOptions, batch: int, messages: Iterable[WriterCom
     """Note in the ledger that all tasks of a batch have written, and publish what they staged for topics. Raises what
     `Publisher.commit` raises."""
     written = [message for message in messages if isinstance(message, TaskCommit)]
-    if not written:
+    if not written or options.foreign:
         return
     log, deadline_s = _retrying_log(options)
     task = written[0].task

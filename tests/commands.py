@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -35,12 +36,25 @@ def in_this_process(application: typer.Typer, capsys: pytest.CaptureFixture[str]
     """Runs a command of `application` with the arguments it is called with."""
 
     def run(*arguments: object) -> Ended:
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as ended, _logging_restored():
             main([str(argument) for argument in arguments], application)
         out, err = capsys.readouterr()
         return Ended(int(ended.value.code or 0), out, err)
 
     return run
+
+
+@contextmanager
+def _logging_restored() -> Iterator[None]:
+    """A command configures the logging of its process, which is that of all tests here."""
+    loggers = [logging.getLogger(), logging.getLogger("tidewal")]
+    handlers, levels = list(loggers[0].handlers), [each.level for each in loggers]
+    try:
+        yield
+    finally:
+        loggers[0].handlers[:] = handlers
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

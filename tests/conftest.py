@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spark")
+pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spark", "tests.first_hour.report")
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
 HEAVY = ("spark", "broker", "slow")

@@ -130,6 +130,12 @@ CASES = [
         "bad records in c were kept aside: rows",
         {"channel_name": "c", "reason": "rows"},
     ),
+    *counted(
+        "GroupDeadLetters",
+        "wal_group_dead_letter_total",
+        "entries became dead letters of group g: handler",
+        {"group": "g", "reason": "handler"},
+    ),
 ]
 
 

@@ -15,6 +15,7 @@ NAMES = re.compile(r"rocks_?mq|kafka|pulsar|woodpecker|memory://", re.IGNORECASE
 MEANT = {
     "runtime/config/defaults.py": "which log an unset `mq.type` means",
     "runtime/testing/memory.py": "the testing kit is the adapter of its log in memory",
+    "spark_bridge/source_aliases.py": "the options of Spark's Kafka source are here under other names",
     "cli/verify.py": "`tidewal verify journal` is for RocksMQ's files",
     "cli/salvage.py": "`tidewal salvage` is for RocksMQ's files",
 }

@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from . import wheels
+
+ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +82,12 @@ except tidewal.errors.Unsupported as error:
     print(error.fields["capability"], error)
 """
 
+HEAVY = ("deltalake", "lark", "numpy", "pandas", "pyarrow", "pyspark")
+LOADED = f"""
+import sys
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+
 COMMAND = """
 import sys
 from tidewal.cli.main import main
@@ -96,6 +108,21 @@ def test_streams_groups_and_actors_need_no_extra(tmp_path: Path):
     assert run_without_node(CORE, tmp_path).splitlines() == ["[(b'sea', b'tide')]", "[b'4']", "42", "seas"]
 
 
+def test_the_core_loads_none_of_the_heavy_packages_where_they_are_installed(tmp_path: Path):
+    result = subprocess.run(
+        [sys.executable, "-c", CORE + LOADED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-2:] == ["seas", "[]"]
+
+
+def test_the_core_requires_none_of_them():
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    required = set(wheels.closure(map(Requirement, core)))
+    assert "rocksdict" in required
+    assert not required & set(HEAVY)
+
+
 def test_a_node_without_its_extra_names_the_command(tmp_path: Path):
     missing = "collections need deltalake, lark, numpy, pyarrow, which are not installed: pip install 'tidewal[node]'"
     assert run_without_node(NODE, tmp_path).splitlines() == [f"node {missing}"] * 2
@@ -106,7 +133,25 @@ def test_a_name_that_needs_the_extra_names_the_command(tmp_path: Path):
     assert run_without_node(ROWS, tmp_path).splitlines() == [f"node {missing}"]
 
 
-@pytest.mark.parametrize("command", [["insert", "data", "seas", "-"], ["run", "--data", "data"], ["verify", "data"]])
+def test_an_embedded_log_is_made_written_read_and_checked_without_an_extra(tmp_path: Path):
+    def command(*arguments: str) -> str:
+        code = [sys.executable, "-c", WITHOUT_NODE + COMMAND, *arguments]
+        result = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    run_without_node(CORE, tmp_path)
+    assert command("send", "data", "words", "wave").startswith("1 messages sent to words")
+    assert "wave" in command("tail", "data", "words", "--no-follow")
+    assert "measuring" in command("groups", "list", "data")
+    assert "intact; " in command("verify", "journal", "data")
+    assert command("salvage", "data", "saved")
+    assert "intact; " in command("verify", "journal", "saved")
+
+
+@pytest.mark.parametrize(
+    "command", [["insert", "data", "seas", "-"], ["run", "--data", "data"], ["verify", "tables", "data"]]
+)
 def test_a_command_that_needs_the_extra_names_the_command(tmp_path: Path, command: list[str]):
     code = [sys.executable, "-c", WITHOUT_NODE + COMMAND, *command]
     result = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=False)

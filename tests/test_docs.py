@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("collections.md", "groups.md", "streams.md", "testing.md")
+PAGES = ("actors.md", "collections.md", "groups.md", "metrics.md", "streams.md", "testing.md", "windows.md")
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 

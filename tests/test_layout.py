@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -104,24 +102,6 @@ def test_every_module_lies_in_a_packed_package():
     of_the_floors = [path for path in modules if path.relative_to(ROOT).parts[0] in FLOORS]
     assert of_the_floors
     assert [str(path) for path in of_the_floors if path.parent not in packed] == []
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_floors_and_nothing_else_of_the_tree(tmp_path: Path):
-    tree = tmp_path / "tree"
-    for path in files_of_the_repository():
-        copy = tree / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
-    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=True)
-    (wheel,) = (tree / "dist").glob("*.whl")
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    modules = {name for name in names if name.split("/")[:-1] and name.split("/")[1] in FLOORS}
-    assert modules == {f"tidewal/{path.relative_to(tree)}" for floor in FLOORS for path in (tree / floor).rglob("*.py")}
-    # The root's modules are those of the package, too, to setuptools: it packs `pyspark_tidewal.py` a second time.
-    root = {f"tidewal/{name}" for name in ("__init__.py", "__main__.py", "py.typed", "pyspark_tidewal.py")}
-    assert names - modules == {"pyspark_tidewal.py", *root}
 
 
 @pytest.mark.parametrize("scheme", ["memory", "rocksmq"])

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAZY = (
+FACES = (
     "tidewal",
     "tidewal.runtime",
     "tidewal.runtime.testing",
@@ -25,12 +25,12 @@ LAZY = (
     "tidewal.actors",
     "tidewal.spark_bridge",
 )
-LIGHT = (*LAZY, "tidewal.adapters.kafka", "tidewal.adapters.pulsar", "tidewal.adapters.rocksmq")
-PUBLIC = (*LIGHT, "tidewal.runtime.testing.conformance")
+SUITE = "tidewal.runtime.testing.conformance"  # for pytest; public, too
+LIGHT = (*FACES, "tidewal.adapters.kafka", "tidewal.adapters.pulsar", "tidewal.adapters.rocksmq")
 HEAVY = ("aiokafka", "deltalake", "numpy", "pandas", "pulsar", "pyarrow", "pydantic", "pyspark", "rocksdict", "uvloop")
 
 
-@pytest.mark.parametrize("package", PUBLIC)
+@pytest.mark.parametrize("package", [*LIGHT, SUITE])
 def test_every_public_name_is_there_and_described(package: str) -> None:
     module = import_module(package)
     assert sorted(set(module.__all__)) == sorted(module.__all__)
@@ -44,14 +44,22 @@ def test_every_public_name_is_there_and_described(package: str) -> None:
         _ = module.no_such_name
 
 
-@pytest.mark.parametrize("package", PUBLIC)
+@pytest.mark.parametrize("package", [*LIGHT, SUITE])
 def test_no_public_name_is_that_of_a_module_beside_it(package: str) -> None:
-    """The import of that module would put it where the name was."""
+    """The import of that module would put it where the name was. `tidewal.errors` is a module under both."""
     clashes = [name for name in import_module(package).__all__ if importlib.util.find_spec(f"{package}.{name}")]
-    assert clashes == []
+    assert clashes == (["errors"] if package == "tidewal" else [])
 
 
-@pytest.mark.parametrize("package", LAZY)
+def test_errors_are_the_same_however_they_are_imported() -> None:
+    assert {
+        name: value for name, value in vars(import_module("tidewal.errors")).items() if isinstance(value, type)
+    } == {
+        name: value for name, value in vars(import_module("tidewal.runtime.errors")).items() if isinstance(value, type)
+    }
+
+
+@pytest.mark.parametrize("package", FACES)
 def test_type_checkers_see_the_names_that_python_sees(package: str) -> None:
     for_checkers: dict[str, set[str]] = {}
     for_python: dict[str, set[str]] = {}
@@ -76,11 +84,11 @@ def guides() -> Iterator[tuple[str, str]]:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for code in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
             yield page.name, code
-    for notebook in sorted((ROOT / "docs").rglob("*.ipynb")):
+    for notebook in sorted((ROOT / "examples").rglob("*.ipynb")):
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "code":
                 yield notebook.name, "".join(cell["source"])
-    for path in sorted((ROOT / "examples").rglob("*.py")):
+    for path in sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "docs" / "examples").rglob("*.py")]):
         yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
@@ -99,26 +107,62 @@ def names_not_public(code: str) -> list[str]:
 
 
 def is_public(module: str, name: str) -> bool:
-    if module == "tidewal.runtime.errors":  # all of it
-        return hasattr(import_module(module), name)
-    return module in PUBLIC and (name in ("", "*") or name in import_module(module).__all__)
-
-
-# The demo is a command with the manners of `tidewal`'s own.
-COMMAND = re.compile(r"tidewal\.cli\.(main|jdk|signals)\.")
+    return module in (*FACES, SUITE) and (name in ("", "*") or name in import_module(module).__all__)
 
 
 def test_the_guides_use_public_names_only() -> None:
     programs = list(guides())
     assert {"README.md", "streams.md", "spark.ipynb", "examples/flights/story.py"} <= {page for page, _ in programs}
-    found = {(page, name) for page, code in programs for name in names_not_public(code)}
-    assert {(page, name) for page, name in found if "flights" not in page or not COMMAND.match(name)} == set()
+    assert {(page, name) for page, code in programs for name in names_not_public(code)} == set()
+
+
+# Packages, modules, classes and functions. Loggers, properties of tables and files also begin with `tidewal.`.
+NAMED = re.compile(
+    r"(?<![\w./-])tidewal\.(?:(?:runtime|adapters|actors|spark_bridge|cli|errors)\b|[A-Z]\w*|\w+(?=\())(?:\.[A-Za-z_]\w*)*"
+)
+
+
+def test_the_words_of_the_guides_name_nothing_else() -> None:
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md")))
+    named = {(page.name, name) for page in pages for name in names_in(page.read_text(encoding="utf-8"))}
+    assert {("metrics.md", "tidewal.Standalone.metrics_app"), ("backends.md", SUITE)} <= named
+    assert {(page, name) for page, name in named if not is_reachable(name)} == set()
+
+
+def names_in(text: str) -> list[str]:
+    return NAMED.findall(text)
+
+
+def is_reachable(name: str) -> bool:
+    """Whether a face is named, or something that one has: a public name, and then its attributes."""
+    if name in (*FACES, SUITE):
+        return True
+    face = max((face for face in (*FACES, SUITE) if name.startswith(f"{face}.")), key=len)
+    first, *rest = name.removeprefix(f"{face}.").split(".")
+    if first not in import_module(face).__all__:
+        return False
+    value = getattr(import_module(face), first)
+    for each in rest:
+        if not hasattr(value, each):
+            return False
+        value = getattr(value, each)
+    return True
+
+
+@pytest.mark.parametrize(
+    "name", ["tidewal.runtime.log.wal", "tidewal.adapters.kafka", "tidewal.errors.NoSuchError", "tidewal.NoSuchClass"]
+)
+def test_a_private_word_is_found(name: str) -> None:
+    assert names_in(f"see `{name}`") == [name]
+    assert not is_reachable(name)
 
 
 @pytest.mark.parametrize(
     ("code", "name"),
     [
         ("from tidewal.runtime.log.wal import Wal", "tidewal.runtime.log.wal.Wal"),
+        ("from tidewal.runtime.errors import Closed", "tidewal.runtime.errors.Closed"),
+        ("from tidewal.adapters.rocksmq import RocksMQ", "tidewal.adapters.rocksmq.RocksMQ"),
         ("from tidewal import Payload", "tidewal.Payload"),
         ("import tidewal.runtime.clock", "tidewal.runtime.clock."),
         ("import tidewal\ntidewal.add_ms(1, 2)", "tidewal.add_ms"),

@@ -10,8 +10,8 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import BinaryIO, Final, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,7 +42,9 @@ INTERVAL_KEY: Final = "delta.checkpointInterval"
 
 # For every commit: the library's own checkpoints list the whole log each time (twice the time at 500 commits), and are
 # not durable when the commits that they replace are cleaned up.
-NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+NO_HOOKS: Final[PostCommitHookProperties] = PostCommitHookProperties(
+    create_checkpoint=False, cleanup_expired_logs=False
+)
 
 # For every scan of a table: a page whose checksum is wrong is an error, not an answer.
 CHECKED: Final = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
@@ -77,11 +79,18 @@ def open_table(
     found, key = _user_schema(properties, location)
     if schema is not None and not found.equals(schema):
         raise InvalidSchema(
-            f"{location} holds columns {found.to_string()}, not {schema.to_string()}", path=location.uri
+            f"{location} holds columns ({_columns(found)}), not ({_columns(schema)}): these are tables of another "
+            "collection of that name; stop the node and move them away, or use the log that they were filled from",
+            path=location.uri,
         )
     if primary_key is not None and key != primary_key:
         raise InvalidSchema(f"{location} has the key {key!r}, not {primary_key!r}", path=location.uri)
     return table, found, key
+
+
+def _columns(schema: pa.Schema) -> str:
+    fields = cast("Iterable[Any]", schema)
+    return ", ".join(f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in fields)
 
 
 def _is_table(location: TableLocation) -> bool:

@@ -79,7 +79,7 @@ class LogTable:
         self.location = location
         self.user_schema = user_schema
         self.primary_key = primary_key
-        self.schema = version_schema(user_schema)
+        self.schema: pa.Schema = version_schema(user_schema)
         self._stored = stored_schema(self.schema)
         self._statistics = ("_ts", "_vchannel", primary_key)
         self._table = table

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from prometheus_client import Counter
+
 from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import HybridClock, physical_ms
 from ...runtime.metrics.metrics import Metrics
@@ -30,9 +32,9 @@ class FlushMetrics(ScanMetrics):
         name = collection.name
         self._rows = metrics.counter("datanode_msg_rows_total")
         self._flushes = metrics.counter("datanode_flush_req_total", collection_name=name, status="success")
-        self.failures = metrics.counter("datanode_flush_req_total", collection_name=name, status="failed")
+        self.failures: Counter = metrics.counter("datanode_flush_req_total", collection_name=name, status="failed")
         # of compactions, joins and vacuums
-        self.maintenance_failures = metrics.counter("datanode_maintenance_failed_total", collection_name=name)
+        self.maintenance_failures: Counter = metrics.counter("datanode_maintenance_failed_total", collection_name=name)
         self._flushed_rows = metrics.counter("datanode_flushed_data_rows_total", collection_name=name)
         self._flushed_bytes = metrics.counter("datanode_flushed_data_size_total", collection_name=name)
         self._seconds = metrics.histogram("datanode_flush_duration_seconds", collection_name=name)

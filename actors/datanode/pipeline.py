@@ -92,6 +92,7 @@ class FlushPipeline:
             self._opened.set()
         try:
             async for pack in stream:
+                self._role.loaded(self.collection)
                 self._buffer_rows(pack)
                 await self._store_if_due(pack)
         finally:
@@ -107,7 +108,7 @@ class FlushPipeline:
         location = self._node.tables.table(self.collection.name, LOG)
         schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
         self.log = await self._node.blocking(partial(LogTable.open, location, schema, key))
-        await self._node.blocking(partial(check_origin, self.log, self._node.wal.name))
+        await self._node.blocking(partial(check_origin, self.log, self._node.wal.name, self.collection))
         self._stored, positions = await self._node.blocking(partial(self.log.stored, self.collection.vchannels))
         stream = open_stream(self._role, self.collection, self._stored, positions)
         self._metrics = FlushMetrics(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import PositionMismatch, TidewalError
-from ...runtime.tables.table_store import LOG, TableStore
+from ...runtime.tables.table_store import LOG, TableLocation, TableStore
 from .delta_errors import storage_errors
 from .log_table import LogTable
 
@@ -24,14 +25,33 @@ def wal_of(tables: TableStore) -> str | None:
     return None
 
 
-def check_origin(log: LogTable, wal: str) -> None:
-    """Raise `PositionMismatch` unless the rows of `log` came from the backend `wal`. Blocks."""
+def check_origin(log: LogTable, wal: str, collection: Collection) -> None:
+    """Raise `PositionMismatch` unless the rows of `log` came from `collection`, in a log of the backend `wal`. Blocks.
+
+    Two logs of one backend differ by what they hold: a table with shards that the collection lacks, or that was filled
+    before the collection was created, is another log's. One that was filled later under the same names passes.
+    """
     for found in _wals(log) - {wal}:
         raise PositionMismatch(
             f"{log.location} was filled from {found}, this log is {wal}: go on with {found}, or take another directory",
             expected=wal,
             found=found,
         )
+    strange = sorted(log.positions().keys() - set(collection.vchannels))
+    filled, _ = log.stored(collection.vchannels)
+    if strange or 0 < filled < collection.created_ts:
+        why = f"has shards that it lacks: {', '.join(strange)}" if strange else "was filled before it was created"
+        raise foreign_tables(log.location, collection.name, why)
+
+
+def foreign_tables(location: TableLocation, collection: str, why: str) -> PositionMismatch:
+    """The error for a table of another log at the place of the collection's own."""
+    return PositionMismatch(
+        f"{location} is not of this log's collection {collection}: it {why}. Stop the node and move that folder away, "
+        "or use the log that it was filled from",
+        expected=collection,
+        found=location.uri,
+    )
 
 
 def _wals(log: LogTable) -> set[str]:

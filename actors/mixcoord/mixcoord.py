@@ -29,7 +29,10 @@ from ...runtime.rows.schema import CollectionSchema
 from ...runtime.rpc.protocol import Params, Reply
 from ...runtime.rpc.server import Request
 from ...runtime.streams.channel_reader import OnBadRecord
+from ...runtime.tables.table_store import LOG
 from ..collection_reader import holder, pchannels_of
+from ..datanode.delta_errors import storage_errors
+from ..datanode.wal_identity import foreign_tables
 from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
@@ -122,12 +125,22 @@ class MixCoord(Role):
         return {"collection": replace(collection, state=READY).to_wire(), "created": True}
 
     async def _add(self, schema: CollectionSchema, shards: int) -> Collection:
+        await self._check_no_tables(schema.name)
         id = self.catalog.catalog.next_id
         pchannels = [await self._pchannels.for_shard(id, shard) for shard in range(shards)]
         vchannels = tuple(self.node.names.vchannel(name, id, shard) for shard, name in enumerate(pchannels))
         collection = Collection(id, schema, vchannels, self.node.clock.now())
         await self.catalog.append({"kind": "create", "collection": collection.to_wire()})
         return collection
+
+    async def _check_no_tables(self, name: str) -> None:
+        """Raise `PositionMismatch` where a collection that this log does not have has tables: they are another log's,
+        for those of a dropped collection are removed before its name is free again."""
+        location = self.node.tables.table(name, LOG)
+        with storage_errors(location):
+            there = await self.node.blocking(location.exists)
+        if there:
+            raise foreign_tables(location, name, "was there before it was created")
 
     async def _finish_create(self, collection: Collection) -> None:
         await self._assign(pchannels_of(collection))

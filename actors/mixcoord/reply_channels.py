@@ -53,7 +53,7 @@ class ReplyChannels:
             except TidewalError as error:
                 if error.retryable or isinstance(error, Closed):  # the other channels would fail alike
                     raise
-                _log.warning("reply channel %s stays for now: %s", channel, error)
+                _log.warning("reply channel %s stays for now: %s", channel, error, extra={"channel": channel})
 
     async def _drop_if_silent(self, channel: str) -> None:
         latest = await self._wal.latest_id(channel)
@@ -64,4 +64,9 @@ class ReplyChannels:
             return
         await self._wal.drop_channel(channel)
         self._dropped.inc()
-        _log.info("dropped %s: its client has given no sign of life for %g s", channel, sweeps * SWEEP_INTERVAL_S)
+        _log.info(
+            "dropped %s: its client has given no sign of life for %g s",
+            channel,
+            sweeps * SWEEP_INTERVAL_S,
+            extra={"channel": channel},
+        )

@@ -31,7 +31,7 @@ from ...runtime.ownership.metrics import ChannelOwnerMetrics
 from ...runtime.rows.row_codec import decode_rows, encode_rows, is_compact
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.rpc.server import Request
-from ..collection_reader import TABLE_ERRORS
+from ..collection_reader import FOREIGN_TABLES, TABLE_ERRORS
 from ..flush_events import FlushEvent
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
@@ -218,6 +218,7 @@ class Proxy(Role):
             raise Overloaded(f"all writes are refused, because {key} is set", limit=key)
         await self._wait_for_channels(len(request.body))
         collection = await _find_collection(self.catalog, request.params["collection"])
+        self._check_tables(collection)
         schema = collection.schema
         if (request.params["id"], request.params["schema_version"]) != (collection.id, schema.version):
             raise InvalidRows(f"the rows are of another {collection.name}, or of another version; describe it again")
@@ -234,6 +235,13 @@ class Proxy(Role):
                 self._watch(collection)
             self._metrics.written(collection, records)
         return appended
+
+    def _check_tables(self, collection: Collection) -> None:
+        """Refuse rows that no table will ever take, as far as the DataNode of this process knows. Damage does not
+        refuse them: until it is repaired, they are in the log."""
+        error = self.node.unreadable.get(("datanode", collection.name))
+        if isinstance(error, FOREIGN_TABLES):
+            raise error
 
     async def _wait_for_channels(self, size: int) -> None:
         """While channels are being acquired, let a write of `size` bytes wait, in its order, instead of failing."""

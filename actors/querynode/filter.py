@@ -144,7 +144,9 @@ class _Compiler(Transformer_NonRecursive):  # pyright: ignore[reportMissingTypeA
 
     def like(self, children: list[object], negated: bool = False) -> Expression:
         pattern = cast(Token, children[-1])
-        return expressions.like(cast(Expression, children[0]), unquote(pattern), _position(pattern), negated=negated)
+        return expressions.like(
+            cast(Expression, children[0]), unquote(pattern, pattern=True), _position(pattern), negated=negated
+        )
 
     def not_like(self, children: list[object]) -> Expression:
         return self.like(children, negated=True)

@@ -5,13 +5,14 @@
     scheduled >= "2013-07-01T00:00:00Z"
 
 Words are case-insensitive; `&&`, `||` and `!` mean and, or, not. Binding from loose to tight: or, and, not,
-comparisons, `+ -`, `* / %`, sign. Strings stand in single or double quotes and know the escapes `\\n \\r \\t \\\\ \\"
-\\'`; a backslash before anything else stays, so that `like` can tell `\\%` and `\\_` from its wildcards `%` (any text)
-and `_` (one character).
+comparisons, `+ -`, `* / %`, sign. Strings stand in single or double quotes and know the escapes of JSON, `\\" \\\\ \\/
+\\b \\f \\n \\r \\t \\uXXXX`, and `\\'`. In a pattern of `like`, `\\%` and `\\_` stay as they are, which tells them from
+its wildcards `%` (any text) and `_` (one character). No other character can stand behind a backslash.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Final, cast
 
@@ -92,7 +93,16 @@ _WORDS: Final[dict[str, str]] = {
     "$END": "the end",
 }
 
-_ESCAPES: Final[dict[str, str]] = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
+_ESCAPES: Final[dict[str, str]] = {
+    **{each: each for each in "\"'\\/"},
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+}
+_PATTERN_ESCAPES: Final = {**_ESCAPES, "%": "\\%", "_": "\\_"}
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 
 
 def parse(text: str) -> Tree[Token]:
@@ -112,20 +122,40 @@ def parse(text: str) -> Tree[Token]:
         raise _explain(text, error) from None
 
 
-def unquote(token: str) -> str:
-    """The value of a string token."""
+def unquote(token: Token, *, pattern: bool = False) -> str:
+    """The value of a string token, which is a `pattern` of `like` or not.
+
+    Raises `InvalidFilter(position)` for an escape that there is not, and for one of half a character.
+    """
     body = token[1:-1]
     if "\\" not in body:
         return body
-    pieces: list[str] = []
-    characters = iter(body)
-    for character in characters:
-        if character == "\\":
-            escaped = next(characters)
-            pieces.append(_ESCAPES.get(escaped, "\\" + escaped))
-        else:
-            pieces.append(character)
-    return "".join(pieces)
+    start, escapes = (token.start_pos or 0) + 1, _PATTERN_ESCAPES if pattern else _ESCAPES
+
+    def character(escape: re.Match[str]) -> str:
+        if escape[1]:
+            return chr(int(escape[1], 16))
+        if escape[2] in escapes:
+            return escapes[escape[2]]
+        raise _no_escape(escape[0], start + escape.start())
+
+    value = _ESCAPE.sub(character, body)
+    try:
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")  # joins the halves that JSON makes
+    except UnicodeDecodeError:
+        raise InvalidFilter(f"at {start - 1}: the string has half a character", position=start - 1) from None
+
+
+def _no_escape(escape: str, position: int) -> InvalidFilter:
+    known = r"\" \' \\ \/ \b \f \n \r \t \uXXXX, and \% \_ in a pattern of like"
+    return InvalidFilter(
+        f"at {position}: {escape} is no escape; known are {known}; a backslash is \\\\", position=position
+    )
+
+
+def quote(value: str) -> str:
+    """The string that `unquote` reads as `value`."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @cache

@@ -19,7 +19,7 @@ def watch_rows(
     stores: Callable[[], Sequence[RowStore]],
 ) -> None:
     """Begin the series of one collection. Lags and sizes are computed when Prometheus scrapes, so a pipeline that
-    stands still shows it."""
+    stands still shows it. `tsafe` is never 0, the lag of what is not known."""
     memory = metrics.gauge("querynode_memory_bytes", collection_name=collection.name)
     memory.set_function(lambda: sum(store.bytes for store in stores()))
     rows = metrics.gauge("querynode_entity_num", collection_name=collection.name)

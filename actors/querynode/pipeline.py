@@ -22,6 +22,7 @@ from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, CollectionReaderRole, open_stream, pchannels_of, rows_of
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
+from ..datanode.wal_identity import check_origin
 from ..metrics import ScanMetrics, lag_ms
 from .metrics import watch_rows
 from .row_store import RowStore
@@ -41,7 +42,7 @@ class RowPipeline:
 
     def __init__(self, role: CollectionReaderRole, collection: Collection) -> None:
         self.collection = collection
-        self.tsafe = 0
+        self.tsafe: int = 0
         self._role = role
         self._node = role.node
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -55,7 +56,10 @@ class RowPipeline:
         self._stores = {vchannel: RowStore(collection.schema, limit) for vchannel in collection.vchannels}
         self._started_ts = role.node.clock.now()
         self._scan: ScanMetrics | None = None  # of the stream, once it is read
-        watch_rows(role.node.metrics, role.node.clock, collection, lambda: self.tsafe, lambda: self.stores)
+        unserved_since = max(role.started_ts, collection.created_ts)  # however often the tables are loaded again
+        watch_rows(
+            role.node.metrics, role.node.clock, collection, lambda: self.tsafe or unserved_since, lambda: self.stores
+        )
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
         self._announced[channel] = (term, cseq, time)
@@ -67,13 +71,14 @@ class RowPipeline:
             # Placed before the table is read: while that is empty, the DataNode's hold keeps all from there on.
             await self._stream.place()
             loaded, positions = await self._load()
-            if loaded >= self.collection.created_ts:  # else the table is of an earlier collection of that name
+            if loaded:
                 self._stream = open_stream(self._role, self.collection, loaded, positions)
             scan = self._scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
             for channel, announcement in self._announced.items():  # received while the table was read
                 self._stream.announce(channel, *announcement)
             self._advance(loaded)
             async for pack in self._stream:
+                self._role.loaded(self.collection)
                 await self._apply(pack)
                 scan.consumed(pack)
         except MemoryLimitExceeded as error:
@@ -94,7 +99,9 @@ class RowPipeline:
         location = self._node.tables.table(self.collection.name, LOG)
         if not location.exists():
             return 0, []
-        log = await self._node.blocking(partial(LogTable.open, location))
+        schema = self.collection.schema
+        log = await self._node.blocking(partial(LogTable.open, location, schema.arrow(), schema.primary_key))
+        await self._node.blocking(partial(check_origin, log, self._node.wal.name, self.collection))
         time, positions = await self._node.blocking(partial(log.stored, self.collection.vchannels))
         for vchannel in self.collection.vchannels if time else ():
             store = self._stores[vchannel]

@@ -20,6 +20,7 @@ from .filter import Filter
 from .view import ShardView, checked_columns, indices_of
 
 Metric: TypeAlias = Literal["L2", "IP", "COSINE"]
+"""How the distance of two vectors is measured."""
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 METRICS: Final = frozenset[str](get_args(Metric))

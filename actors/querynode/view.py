@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...runtime.errors import InvalidFilter, InvalidRequest
+from ...runtime.nearest import nearest
 from ...runtime.rows.schema import CollectionSchema
 from .filter import Filter
 
@@ -92,7 +93,8 @@ def checked_columns(schema: CollectionSchema, columns: Sequence[str] | None) -> 
         raise InvalidRequest("name one column at least, or leave columns out; to count rows, use count")
     for name in columns:
         if schema.find(name) is None:
-            raise InvalidRequest(f"collection {schema.name!r} has no column {name!r}")
+            near = nearest(name, (each.name for each in schema.fields))
+            raise InvalidRequest(f"collection {schema.name!r} has no column {name!r}{near}")
     return list(dict.fromkeys(columns))
 
 

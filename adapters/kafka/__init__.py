@@ -12,15 +12,17 @@ In addition to what every WAL guarantees (`runtime/log/wal.py`):
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ...runtime.lazy import lazy_names
 from .backend import BACKEND
 
 if TYPE_CHECKING:
+    from ...runtime.log.wal import Wal
     from .wal import KafkaWal as KafkaWal
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, {".wal": "KafkaWal"})
     __all__ += ["open_wal"]
 
-open_wal = BACKEND.open
+open_wal: Callable[..., Awaitable[Wal]] = BACKEND.open

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,14 +9,12 @@ from typing import NamedTuple
 from ...runtime.errors import Closed, TidewalError
 from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_size
-from ...runtime.log.payloads import as_bytes
 from ...runtime.log.wal import Append, Durability, OnAppended
-from .catalog import ChannelCatalog, KafkaChannel
+from .catalog import KafkaChannel
+from .channel_access import ChannelAccess, EncodedEntries, KafkaCatalog
 from .cluster import Cluster
 from .io_thread import IoThread
-from .management import Management
 from .options import KafkaOptions
-from .positions import Row, to_rows
 from .send_queue import ROW_BYTES, ChannelSendQueue, SubmitCall, SubmitPart
 from .sender import ACKS_ALL, ACKS_LEADER, Sender
 from .topics import UNPACKED_BYTES
@@ -26,9 +23,7 @@ from .topics import UNPACKED_BYTES
 class SubmitColumns(NamedTuple):
     """The columns of one submit, and its `SubmitCall`."""
 
-    names: Sequence[str]
-    rows: Sequence[Row]
-    sizes: Sequence[int]
+    encoded: EncodedEntries
     call: SubmitCall
 
 
@@ -39,8 +34,8 @@ class Appender:
     def __init__(
         self,
         cluster: Cluster,
-        catalog: ChannelCatalog,
-        management: Management,
+        catalog: KafkaCatalog,
+        management: ChannelAccess,
         pending: PendingBytes,
         io: IoThread,
         connections: range,
@@ -58,16 +53,14 @@ class Appender:
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         """`Wal.submit`, of at least one entry: `done` is called once with the ids or the error. Raises `Overloaded`,
         `Closed`, and `MessageTooLarge` where the channels are known."""
-        names, payloads, timestamps = zip(*entries, strict=True)
-        payloads = payloads if set(map(type, payloads)) == {bytes} else tuple(map(as_bytes, payloads))
-        sizes = list(map(len, payloads))
+        encoded = self._management.encode(entries)
+        names, rows, sizes = self._management.route(encoded)
         size = sum(sizes) + ROW_BYTES * len(sizes)
         found = {name: self._catalog.find(name) for name in set(names)}
         known = {name: channel for name, channel in found.items() if channel is not None}
         if len(known) == len(found):
             _check_sizes(known, names, sizes, self._cluster.options)
-        rows = to_rows(timestamps, payloads, int(time.time() * 1000))
-        submitted = SubmitColumns(names, rows, sizes, SubmitCall(done, len(names), size))
+        submitted = SubmitColumns(EncodedEntries(names, rows, sizes), SubmitCall(done, len(names), size))
         with self._pending.lock:
             self._pending.admit(size)
             if self._finding or len(known) < len(found):
@@ -93,6 +86,7 @@ class Appender:
                 ACKS_ALL if all_copies else ACKS_LEADER,
                 channel.name,
                 lambda: channel.topic_id,
+                channel.number,
             )
             batch_bytes = min(self._cluster.options.batch_bytes, UNPACKED_BYTES)  # the most that readers unpack
             send_queue = self._send_queues[channel] = ChannelSendQueue(channel, sender, self._pending, batch_bytes)
@@ -112,7 +106,7 @@ class Appender:
 
     def _put(self, channels: dict[str, KafkaChannel], submitted: SubmitColumns) -> bool:
         """Put entries into send queues, under the lock. Returns whether `_start` has to be called."""
-        names, rows, sizes, call = submitted
+        (names, rows, sizes), call = submitted
         idle = not self._starting
         call.split(len(channels))
         for name, channel in channels.items():
@@ -144,14 +138,17 @@ class Appender:
         try:
             while (submitted := self._next_unknown()) is not None:
                 try:
-                    found = {name: await self._management.find(name) for name in set(submitted.names)}
-                    _check_sizes(found, submitted.names, submitted.sizes, self._cluster.options)
+                    for name in set(submitted.encoded.names):
+                        await self._management.subscribed(name)
+                    encoded = self._management.route(submitted.encoded)
+                    found = {name: await self._management.find(name) for name in set(encoded.names)}
+                    _check_sizes(found, encoded.names, encoded.sizes, self._cluster.options)
                 except TidewalError as error:
                     self._refuse(error)
                     continue
                 with self._pending.lock:
                     self._unknown.popleft()
-                    start = self._put(found, submitted)
+                    start = self._put(found, submitted._replace(encoded=encoded))
                 if start:
                     self._start()
         except BaseException:  # cancelled: the log is closed

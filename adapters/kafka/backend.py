@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...runtime.log.backend import WalBackend
 from ...runtime.log.wal import Capabilities, Wal
@@ -16,9 +17,12 @@ class KafkaBackend(WalBackend):
     """A log in a cluster of Kafka."""
 
     name = "kafka"
-    schemes = ("kafka",)
+    schemes: tuple[str, ...] = ("kafka",)
     url_form = "kafka://HOST:PORT,HOST:PORT/PREFIX"
     needs_host = True
+    repeated_log_lines: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "aiokafka": ("Unable connect to", "Unable to request metadata from", "Unable to update metadata from")
+    }
 
     async def open(
         self,

@@ -31,7 +31,7 @@ class ProducerBatch:
         )
         self._built: Any = None
         self._numbers = NO_PRODUCER, UNNUMBERED  # producer and sequence with which it is built
-        self.count = 0
+        self.count: int = 0
         self.add(rows)
 
     def add(self, rows: Iterable[Row]) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -36,7 +37,7 @@ from ...runtime.log.policy_codec import decode_policy, encode_policy
 from ...runtime.log.record import DECODE_ERRORS
 from ...runtime.log.wal import ChannelPolicy, Delivery
 from . import faults
-from .cluster import LATEST, PAUSE_S, Cluster
+from .cluster import LATEST, PARTITION, PAUSE_S, Cluster
 from .fetching import fetch, records
 from .positions import Row, prefix
 from .requests import NO_ID, may_be
@@ -45,6 +46,7 @@ from .topics import UNPACKED_BYTES, catalog_configs, catalog_topic, channel_topi
 
 CHANNEL, TOPIC, HOLD, QUEUE = "channel", "topic", "hold", "queue"
 VERSION = 1
+REPORTED_AFTER_S = 3.0  # of failing: a topic that was just made, or whose leader moves, has none for a moment
 
 OnDropped: TypeAlias = Callable[[ChannelNotFound], None]  # called on the I/O loop when a channel is dropped
 
@@ -54,7 +56,10 @@ _log = logging.getLogger(__name__)
 @dataclass(eq=False, slots=True)
 class KafkaChannel:
     """The state of one channel in the catalog. `holds` are offsets by holder; `queue_bindings` are, by group that asked
-    for a queue, the catalog offset of its request. `topic_ids` are ids of topics by record key, see `_deciding_key`."""
+    for a queue, the catalog offset of its request. `topic_ids` are ids of topics by record key, see `_deciding_key`.
+
+    A `foreign` one is partition `number` of a topic that Tidewal did not make (`foreign_catalog.py`): there is no
+    record of it in a catalog."""
 
     name: str
     incarnation: int
@@ -68,6 +73,18 @@ class KafkaChannel:
     topic_ids: dict[str, bytes] = field(default_factory=dict[str, bytes])
     topic_id: bytes | None = None  # None until the topic is created
     seen_at: float = -math.inf  # when the topic last had this id, on the I/O loop's clock in seconds
+    number: int = PARTITION
+    foreign: bool = False
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The topic and the number of the partition in it."""
+        return self.topic, self.number
+
+    @property
+    def key(self) -> str:
+        """The partition in one word, see `topics.place_of`: the topic of an own channel, which has one partition."""
+        return self.name if self.foreign else self.topic
 
     def notify_dropped(self, error: ChannelNotFound) -> None:
         """Notify the listeners that the channel is gone, with the error for their callers."""
@@ -106,7 +123,7 @@ class ChannelCatalog:
         self._holds: dict[int, dict[str, int]] = {}  # by incarnation, then by holder
         self._queue_bindings: dict[int, dict[str, int]] = {}  # by incarnation, then by group
         self._by_incarnation: dict[int, KafkaChannel] = {}
-        self.applied_to = 0  # the catalog offset up to which records are applied here
+        self.applied_to: int = 0  # the catalog offset up to which records are applied here
         self.changed: Callable[[], None] = lambda: None  # called after records were applied
         self._moved = asyncio.Event()
 
@@ -184,7 +201,8 @@ class ChannelCatalog:
     async def follow(self) -> None:
         """Apply the records of the catalog as they are written, until the catalog is lost, or has a record of a newer
         Tidewal. Run by one task."""
-        silent = False
+        failing_since: float | None = None
+        reported = False
         while True:
             try:
                 known_as = self._topic_id or NO_ID
@@ -197,16 +215,19 @@ class ChannelCatalog:
                 self._end_following(error)
                 return
             except Exception as error:  # any error: every call on the catalog waits for this task
-                if not silent:
-                    silent = True
+                now_s = time.monotonic()
+                failing_since = now_s if failing_since is None else failing_since
+                if not reported and now_s - failing_since >= REPORTED_AFTER_S:
+                    reported = True
                     _log.warning("the catalog %s cannot be read: %r", self._topic, error)
                 await asyncio.sleep(PAUSE_S)
                 await self._cluster.refresh()
                 if await self._is_lost(error):
                     return
                 continue
-            if silent:
-                silent = False
+            failing_since = None
+            if reported:
+                reported = False
                 _log.warning("the catalog %s is read again", self._topic)
             self._wake()
             if fetched.batches:

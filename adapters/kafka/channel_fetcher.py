@@ -74,7 +74,7 @@ class ChannelFetcher:
         except TidewalError as error:
             self.fail(error)
         except Exception as error:  # unexpected: raised in the reader, which would wait for ever
-            _log.exception("reading %s failed", self.channel.topic)
+            _log.exception("reading %s failed", self.channel.topic, extra={"channel": self.channel.name})
             self.fail(Unavailable(f"reading {self.channel.name} failed: {error!r}"))
 
     async def _begin(self, cluster: Cluster, connection: int, ready: Callable[[], Awaitable[None]]) -> int:
@@ -115,7 +115,10 @@ class ChannelFetcher:
                 try:
                     if doubtful:
                         await ready()
-                    return await fetch(cluster, channel.topic, offset, connection, topic_id=channel.topic_id or NO_ID)
+                    topic_id = channel.topic_id or NO_ID
+                    return await fetch(
+                        cluster, channel.topic, offset, connection, topic_id=topic_id, partition=channel.number
+                    )
                 except kafka_errors.OffsetOutOfRangeError:
                     offset = await cluster.retrying(
                         f"find the first entry of {self.channel.name}",
@@ -127,7 +130,7 @@ class ChannelFetcher:
                     cluster.stalls.retry(waiting, error)
                     await asyncio.sleep(PAUSE_S)
                     await cluster.refresh()
-                    doubtful = faults.topic_unknown(error) or cluster.leader(channel.topic) is None
+                    doubtful = faults.topic_unknown(error) or cluster.leader(*channel.place) is None
         finally:
             cluster.stalls.end(waiting)
         return None

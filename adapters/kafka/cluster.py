@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka import conn as connections
@@ -30,12 +30,12 @@ from ...runtime.errors import ConfigError, TidewalError, Unavailable, of_unknown
 from ...runtime.log.stalls import StallWatch
 from . import faults
 from .options import KafkaOptions
-from .requests import NO_ID, DescribeTopic
+from .requests import NO_ID, DescribeTopic, DescribeTopics
 
 T = TypeVar("T")
 
 EARLIEST, LATEST = -2, -1  # as timestamps of `offset`
-PARTITION = 0  # each topic has this one only
+PARTITION = 0  # the only one of a topic that Tidewal makes
 CONTROL = 0  # the connection to each broker for what is not an append or a read
 PAUSE_S = 0.1  # between two attempts
 METADATA_AGE_S = 30.0
@@ -49,13 +49,21 @@ _NO_LEADER = kafka_errors.LeaderNotAvailableError.errno
 _log = logging.getLogger(__name__)
 
 
+class TopicDescription(NamedTuple):
+    """The id of a topic, `NO_ID` where the brokers give none, and the number of its partitions."""
+
+    id: bytes
+    partitions: int
+
+
 class Cluster:
     """The brokers of one cluster. Belongs to one loop. Callers number the connections: requests on one connection are
     answered in turn, so a request that waits long needs its own."""
 
     def __init__(self, options: KafkaOptions, stalls: StallWatch) -> None:
         """Requests that are unanswered for too long are reported to `stalls`. Raises `ConfigError`."""
-        self.options, self.stalls = options, stalls
+        self.options: KafkaOptions = options
+        self.stalls: StallWatch = stalls
         try:
             self._client: Any = AIOKafkaClient(
                 bootstrap_servers=options.bootstrap,
@@ -115,9 +123,9 @@ class Cluster:
         except faults.Foreign as error:
             _log.debug("the brokers return no metadata: %r", error)
 
-    def leader(self, topic: str) -> int | None:
-        """The node that leads the topic; None when the topic or its leader is not known."""
-        node: int | None = self._client.cluster.leader_for_partition(TopicPartition(topic, PARTITION))
+    def leader(self, topic: str, partition: int = PARTITION) -> int | None:
+        """The node that leads a partition of the topic; None when it or its leader is not known."""
+        node: int | None = self._client.cluster.leader_for_partition(TopicPartition(topic, partition))
         return None if node in (None, -1) else node
 
     def topics(self) -> set[str]:
@@ -139,9 +147,11 @@ class Cluster:
         async with asyncio.timeout(2 * self.options.request_timeout_s):  # connections are made one after the other
             return await self._client.send(node, request, group=connection)
 
-    async def ask_leader(self, topic: str, request: object, connection: int = CONTROL) -> Any:
-        """As `ask`, of the leader of the topic. Raises `StaleMetadata` where it has none."""
-        node = self.leader(topic)
+    async def ask_leader(
+        self, topic: str, request: object, connection: int = CONTROL, partition: int = PARTITION
+    ) -> Any:
+        """As `ask`, of the leader of a partition. Raises `StaleMetadata` where it has none."""
+        node = self.leader(topic, partition)
         if node is None:
             raise kafka_errors.StaleMetadata(f"{topic} has no leader")
         return await self.ask(node, request, connection)
@@ -187,18 +197,20 @@ class Cluster:
             if self._client.cluster.brokers():
                 await self.refresh()
 
-    async def offset(self, topic: str, timestamp: int) -> int | None:
+    async def offset(self, topic: str, timestamp: int, partition: int = PARTITION) -> int | None:
         """The first offset whose native `timestamp` (ms) is at least that, None where there is none yet; for `EARLIEST`
         the first stored offset, for `LATEST` the one after the last acknowledged. Raises the library's errors."""
-        request = OffsetRequest(-1, 0, [(topic, [(PARTITION, timestamp)])])
-        response = await self.ask_leader(topic, request)
+        request = OffsetRequest(-1, 0, [(topic, [(partition, timestamp)])])
+        response = await self.ask_leader(topic, request, partition=partition)
         ((_, ((_, code, _, offset),)),) = response.topics
         _check(code)
         return offset if offset >= 0 else None
 
-    async def bounds(self, topic: str) -> tuple[int, int]:
+    async def bounds(self, topic: str, partition: int = PARTITION) -> tuple[int, int]:
         """The first offset and the one after the last. Raises the library's errors."""
-        first, end = await asyncio.gather(self.offset(topic, EARLIEST), self.offset(topic, LATEST))
+        first, end = await asyncio.gather(
+            self.offset(topic, EARLIEST, partition), self.offset(topic, LATEST, partition)
+        )
         return first or 0, end or 0
 
     # ---- administration: the library's own calls do not raise the error of a single topic ----------------------------
@@ -233,6 +245,22 @@ class Cluster:
         _check(code, _NO_LEADER)
         found: bytes = id
         return found
+
+    async def describe_topics(self, node: int | None = None) -> dict[str, TopicDescription]:
+        """All topics that a node (None: any) knows, by name, without Kafka's internal ones and those that may not be
+        read. Raises the library's errors."""
+        try:
+            response = await self.ask(node, DescribeTopics())
+        except NotImplementedError:  # raised by the library for brokers that are too old for the request
+            await self.refresh()
+            known: Any = self._client.cluster
+            names: set[str] = known.topics(exclude_internal_topics=True)
+            return {name: TopicDescription(NO_ID, len(known.partitions_for_topic(name) or ())) for name in names}
+        return {
+            name: TopicDescription(id, 1 + max(partition[1] for partition in partitions))
+            for code, name, id, internal, partitions, *_ in response.topics
+            if code in (0, _NO_LEADER) and partitions and not internal
+        }
 
     async def _none_if_absent(self, topic: str) -> None:
         """Brokers may learn of a topic late; the controller, which is asked whether it could be created, does not."""

@@ -16,11 +16,12 @@ from enum import Enum, auto
 from aiokafka import errors as kafka_errors
 
 from ...runtime.errors import ConfigError, InvalidRequest, TidewalError, Unavailable, Unsupported
+from .bases import BrokerResponseError
 
-Foreign = (kafka_errors.KafkaError, OSError, asyncio.TimeoutError)
+Foreign: tuple[type[Exception], ...] = (kafka_errors.KafkaError, OSError, asyncio.TimeoutError)
 
 
-class UnknownTopicId(kafka_errors.BrokerResponseError):
+class UnknownTopicId(BrokerResponseError):
     """The topic that was named by its id is not there (any more), or is not known to this broker yet. The library has
     no error for it."""
 
@@ -169,7 +170,7 @@ def outcome(error: BaseException, operation: Operation) -> Outcome:
     return Outcome.REFUSED if type(error) in _REFUSED[operation] else Outcome.UNKNOWN
 
 
-def for_code(code: int) -> type[kafka_errors.BrokerResponseError]:
+def for_code(code: int) -> type[Exception]:
     """The error class for a code in an answer."""
     return UnknownTopicId if code == UnknownTopicId.errno else kafka_errors.for_code(code)
 

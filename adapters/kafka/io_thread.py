@@ -41,7 +41,7 @@ class IoThread:
     """One loop on one daemon thread. `start` and `stop` are called once each."""
 
     def __init__(self, name: str) -> None:
-        self.loop = _Loop()
+        self.loop: _Loop = _Loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = False

@@ -18,11 +18,11 @@ async def first_offset(cluster: Cluster, channel: KafkaChannel, start: Start, co
     """The first offset to read for `start`. Raises `PositionLost`, and the library's errors."""
     match start:
         case From.LATEST:
-            return await cluster.offset(channel.topic, LATEST) or 0
+            return await cluster.offset(channel.topic, LATEST, channel.number) or 0
         case From.EARLIEST:
-            return (await cluster.bounds(channel.topic))[0]
+            return (await cluster.bounds(*channel.place))[0]
         case FromTime(timestamp):
-            _, end = await cluster.bounds(channel.topic)
+            _, end = await cluster.bounds(*channel.place)
             found = await at_time(cluster, channel, timestamp, end, connection)
             return end if found is None else found
         case FromId(id, inclusive):
@@ -38,18 +38,18 @@ async def at_time(cluster: Cluster, channel: KafkaChannel, timestamp: int, end: 
     uncommitted, and a record of the transaction counts although it may be aborted. The offset then lies before the
     entry, never after it.
     """
-    at = await cluster.offset(channel.topic, timestamp >> LOGICAL_BITS)
+    at = await cluster.offset(channel.topic, timestamp >> LOGICAL_BITS, channel.number)
     isolation = READ_COMMITTED
     while at is not None and at < end:
         wait_s = WAIT_S if isolation == READ_UNCOMMITTED else 0.0  # the entries before the end exist
-        fetched = await fetch(cluster, channel.topic, at, connection, wait_s, isolation)
+        fetched = await fetch(cluster, channel.topic, at, connection, wait_s, isolation, partition=channel.number)
         if not fetched.size:  # a transaction is open
             isolation = READ_UNCOMMITTED
             continue
-        for record in records(fetched.batches, at, largest_unpacked(channel.policy)):
+        for record in records(fetched.batches, at, largest_unpacked(channel.policy), whole=channel.foreign):
             if record.offset >= end:
                 return None
-            if from_native(record.timestamp, record.headers) >= timestamp:
+            if from_native(record.timestamp or 0, () if channel.foreign else record.headers) >= timestamp:
                 return record.offset
         at = fetched.next_offset
     return None
@@ -69,7 +69,7 @@ def lost(channel: KafkaChannel, requested: bytes, first: int) -> PositionLost:
 async def after_loss(cluster: Cluster, channel: KafkaChannel, offset: int) -> int:
     """The offset to read on from when the brokers do not have `offset`: in an ephemeral channel the first one. Raises
     `PositionLost`; the library's `StaleMetadata` where the leader does not know its end yet."""
-    first, end = await cluster.bounds(channel.topic)
+    first, end = await cluster.bounds(*channel.place)
     if first <= offset <= end:
         return offset
     if offset > end:
@@ -80,7 +80,7 @@ async def after_loss(cluster: Cluster, channel: KafkaChannel, offset: int) -> in
 
 
 async def _behind_id(cluster: Cluster, channel: KafkaChannel, id: bytes, *, inclusive: bool) -> int:
-    first, end = await cluster.bounds(channel.topic)
+    first, end = await cluster.bounds(*channel.place)
     if id == before_all(channel.prefix):
         offset = -1
     else:

@@ -18,7 +18,7 @@ from .settings import KafkaSettings
 
 PREFIX = "tidewal"
 MIB = 1024 * 1024
-CONNECT_TIMEOUT_S = 8.0
+CONNECT_TIMEOUT_S = 7.0
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}  # as batches name them
 
 _NO_OPTIONS = ("bootstrap", "prefix", "client")
@@ -45,8 +45,19 @@ class KafkaOptions:
     prefetch_bytes: int = 4 * MIB  # that a reader holds before it stops fetching
     max_message_bytes: int = 0  # of one message, where the brokers take less than a channel's policy; 0: the policy's
     compression: str = "none"  # of batches: none, gzip, snappy, lz4 or zstd
+    topics: str = "own"  # "foreign": the channels are the partitions of topics that others made
     client_id: str = "tidewal"  # as brokers log it, and count it for quotas
     client: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)  # security, handed to the client
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the channels are the partitions of topics that others made."""
+        return self.topics == "foreign"
+
+    def group_id(self, group: str) -> str:
+        """A group's name in Kafka, where the groups of all logs are in one namespace. Groups on topics of others bear
+        their own name, as other programs expect."""
+        return group if self.foreign else f"{self.prefix}.{group}"
 
     @property
     def largest_batch_bytes(self) -> int:
@@ -67,6 +78,9 @@ def parse(url: str, settings: KafkaSettings | None = None, **given: object) -> K
     parts, shown = urlsplit(url), shown_url(url)
     bootstrap = parts.netloc or (settings.broker_list if settings else "")
     prefix = parts.path.strip("/") or PREFIX
+    given = {**dict(parse_qsl(parts.query)), **given}
+    if given.get("topics") == "foreign" and parts.path.strip("/"):
+        raise ConfigError(f"{shown!r}: topics of others have no prefix, leave it out", key="wal")
     if not bootstrap or not all(map(_SERVER.fullmatch, bootstrap.split(","))):
         raise ConfigError(f"{shown!r}: write kafka://host:port,host:port/PREFIX; settings kafka.* log in", key="wal")
     if not _PREFIX.fullmatch(prefix):
@@ -74,7 +88,7 @@ def parse(url: str, settings: KafkaSettings | None = None, **given: object) -> K
     keys = keys_of(settings or KafkaSettings())
     login = _with(settings or KafkaSettings(), keys.login)
     options = KafkaOptions(bootstrap, prefix, client=_security(login) if settings else {})
-    return replace(options, **_checked({**keys.options, **dict(parse_qsl(parts.query)), **given}))
+    return replace(options, **_checked({**keys.options, **given}))
 
 
 def _with(settings: KafkaSettings, login: Mapping[str, str]) -> KafkaSettings:
@@ -107,6 +121,8 @@ def _checked(given: Mapping[str, object]) -> dict[str, Any]:
             raise ConfigError(f"kafka:// option {name}={value!r} must be above 0", key="wal")
     if found.get("replication_factor", -1) < -1 or found.get("replication_factor") == 0:
         raise ConfigError("kafka:// option replication_factor must be above 0, or -1", key="wal")
+    if found.get("topics", "own") not in ("own", "foreign"):
+        raise ConfigError(f"kafka:// option topics={found['topics']!r}; there are own and foreign", key="wal")
     codec = str(found.get("compression", "none"))
     if codec not in CODECS:
         raise ConfigError(f"kafka:// option compression={codec!r}; there are {', '.join(CODECS)}", key="wal")

@@ -59,7 +59,7 @@ def to_rows(timestamps: Iterable[int], payloads: Iterable[bytes], now_ms: int) -
     return rows
 
 
-def from_native(native_ms: int, headers: Headers) -> int:
+def from_native(native_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> int:
     """The timestamp of a record, also of one that another program than Tidewal wrote."""
     for name, value in headers:
         if name == HEADER and value is not None and len(value) == STAMP_BYTES:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from ...runtime.errors import Closed
+from ...runtime.errors import Closed, TidewalError
 from ...runtime.log.wal import Entry, Start
 from .channel_fetcher import ChannelFetcher
-from .fetching import entries
+from .fetching import entries, foreign_entries, readable
 from .topics import largest_unpacked
 
 if TYPE_CHECKING:
@@ -22,9 +22,12 @@ class Reader(AsyncIterator[Sequence[Entry]]):
         self._wal, self._channel, self._start = wal, channel, start
         self._fetcher: ChannelFetcher | None = None
         self._closed = False
+        self._unreadable: TidewalError | None = None  # raised behind what was read before it
 
     async def __anext__(self) -> Sequence[Entry]:
         while not self._closed:
+            if self._unreadable is not None:
+                raise self._unreadable
             if self._fetcher is None:
                 self._fetcher = await self._wal.open_fetcher(self._channel, self._start)
                 if self._fetcher is None:
@@ -37,7 +40,9 @@ class Reader(AsyncIterator[Sequence[Entry]]):
                 await self._fetcher.ready.wait(self._wal.notifier())
             else:
                 channel = self._fetcher.channel
-                if found := entries(*taken, channel.prefix, largest_unpacked(channel.policy)):
+                decode = foreign_entries if channel.foreign else entries
+                found, self._unreadable = readable(decode, *taken, channel.prefix, largest_unpacked(channel.policy))
+                if found:
                     return found
         raise StopAsyncIteration
 

@@ -1,4 +1,4 @@
-"""Three requests in versions that `aiokafka` does not have: those that name a topic by its id (KIP-516).
+"""Requests in versions that `aiokafka` does not have: those that name a topic by its id (KIP-516).
 
 A topic that is deleted and created again has the same name, but another id. So a request by id never reaches another
 topic than the intended one, at no cost: the brokers answer UNKNOWN_TOPIC_ID. Brokers that do not know a version yet get
@@ -8,12 +8,10 @@ the request by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from aiokafka.protocol.abstract import AbstractType
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.fetch import FetchRequest, FetchRequest_v11
-from aiokafka.protocol.produce import ProduceRequest, ProduceRequest_v8
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.types import (
     Boolean,
     CompactArray,
@@ -23,16 +21,17 @@ from aiokafka.protocol.types import (
     Int16,
     Int32,
     Int64,
-    Schema,
     TaggedFields,
 )
+
+from .bases import FetchRequest_v11, FieldType, KafkaRequest, ProduceRequest_v8, RequestStruct, Response, Schema
 
 ID_BYTES = 16
 NO_ID = bytes(ID_BYTES)  # of a topic whose brokers give none
 NOT_SET = -1
 NO_TAGS: dict[int, bytes] = {}  # a value of `TAGGED`
-NAME = CompactString("utf-8")
-TAGGED = "tags", TaggedFields  # behind the other fields of each structure
+NAME: CompactString = CompactString("utf-8")
+TAGGED: tuple[str, Any] = ("tags", TaggedFields)  # behind the other fields of each structure
 _NO_NAME: Any = None
 
 
@@ -43,7 +42,7 @@ def may_be(found: bytes | None, noted: bytes | None) -> bool:
     return found is not None and noted is not None and (found == noted or NO_ID in (found, noted))
 
 
-class Uuid(AbstractType[bytes]):
+class Uuid(FieldType):
     """A topic id in a request or response."""
 
     @classmethod
@@ -70,8 +69,8 @@ _BY_ID = "topic_id", Uuid
 
 
 class MetadataResponse_v12(Response):
-    API_KEY = 3  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
-    API_VERSION = 12  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    API_KEY: ClassVar[int] = 3
+    API_VERSION: ClassVar[int] = 12
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
         ("brokers", structures(("node_id", Int32), ("host", NAME), ("port", Int32), ("rack", NAME))),
@@ -104,10 +103,10 @@ class MetadataResponse_v12(Response):
 
 
 class MetadataRequest_v12(RequestStruct):
-    FLEXIBLE_VERSION = True
-    API_KEY = 3
-    API_VERSION = 12
-    RESPONSE_TYPE = MetadataResponse_v12
+    FLEXIBLE_VERSION: ClassVar[bool] = True
+    API_KEY: ClassVar[int] = 3
+    API_VERSION: ClassVar[int] = 12
+    RESPONSE_TYPE: ClassVar[type[Response]] = MetadataResponse_v12
     SCHEMA = Schema(
         ("topics", structures(_BY_ID, ("topic", NAME))),
         ("allow_auto_topic_creation", Boolean),
@@ -116,10 +115,10 @@ class MetadataRequest_v12(RequestStruct):
     )
 
 
-class DescribeTopic(Request[MetadataRequest_v12]):
+class DescribeTopic(KafkaRequest[MetadataRequest_v12]):
     """Ask for the topic of a name, without creating it."""
 
-    API_KEY = 3
+    API_KEY: ClassVar[int] = 3
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -128,9 +127,18 @@ class DescribeTopic(Request[MetadataRequest_v12]):
         return request_struct_class([(NO_ID, self._topic, NO_TAGS)], False, False, NO_TAGS)
 
 
+class DescribeTopics(KafkaRequest[MetadataRequest_v12]):
+    """Ask for all topics."""
+
+    API_KEY: ClassVar[int] = 3
+
+    def build(self, request_struct_class: type[MetadataRequest_v12]) -> MetadataRequest_v12:
+        return request_struct_class(None, False, False, NO_TAGS)
+
+
 class ProduceResponse_v13(Response):
-    API_KEY = 0  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
-    API_VERSION = 13  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    API_KEY: ClassVar[int] = 0
+    API_VERSION: ClassVar[int] = 13
     SCHEMA = Schema(
         topics(
             _BY_ID,
@@ -148,10 +156,10 @@ class ProduceResponse_v13(Response):
 
 
 class ProduceRequest_v13(RequestStruct):
-    FLEXIBLE_VERSION = True
-    API_KEY = 0
-    API_VERSION = 13
-    RESPONSE_TYPE = ProduceResponse_v13
+    FLEXIBLE_VERSION: ClassVar[bool] = True
+    API_KEY: ClassVar[int] = 0
+    API_VERSION: ClassVar[int] = 13
+    RESPONSE_TYPE: ClassVar[type[Response]] = ProduceResponse_v13
     SCHEMA = Schema(
         ("transactional_id", NAME),
         ("required_acks", Int16),
@@ -161,29 +169,31 @@ class ProduceRequest_v13(RequestStruct):
     )
 
 
-class ProduceById(Request[ProduceRequest_v8 | ProduceRequest_v13]):
+class ProduceById(KafkaRequest[ProduceRequest_v8 | ProduceRequest_v13]):
     """Append a batch to a topic, outside of transactions."""
 
-    API_KEY = 0
+    API_KEY: ClassVar[int] = 0
 
-    def __init__(self, required_acks: int, timeout_ms: int, topic: str, topic_id: bytes, batch: bytes) -> None:
+    def __init__(
+        self, required_acks: int, timeout_ms: int, topic: str, topic_id: bytes, batch: bytes, partition: int = 0
+    ) -> None:
         self._required_acks, self._timeout_ms = required_acks, timeout_ms
-        self._topic, self._topic_id, self._batch = topic, topic_id, batch
+        self._topic, self._topic_id, self._batch, self._partition = topic, topic_id, batch, partition
 
     def build(
         self, request_struct_class: type[ProduceRequest_v8 | ProduceRequest_v13]
     ) -> ProduceRequest_v8 | ProduceRequest_v13:
         if issubclass(request_struct_class, ProduceRequest_v8):
-            by_name = [(self._topic, [(0, self._batch)])]
+            by_name = [(self._topic, [(self._partition, self._batch)])]
             built: Any = ProduceRequest(_NO_NAME, self._required_acks, self._timeout_ms, by_name)
             return built.build(request_struct_class)
-        by_id = [(self._topic_id, [(0, self._batch, NO_TAGS)], NO_TAGS)]
+        by_id = [(self._topic_id, [(self._partition, self._batch, NO_TAGS)], NO_TAGS)]
         return request_struct_class(_NO_NAME, self._required_acks, self._timeout_ms, by_id, NO_TAGS)
 
 
 class FetchResponse_v13(Response):
-    API_KEY = 1  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
-    API_VERSION = 13  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    API_KEY: ClassVar[int] = 1
+    API_VERSION: ClassVar[int] = 13
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
         ("error_code", Int16),
@@ -204,10 +214,10 @@ class FetchResponse_v13(Response):
 
 
 class FetchRequest_v13(RequestStruct):
-    FLEXIBLE_VERSION = True
-    API_KEY = 1
-    API_VERSION = 13
-    RESPONSE_TYPE = FetchResponse_v13
+    FLEXIBLE_VERSION: ClassVar[bool] = True
+    API_KEY: ClassVar[int] = 1
+    API_VERSION: ClassVar[int] = 13
+    RESPONSE_TYPE: ClassVar[type[Response]] = FetchResponse_v13
     SCHEMA = Schema(
         ("replica_id", Int32),
         ("max_wait_time", Int32),
@@ -231,27 +241,34 @@ class FetchRequest_v13(RequestStruct):
     )
 
 
-class FetchById(Request[FetchRequest_v11 | FetchRequest_v13]):
-    """Fetch the batches of a topic from an offset on."""
+class FetchById(KafkaRequest[FetchRequest_v11 | FetchRequest_v13]):
+    """Fetch the batches of a partition from an offset on."""
 
-    API_KEY = 1
+    API_KEY: ClassVar[int] = 1
 
     def __init__(
-        self, wait_ms: int, limit_bytes: int, isolation: int, topic: str, topic_id: bytes, offset: int
+        self,
+        wait_ms: int,
+        limit_bytes: int,
+        isolation: int,
+        topic: str,
+        topic_id: bytes,
+        offset: int,
+        partition: int = 0,
     ) -> None:
         self._wait_ms, self._limit_bytes, self._isolation = wait_ms, limit_bytes, isolation
-        self._topic, self._topic_id, self._offset = topic, topic_id, offset
+        self._topic, self._topic_id, self._offset, self._partition = topic, topic_id, offset, partition
 
     def build(
         self, request_struct_class: type[FetchRequest_v11 | FetchRequest_v13]
     ) -> FetchRequest_v11 | FetchRequest_v13:
         limit = self._limit_bytes
         if issubclass(request_struct_class, FetchRequest_v11):
-            partitions = [(self._topic, [(0, self._offset, limit)])]
+            partitions = [(self._topic, [(self._partition, self._offset, limit)])]
             built: Any = FetchRequest(self._wait_ms, 1, limit, self._isolation, partitions)
             return built.build(request_struct_class)
         none: Sequence[Any] = []
-        at = (0, NOT_SET, self._offset, NOT_SET, NOT_SET, limit, NO_TAGS)
+        at = (self._partition, NOT_SET, self._offset, NOT_SET, NOT_SET, limit, NO_TAGS)
         by_id = [(self._topic_id, [at], NO_TAGS)]
         return request_struct_class(
             NOT_SET, self._wait_ms, 1, limit, self._isolation, 0, NOT_SET, by_id, none, "", NO_TAGS

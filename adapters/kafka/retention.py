@@ -48,7 +48,7 @@ class Retention:
         oldest_ms = int((time.time() - retention_s) * 1000)
 
         async def remove() -> None:
-            first, end = await self._cluster.bounds(channel.topic)
+            first, end = await self._cluster.bounds(*channel.place)
             kept = await self._cluster.offset(channel.topic, oldest_ms)
             upto = min(end if kept is None else kept, *channel.holds.values(), end)
             if upto > first:

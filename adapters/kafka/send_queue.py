@@ -40,7 +40,8 @@ class SubmitCall:
     __slots__ = ("_done", "_error", "_ids", "_missing", "_partly", "size")
 
     def __init__(self, done: OnAppended, count: int, size: int) -> None:
-        self._done, self.size = done, size
+        self._done = done
+        self.size: int = size
         self._ids: list[bytes] = [b""] * count
         self._missing = 1
         self._error: TidewalError | None = None
@@ -82,8 +83,9 @@ class SubmitPart:
 
     def __init__(self, call: SubmitCall, indexes: Sequence[int]) -> None:
         """The entries at these `indexes` of the call."""
-        self.call, self.indexes = call, indexes
-        self.failed = False  # then the rest of the part is not sent
+        self.call: SubmitCall = call
+        self.indexes: Sequence[int] = indexes
+        self.failed: bool = False  # then the rest of the part is not sent
 
 
 class Span(NamedTuple):
@@ -100,7 +102,8 @@ class OpenBatch:
     __slots__ = ("_room", "batch", "spans")
 
     def __init__(self, batch: ProducerBatch, room: int) -> None:
-        self.batch, self._room = batch, room
+        self.batch: ProducerBatch = batch
+        self._room = room
         self.spans: list[Span] = []
 
     def put(self, part: SubmitPart, rows: Sequence[Row], sizes: Sequence[int], first: int) -> int:
@@ -125,8 +128,8 @@ class ChannelSendQueue:
 
     def __init__(self, channel: KafkaChannel, sender: Sender, pending: PendingBytes, batch_bytes: int) -> None:
         self.channel = channel
-        self.last_offset = -1
-        self.running = False
+        self.last_offset: int = -1
+        self.running: bool = False
         self._sender, self._pending, self._batch_bytes = sender, pending, batch_bytes
         self._open_batches: deque[OpenBatch] = deque()  # the last one is being filled
         self._pauses = 0
@@ -200,7 +203,7 @@ class ChannelSendQueue:
             self._fail_waiting(Closed("the log is closed"))
             raise
         except Exception as error:  # unexpected: the calls fail with it, and the channel goes on
-            _log.exception("appending to %s failed", self.channel.name)
+            _log.exception("appending to %s failed", self.channel.name, extra={"channel": self.channel.name})
             self._fail(spans, Unavailable(f"appending failed: {error!r}", outcome_unknown=True))
             return
         self._appended(base, spans)

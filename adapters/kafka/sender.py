@@ -1,4 +1,4 @@
-"""Appending to one topic: batch by batch, each exactly once, with a known outcome wherever possible."""
+"""Appending to one partition: batch by batch, each exactly once, with a known outcome wherever possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEQUENCES = 2**31  # they begin again at 0
 
 
 class Sender:
-    """The idempotent producer of one topic. One `send` at a time, so order is kept.
+    """The idempotent producer of one partition. One `send` at a time, so order is kept.
 
     Brokers recognise a batch by producer id and sequence number. So it may be sent again until it is answered, and a
     refused batch uses up no sequence number: the batches after it do not fail. When `send` ends with an attempt of
@@ -44,12 +44,13 @@ class Sender:
         acks: int = ACKS_ALL,
         channel: str = "",
         topic_id: Callable[[], bytes | None] = lambda: NO_ID,
+        partition: int = PARTITION,
     ) -> None:
         """`ready` is called where the `topic_id` is not known yet, and where the topic may be gone: it creates the
         topic, or raises that it is gone for good. Stalls are reported under `channel`, or the topic's name."""
         self._cluster, self._topic, self._connection = cluster, topic, connection
         self._ready, self._acks, self._topic_id = ready, acks, topic_id
-        self._channel = channel or topic
+        self._channel, self._partition = channel or topic, partition
         self._producer: tuple[int, int] | None = None  # id and epoch
         self._sequence = self._next_sequence = 0  # of the batch in flight, and of the one after it
 
@@ -123,11 +124,11 @@ class Sender:
         timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
         topic_id = self._topic_id() or NO_ID
         if topic_id == NO_ID:
-            topics = [(self._topic, [(PARTITION, batch)])]
+            topics = [(self._topic, [(self._partition, batch)])]
             request: Any = ProduceRequest(NOT_TRANSACTIONAL, self._acks, timeout_ms, topics)
         else:
-            request = ProduceById(self._acks, timeout_ms, self._topic, topic_id, batch)
-        response = await self._cluster.ask_leader(self._topic, request, self._connection)
+            request = ProduceById(self._acks, timeout_ms, self._topic, topic_id, batch, self._partition)
+        response = await self._cluster.ask_leader(self._topic, request, self._connection, self._partition)
         return written_at(response)
 
     async def _pause(self, deadline: float, *, gone: bool) -> None:
@@ -137,7 +138,7 @@ class Sender:
             async with asyncio.timeout_at(deadline + PAUSE_S):
                 await asyncio.sleep(PAUSE_S)
                 await self._cluster.refresh()
-                if gone or self._cluster.leader(self._topic) is None:
+                if gone or self._cluster.leader(self._topic, self._partition) is None:
                     await self._ready()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...runtime.log.wal import ChannelPolicy
+from .cluster import PARTITION
 from .options import OVERHEAD_BYTES, KafkaOptions
 
 LARGEST = "max.message.bytes"  # of a batch
@@ -34,6 +35,17 @@ def channel_topic(prefix: str, channel: str, incarnation: int) -> str:
 def channel_topics(prefix: str, topics: Iterable[str]) -> list[str]:
     """Those of `topics` that are topics of channels of the log with this prefix."""
     return sorted(topic for topic in topics if topic.startswith(f"{prefix}.") and topic.rpartition(".")[2].isdecimal())
+
+
+def foreign_channel(topic: str, number: int) -> str:
+    """The name of partition `number` of a topic of others. Names of topics and of own channels have no colon."""
+    return f"{topic}:{number}"
+
+
+def place_of(key: str) -> tuple[str, int]:
+    """The topic and the number of a partition: of the name of a foreign channel, or of the topic of an own one."""
+    topic, colon, number = key.rpartition(":")
+    return (topic, int(number)) if colon and number.isdecimal() else (key, PARTITION)
 
 
 def catalog_configs(options: KafkaOptions) -> dict[str, str]:

@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 
 from aiokafka.record import MemoryRecords
 
+from ...runtime.errors import CorruptLog
+from .batch import MAGIC
 from .options import CODECS
 
 _LENGTH = struct.Struct(">i")
 _LENGTH_AT, _LENGTH_END = 8, 12  # the length of the batch after this field
+_MAGIC_AT = 16
 _ATTRIBUTES = struct.Struct(">h")
 _ATTRIBUTES_AT = 21
 _CODEC_BITS = 0b111
@@ -56,24 +59,17 @@ class Packed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
-    def unpacked(self, limit: int) -> Iterator[Any]:
-        """Its records, of `limit` bytes at most. Raises the library's `UnsupportedCodecError` where the package that
-        unpacks is missing."""
+    def unpacked(self, limit: int, *, whole: bool = False) -> Iterator[Any]:
+        """Its records, of `limit` bytes at most; with `whole` a batch that is not unpacked raises `CorruptLog`. Raises
+        the library's `UnsupportedCodecError` where the package that unpacks is missing."""
         unpack = _unpacker(self._batch.compression_type)
         if unpack is None:
             return iter(self._batch)
         try:
             return iter(list(self._plain(unpack(self._data[_HEADER_BYTES:], limit))))
         except Exception as error:  # each codec has errors of its own; the checksum is right, so reading again is vain
-            last, reason = self._batch.next_offset - 1, repr(error)
-            _log.warning(
-                "the batch at %d of %d bytes is not unpacked, it counts as one record without a value at %d: %s",
-                self._batch.base_offset,
-                len(self._data),
-                last,
-                f"it is over {limit} bytes" if isinstance(error, TooLarge) else reason,
-            )
-            return iter((Unread(last, self._batch.max_timestamp),))
+            reason = f"it is over {limit} bytes" if isinstance(error, TooLarge) else repr(error)
+            return _unread(self._batch, reason, error, whole=whole)
 
     def _plain(self, records: bytes) -> Any:
         data = bytearray(self._data[:_HEADER_BYTES]) + records
@@ -83,6 +79,46 @@ class Packed:
         return MemoryRecords(bytes(data)).next_batch()
 
 
+def plain(batch: Any, *, whole: bool = False) -> Iterator[Any]:
+    """The records of a batch that is not compressed. A header whose name is no UTF-8, which brokers take, cannot be
+    read by the library: it makes the batch one that cannot be unpacked."""
+    try:
+        return iter(list(batch))
+    except UnicodeDecodeError as error:
+        return _unread(batch, repr(error), error, whole=whole)
+
+
+def _unread(batch: Any, reason: str, error: Exception, *, whole: bool) -> Iterator[Unread]:
+    last, base = batch.next_offset - 1, batch.base_offset
+    if whole:
+        raise CorruptLog(
+            f"the batch with the offsets {base} to {last} cannot be unpacked ({reason}): read on behind it",
+            offset=base,
+            last_offset=last,
+        ) from error
+    _log.warning(
+        "the batch at %d is not unpacked, it counts as one record without a value at %d: %s", base, last, reason
+    )
+    return iter((Unread(last, batch.max_timestamp),))
+
+
+class Legacy:
+    """A message, or a compressed set of messages, in one of the two formats before batches (Kafka 0.10 and older):
+    what the library's object lacks, the rest is delegated to it. Only foreign topics have them."""
+
+    __slots__ = ("_batch", "base_offset")
+
+    def __init__(self, batch: Any, base_offset: int) -> None:
+        self._batch = batch
+        self.base_offset: int = base_offset
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batch)
+
+
 def split(data: bytes) -> Iterator[Any]:
     """The batches in the answer to a fetch; a truncated last one is left out."""
     records, at = MemoryRecords(data), 0
@@ -90,7 +126,10 @@ def split(data: bytes) -> Iterator[Any]:
         batch: Any = records.next_batch()
         (length,) = _LENGTH.unpack_from(data, at + _LENGTH_AT)
         end = at + _LENGTH_END + length
-        yield Packed(batch, data[at:end]) if batch.compression_type else batch
+        if data[at + _MAGIC_AT] < MAGIC:
+            yield Legacy(batch, int.from_bytes(data[at : at + _LENGTH_AT], "big"))
+        else:
+            yield Packed(batch, data[at:end]) if batch.compression_type else batch
         at = end
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...runtime.errors import Closed
@@ -28,8 +29,11 @@ from ...runtime.loop_bridge import LoopNotifier
 from ...runtime.metrics.metrics import Metrics
 from .appending import Appender
 from .catalog import ChannelCatalog, KafkaChannel, was_dropped
+from .channel_access import ChannelAccess, KafkaCatalog
 from .channel_fetcher import ChannelFetcher
 from .cluster import CONTROL, Cluster
+from .foreign_catalog import ForeignCatalog
+from .foreign_management import ForeignManagement
 from .groups.service import Groups
 from .io_thread import IoThread
 from .management import Management
@@ -49,7 +53,9 @@ CAPABILITIES = Capabilities(
     individual_acks=True,
     atomic_commits=True,
     ephemeral_bounds=False,
+    numbered_ids=True,
 )
+FOREIGN_CAPABILITIES = replace(CAPABILITIES, truncate=False, foreign_topics=True)
 CATALOG_CONNECTIONS = (1, 2)  # for following and for writing the catalog
 SEND_CONNECTIONS = range(3, 7)  # shared by all send queues; a broker answers the requests of a connection in turn
 
@@ -77,7 +83,9 @@ class KafkaWal(GroupWal):
 
     def __init__(self, options: KafkaOptions, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
         """Use `connect`."""
-        super().__init__(f"kafka://{options.bootstrap}/{options.prefix}", metrics)
+        super().__init__(f"kafka://{options.bootstrap}/{'' if options.foreign else options.prefix}", metrics)
+        if options.foreign:
+            self.capabilities: Capabilities = FOREIGN_CAPABILITIES
         self._options, self._read_only = options, read_only
         self._stalls = StallWatch(metrics)
         self._io = IoThread("tidewal-kafka")
@@ -87,9 +95,9 @@ class KafkaWal(GroupWal):
         self._new_connections = itertools.count(CONTROL + 1)
         self._writes: Cluster
         self._reads: Cluster
-        self._catalog: ChannelCatalog
-        self._management: Management
-        self._appender: Appender
+        self._catalog: KafkaCatalog
+        self._management: ChannelAccess
+        self._appender: Appender | None = None
         self._groups: Groups | None = None
         self._clusters: list[Cluster] = []
         self._stalls.start()
@@ -103,12 +111,7 @@ class KafkaWal(GroupWal):
         first_contact_s = min(self._options.connect_timeout_s, self._options.delivery_timeout_s)
         await self._writes.open(within_s=first_contact_s)
         await self._reads.open(within_s=first_contact_s)
-        self._catalog = ChannelCatalog(
-            self._writes, CATALOG_CONNECTIONS, lambda: self._appender.forget_dropped(), read_only=self._read_only
-        )
-        self._management = Management(
-            self._writes, self._catalog, lambda of: self._appender.acknowledged_to(of), read_only=self._read_only
-        )
+        await (self._open_foreign() if self._options.foreign else self._open_own())
         self._appender = Appender(
             self._writes,
             self._catalog,
@@ -119,14 +122,33 @@ class KafkaWal(GroupWal):
             self._notifiers.flush,
         )
         self._groups = Groups(Cluster(self._options, self._stalls), self._catalog, self._management, self._io)
-        await self._catalog.open()
-        self._io.spawn(self._catalog.follow())
-        await self._catalog.sync()
+
+    async def _open_own(self) -> None:
+        catalog = ChannelCatalog(self._writes, CATALOG_CONNECTIONS, self._forget_dropped, read_only=self._read_only)
+        self._catalog = catalog
+        self._management = Management(self._writes, catalog, self._acknowledged_to, read_only=self._read_only)
+        await catalog.open()
+        self._io.spawn(catalog.follow())
+        await catalog.sync()
+
+    async def _open_foreign(self) -> None:
+        catalog = self._catalog = ForeignCatalog(self._writes, self._forget_dropped)
+        self._management = ForeignManagement(self._writes, catalog, self._acknowledged_to)
+        await catalog.sync()
+        self._io.spawn(catalog.follow())
+
+    def _forget_dropped(self) -> None:
+        if self._appender is not None:
+            self._appender.forget_dropped()
+
+    def _acknowledged_to(self, channel: KafkaChannel) -> int:
+        return -1 if self._appender is None else self._appender.acknowledged_to(channel)
 
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        check_name("channel name", channel)
+        if not self._options.foreign:
+            check_name("channel name", channel)
         await self._call(lambda: self._management.create(channel, policy))
 
     async def channels(self) -> list[str]:
@@ -159,6 +181,7 @@ class KafkaWal(GroupWal):
         if not entries:
             done([])
             return
+        assert self._appender is not None  # from `_open` on
         self._appender.submit(entries, done)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -181,6 +204,7 @@ class KafkaWal(GroupWal):
         with self._pending.lock:
             self._check_open()
             self._fetchers.add(fetcher)
+            assert self._appender is not None  # from `_open` on
             send_queue = self._appender.send_queue(channel) if start is From.LATEST else None
             if send_queue is not None:  # entries submitted from now on come after the start
                 send_queue.pause()

@@ -29,7 +29,7 @@ from .topics import INCARNATION_PROPERTY, POLICY_PROPERTY, Topic, TopicContents,
 
 Json = dict[str, object]
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
 DEFAULT_MESSAGE_BYTES = 5 * 1024 * 1024
 FIRST_PAUSE_S = 0.1  # before the second attempt; doubled each time
@@ -179,6 +179,19 @@ class Admin:
     def _list(self, path: str) -> list[str]:
         """The local names of the topics listed at `path`."""
         return [name.rpartition("/")[2] for name in cast("list[str]", self._call("GET", path))]
+
+    def partitions(self, topic: str) -> int:
+        """The number of partitions of a topic; 0 for one without, and where there is none."""
+        path = f"persistent/{self._namespace}/{quote(topic, safe='')}/partitions?checkAllowAutoCreation=false"
+        found = cast("dict[str, int] | None", self._call("GET", path, absent=None))
+        return 0 if found is None else found["partitions"]
+
+    def require_namespace(self) -> None:
+        """Raise `Unavailable` where there is no namespace."""
+        if self._call("GET", f"namespaces/{self._namespace}", absent=None) is None:
+            raise Unavailable(
+                f"there is no namespace {self._namespace} with topics of others: check the URL, or have it made"
+            )
 
     def create(self, topic: Topic) -> bool:
         """Create the topic with its properties, in one step. Returns False when it exists already."""

@@ -16,19 +16,19 @@ from functools import partial
 
 from ...runtime.errors import TidewalError
 from ...runtime.log.admission import PendingBytes
-from ...runtime.log.checks import check_size
-from ...runtime.log.payloads import as_bytes
+from ...runtime.log.checks import check_plain, check_size
+from ...runtime.log.payloads import as_bytes, check_timestamps
 from ...runtime.log.wal import Append, OnAppended
 from ...runtime.loop_bridge import EventSignal
 from .failures import call_failure
-from .producer import ChannelProducer
+from .producer import FlushingProducer
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
 PENDING_BYTES = 64 * 1024 * 1024
 ENTRY_OVERHEAD_BYTES = 256  # memory of an unanswered entry besides its payload
 
-OpenProducer = Callable[[str], ChannelProducer]
+OpenProducer = Callable[[str], FlushingProducer]
 
 
 class _Submission:
@@ -70,17 +70,24 @@ class _Submission:
 class Appender:
     """Accepts submissions from any thread, and sends them on its own thread."""
 
-    def __init__(self, open_producer: OpenProducer, executor: Executor, pending: PendingBytes) -> None:
-        """`open_producer` blocks, and runs on the executor."""
-        self._open_producer = open_producer
+    def __init__(
+        self,
+        open_producer: OpenProducer,
+        executor: Executor,
+        pending: PendingBytes,
+        checked: Callable[[Sequence[Append]], list[Append]] | None = None,
+    ) -> None:
+        """`open_producer` blocks, and runs on the executor. `checked` (`plain`) returns entries with payloads that do
+        not change, and raises for what channels cannot carry."""
+        self._open_producer, self._checked = open_producer, checked or plain
         self._executor = executor
         self._pending = pending
         self._paused: Counter[str] = Counter()
         self._arrived: deque[_Submission] = deque()
         self._waiting: list[_Submission] = []  # for producers that are being opened
-        self._to_flush: deque[ChannelProducer] = deque()
-        self._producers: dict[str, ChannelProducer] = {}
-        self._opening: dict[str, Future[ChannelProducer]] = {}
+        self._to_flush: deque[FlushingProducer] = deque()
+        self._producers: dict[str, FlushingProducer] = {}
+        self._opening: dict[str, Future[FlushingProducer]] = {}
         self._failed: dict[
             str, TidewalError
         ] = {}  # in this round: all submissions that waited for the producer get the same error
@@ -102,17 +109,14 @@ class Appender:
             self._signalled = True
             self._signal.set()
 
-    def flush_later(self, producer: ChannelProducer) -> None:
+    def flush_later(self, producer: FlushingProducer) -> None:
         """Flush the producer on the sending thread."""
         self._to_flush.append(producer)
         self.wake()
 
     def queue(self, entries: Sequence[Append], done: OnAppended) -> None:
         """`submit` without its last step, `wake`."""
-        own = [
-            entry if isinstance(entry.payload, bytes) else entry._replace(payload=as_bytes(entry.payload))
-            for entry in entries
-        ]
+        own = self._checked(entries)
         for entry in own:
             producer = self._producers.get(entry.channel)
             if producer is not None:
@@ -157,7 +161,7 @@ class Appender:
         while not self._ended:
             self._signal.wait()
             self._signalled = False  # before the queue is read: later submissions signal again
-            touched: dict[ChannelProducer, None] = {}
+            touched: dict[FlushingProducer, None] = {}
             self._failed.clear()
             try:
                 self._retry(touched)
@@ -169,12 +173,12 @@ class Appender:
                 for producer in touched:
                     producer.flush()
 
-    def _retry(self, touched: dict[ChannelProducer, None]) -> None:
+    def _retry(self, touched: dict[FlushingProducer, None]) -> None:
         waiting, self._waiting = self._waiting, []
         for submission in waiting:
             self._take(submission, touched)
 
-    def _take(self, submission: _Submission, touched: dict[ChannelProducer, None]) -> None:
+    def _take(self, submission: _Submission, touched: dict[FlushingProducer, None]) -> None:
         """Send the submission, or let it wait for producers, after earlier ones that wait for one of its channels."""
         if any(not submission.channels.keys().isdisjoint(earlier.channels) for earlier in self._waiting):
             self._waiting.append(submission)
@@ -223,5 +227,15 @@ class Appender:
         return channel not in self._paused
 
 
-def _check_size(entry: Append, producer: ChannelProducer) -> None:
+def plain(entries: Sequence[Append]) -> list[Append]:
+    """The entries with payloads that do not change. Raises `InvalidRequest`, and `Unsupported` for keys, headers and
+    tombstones."""
+    check_plain([entry.key for entry in entries], [entry.headers for entry in entries])
+    check_timestamps([entry.timestamp for entry in entries])
+    return [
+        entry if type(entry.payload) is bytes else entry._replace(payload=as_bytes(entry.payload)) for entry in entries
+    ]
+
+
+def _check_size(entry: Append, producer: FlushingProducer) -> None:
     check_size(entry.channel, len(entry.payload), producer.max_message_bytes)

@@ -16,7 +16,7 @@ class PulsarBackend(WalBackend):
     """A log in a namespace of Pulsar."""
 
     name = "pulsar"
-    schemes = ("pulsar", "pulsar+ssl")
+    schemes: tuple[str, ...] = ("pulsar", "pulsar+ssl")
     url_form = "pulsar://HOST:PORT/TENANT/NAMESPACE"
     needs_host = True
 

@@ -33,7 +33,7 @@ TIMESTAMP_PROPERTY = "tidewal.timestamp"  # hybrid, decimal; the event time of t
 LOGICAL_BITS = 18
 
 OK = 0  # as a result
-NativeTimeout = cast("type[Exception]", pulsar.Timeout)
+NativeTimeout: type[Exception] = cast("Any", pulsar.Timeout)
 
 
 class NativeResult(Protocol):
@@ -73,16 +73,18 @@ class _Builder(Protocol):
     def property(self, name: str, value: str) -> None: ...
     def event_timestamp(self, milliseconds: int) -> None: ...
     def sequence_id(self, number: int) -> None: ...
+    def partition_key(self, key: str) -> None: ...
+    def set_null_value(self) -> None: ...
     def build(self) -> object: ...
 
 
-_new_builder = cast("Callable[[], _Builder]", pulsar._pulsar.MessageBuilder)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue] -- see above
+new_builder: Callable[[], _Builder] = cast("Callable[[], _Builder]", pulsar._pulsar.MessageBuilder)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue] -- see above
 
 
 def message(payload: bytes, timestamp: int, number: int | None = None) -> object:
     """A message for `send_async` with a hybrid `timestamp`. With a `number` the broker stores it once, however many
     producers of the same name send it; the numbers of a name must ascend."""
-    builder = _new_builder()
+    builder = new_builder()
     builder.content(payload)
     if timestamp:
         builder.property(TIMESTAMP_PROPERTY, str(timestamp))
@@ -149,7 +151,7 @@ class PulsarClient:
         """`listener` is the broker's name for the addresses to connect to, where it has several. The library logs to
         `log_file`: by default it would print, and Python's logging would need the interpreter on its threads. Raises
         `ConfigError`."""
-        self.timeout_ms = max(1, round(timeout_s * 1000))
+        self.timeout_ms: int = max(1, round(timeout_s * 1000))
         self._url = url
         self._arguments: dict[str, Any] = {
             "operation_timeout_seconds": max(1, round(min(timeout_s, ONE_TRY_S))),
@@ -225,6 +227,24 @@ class PulsarClient:
             raise call_failure(error, f"no reader of {topic}") from error
         cast(Any, client)._consumers.remove(created)  # it would be kept there for ever
         return cast(Any, created)._reader
+
+    def routing_producer(self, topic: str, name: str, route: Callable[[object, int], int]) -> NativeProducer:
+        """Open a producer of a topic with partitions, or of one partition, which sends each message by itself. `route`
+        chooses a partition for a message, by their number. Raises what `call_failure` returns."""
+        try:
+            created = self._clients[-1].create_producer(
+                topic,
+                producer_name=name,
+                send_timeout_millis=self.timeout_ms,
+                max_pending_messages=0,
+                max_pending_messages_across_partitions=0,
+                batching_enabled=False,  # a batch has one key for those who share a topic by key
+                message_routing_mode=cast("Any", pulsar.PartitionsRoutingMode).CustomPartition,
+                message_router=route,
+            )
+        except Exception as error:
+            raise call_failure(error, f"no producer for {topic}") from error
+        return cast(Any, created)._producer
 
     def close(self) -> None:
         """Close all connections, with what was opened over them; waits for the broker no longer than the timeout."""

@@ -7,11 +7,13 @@ twice, so the ids of a channel lie above those of an earlier one of the same nam
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 _LAYOUT = struct.Struct(">QQI")
 ID_BYTES = _LAYOUT.size
-pack, unpack = _LAYOUT.pack, _LAYOUT.unpack
+pack: Callable[..., bytes] = _LAYOUT.pack
+unpack: Callable[[bytes], tuple[int, ...]] = _LAYOUT.unpack
 
 
 class MessagePlace(NamedTuple):

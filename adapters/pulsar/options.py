@@ -18,7 +18,7 @@ SERVICE_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 WEB_PORTS = {"pulsar": 8080, "pulsar+ssl": 8443}
 PREFETCH_BYTES = 64 * 1024 * 1024
 REQUEST_TIMEOUT_S = 60.0
-CONNECT_TIMEOUT_S = 8.0
+CONNECT_TIMEOUT_S = 7.0
 NAMESPACE = "public/default"
 
 _NAMESPACE = re.compile(r"[^/]+/[^/]+")
@@ -36,9 +36,15 @@ class PulsarOptions:
     pending_bytes: int = PENDING_BYTES  # appended and not answered; more is refused (`Overloaded`)
     prefetch_bytes: int = PREFETCH_BYTES  # that the client library holds for one reader
     max_message_bytes: int = 0  # of one message, to be less than the brokers allow; 0: the brokers' limit
+    topics: str = "own"  # "foreign": the channels are the topics that others made in the namespace
     listener: str = ""  # the broker's name for the addresses to connect to, where it advertises several
     client_log: str = ""  # file for what the client library logs
     security: Security = field(default_factory=Security)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the channels are the topics that others made."""
+        return self.topics == "foreign"
 
 
 def parse(url: str, settings: PulsarSettings | None = None, **given: object) -> PulsarOptions:
@@ -99,6 +105,8 @@ def _checked(given: Mapping[str, object]) -> dict[str, Any]:
             found[name] = str(value).lower() == "true" if kinds[name] is bool else kinds[name](str(value))
         except ValueError:
             raise ConfigError(f"pulsar:// option {name}={value!r} is not a number", key="wal") from None
+        if name == "topics" and found[name] not in ("own", "foreign"):
+            raise ConfigError(f"pulsar:// option topics={value!r}; there are own and foreign", key="wal")
         if kinds[name] in (int, float) and found[name] <= 0 and name != "max_message_bytes":
             raise ConfigError(f"pulsar:// option {name}={value!r} must be above 0", key="wal")
     return found

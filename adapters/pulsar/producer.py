@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from .failures import Outcome, call_failure, message_outcome, send_failure, unkn
 from .ids import MessagePlace, encode, pack, unpack
 from .topics import Topic, TopicContents
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
 LOOK_UP_QUEUE_MESSAGES = 1000
 
@@ -43,63 +44,43 @@ class _Unplaced:
     place: bytes | None  # from the answer
 
 
-class ChannelProducer:
-    """Sends on one thread, answers on the client library's. After an unknown outcome `broken` is set: a new producer
-    has to take over under another name, so that no more messages of this one are stored."""
+class FlushingProducer(ABC):
+    """What sends the messages of one channel, in batches that grow with the load."""
 
     def __init__(
         self,
-        client: PulsarClient,
         topic: Topic,
-        address: str,
-        name: str,
-        contents: Callable[[str], TopicContents],
-        ledger: int,
-        end: MessagePlace,
+        native: NativeProducer,
         max_message_bytes: int,
-        executor: Executor,
-        flush_later: Callable[[ChannelProducer], None],
+        flush_later: Callable[[FlushingProducer], None],
         stalls: StallWatch,
     ) -> None:
-        """`contents` returns the contents of a channel's topic. `ledger` is its latest ledger, and `end` its end,
-        before this producer's first message. No message may exceed `max_message_bytes`: the library does not answer one
-        that it finds too large while it fails others. `flush_later` is called to flush on the sending thread.
-        Blocks."""
+        """No message may exceed `max_message_bytes`: the library does not answer one that it finds too large while it
+        fails others. `flush_later` is called to flush on the sending thread."""
+        self.topic = topic
+        self.max_message_bytes = max_message_bytes
+        self.broken: bool = False
+        self._native = native
         self._flush_later = flush_later
         self._stalls = stalls
         self._waiting: Waiting | None = None  # for the flush
-        self.topic = topic
-        self.max_message_bytes = max_message_bytes
-        self.broken = False
-        self._client = client
-        self._address = address
-        self._name = name
-        self._executor = executor
-        self._native: NativeProducer = client.producer(address, name)
-        self._contents = contents
-        self._ledger = ledger  # the latest that is known to be the channel's
-        self._sent = 0
-        self._never_sent: list[int] = []  # the numbers of these messages: all others are stored, unless `broken`
-        self._known: tuple[int, bytes | MessagePlace] = (0, end)  # the last message whose place is known
         self._lock = threading.Lock()
-        self._unplaced: list[_Unplaced] = []
         self._flushing = False  # whether a flush is not answered yet
         self._flush_again = False
 
+    @property
+    @abstractmethod
+    def progress(self) -> object:
+        """What changes with each answer."""
+
+    @abstractmethod
     def send(self, entry: Append, index: int, answered: Answered) -> None:
-        """Queue the entry; `answered` is called once with `index` and the id or the error. The payload must be
-        `bytes`."""
-        payload = entry.payload
-        assert isinstance(payload, bytes)
-        native = message(payload, entry.timestamp)
-        self._sent += 1
-        answer = partial(self._answer, self._sent, index, len(payload), answered)
-        try:
-            self._native.send_async(native, answer)
-        except Exception as error:  # none is documented, so the outcome is unknown
-            self._outcome_unknown()
-            failure = f"an append to {self.topic.channel} ended with {type(error).__name__}: {error}"
-            answered(index, unknown_outcome(failure, self.topic.channel))
+        """Queue the entry; `answered` is called once with `index` and the id or the error."""
+
+    def outcome_unknown(self) -> None:
+        """Note that a message may be stored or not."""
+        self.broken = True
+        self._stalls.outcome_unknown(self.topic.channel)
 
     def flush(self) -> None:
         """Send the queued batch, at once or as soon as the previous flush is answered: so batches grow with the load.
@@ -109,7 +90,7 @@ class ChannelProducer:
                 self._flush_again = True
                 return
             self._flushing = True
-            self._waiting = self._stalls.begin("append", self.topic.channel, lambda: self._known[0])
+            self._waiting = self._stalls.begin("append", self.topic.channel, lambda: self.progress)
         self._native.flush_async(self._flushed)
 
     def _flushed(self, _: object) -> None:
@@ -130,6 +111,61 @@ class ChannelProducer:
             self._stalls.end(waiting)
         self._native.close_async(ignore)
 
+
+class ChannelProducer(FlushingProducer):
+    """Sends on one thread, answers on the client library's. After an unknown outcome `broken` is set: a new producer
+    has to take over under another name, so that no more messages of this one are stored."""
+
+    broken: bool
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: Topic,
+        address: str,
+        name: str,
+        contents: Callable[[str], TopicContents],
+        ledger: int,
+        end: MessagePlace,
+        max_message_bytes: int,
+        executor: Executor,
+        flush_later: Callable[[FlushingProducer], None],
+        stalls: StallWatch,
+    ) -> None:
+        """`contents` returns the contents of a channel's topic. `ledger` is its latest ledger, and `end` its end,
+        before this producer's first message. Blocks."""
+        native = client.producer(address, name)
+        super().__init__(topic, native, max_message_bytes, flush_later, stalls)
+        self._client = client
+        self._address = address
+        self._name = name
+        self._executor = executor
+        self._contents = contents
+        self._ledger = ledger  # the latest that is known to be the channel's
+        self._sent = 0
+        self._never_sent: list[int] = []  # the numbers of these messages: all others are stored, unless `broken`
+        self._known: tuple[int, bytes | MessagePlace] = (0, end)  # the last message whose place is known
+        self._unplaced: list[_Unplaced] = []
+
+    @property
+    def progress(self) -> object:
+        return self._known[0]
+
+    def send(self, entry: Append, index: int, answered: Answered) -> None:
+        """Queue the entry; `answered` is called once with `index` and the id or the error. The payload must be
+        `bytes`."""
+        payload = entry.payload
+        assert isinstance(payload, bytes)
+        native = message(payload, entry.timestamp)
+        self._sent += 1
+        answer = partial(self._answer, self._sent, index, len(payload), answered)
+        try:
+            self._native.send_async(native, answer)
+        except Exception as error:  # none is documented, so the outcome is unknown
+            self.outcome_unknown()
+            failure = f"an append to {self.topic.channel} ended with {type(error).__name__}: {error}"
+            answered(index, unknown_outcome(failure, self.topic.channel))
+
     def _answer(
         self, number: int, index: int, size: int, answered: Answered, result: NativeResult, id: NativeId
     ) -> None:
@@ -146,18 +182,16 @@ class ChannelProducer:
                 self._known = number, place
             answered(index, place)
         except Exception:
-            log.exception("the answer to an append to %s was lost", self.topic.channel)
+            log.exception(
+                "the answer to an append to %s was lost", self.topic.channel, extra={"channel": self.topic.channel}
+            )
 
     def _failed(self, number: int, size: int, result: str) -> TidewalError:
         if message_outcome(result) is Outcome.NEVER_SENT:
             self._never_sent.append(number)
         else:
-            self._outcome_unknown()
+            self.outcome_unknown()
         return send_failure(result, self.topic.channel, size)
-
-    def _outcome_unknown(self) -> None:
-        self.broken = True
-        self._stalls.outcome_unknown(self.topic.channel)
 
     def _look_up(self, unplaced: _Unplaced) -> None:
         with self._lock:
@@ -176,7 +210,9 @@ class ChannelProducer:
             try:
                 places = self._places(unplaced)
             except TidewalError as error:
-                log.warning("no ids for appends to %s: %s", self.topic.channel, error)
+                log.warning(
+                    "no ids for appends to %s: %s", self.topic.channel, error, extra={"channel": self.topic.channel}
+                )
                 if isinstance(error, ChannelNotFound):
                     self.broken, failure = True, error
             for each in unplaced:

@@ -15,23 +15,25 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ...runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable
 from ...runtime.log.read_ahead import ReadAhead
 from ...runtime.log.stalls import Waiting
-from ...runtime.log.wal import Entry
+from ...runtime.log.wal import Entry, Headers
 from ...runtime.loop_bridge import LoopNotifier
 from . import seek
 from .client import NativeMessage, NativeTimeout, ends_batch, ignore, timestamp_of
 from .failures import call_failure
+from .foreign_topics import content_of
+from .foreign_topics import timestamp_of as foreign_timestamp_of
 from .ids import BEFORE_ALL, MessagePlace, encode, pack
 from .topics import TopicContents
 
 if TYPE_CHECKING:
     from .wal import Pulsar
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
 READY_BYTES = 4 * 1024 * 1024  # decoded and waiting for the iterator; over it no more is taken from the library
 BURST_BYTES = 4 * 1024 * 1024  # passed on together, and one message more
@@ -43,7 +45,9 @@ FIRST_SILENCE_LOOKS = 3  # after so many intervals without a message it asks the
 LONGEST_SILENCE_LOOKS = 30  # limit of that number, which doubles each time that there is none
 
 
-make_entry = cast("Callable[[tuple[bytes, int, bytes]], Entry]", partial(tuple.__new__, Entry))
+make_entry: Callable[[tuple[bytes, int, bytes, bytes | None, Headers]], Entry] = cast(
+    "Any", partial(tuple.__new__, Entry)
+)
 
 
 class ChannelFetcher:
@@ -61,6 +65,8 @@ class ChannelFetcher:
         self._after: tuple[int, int, int] = after  # a `MessagePlace`, as a plain tuple for speed
         self._read_upto = after  # `after`, or the place before the ledger in use once all earlier ones are read
         self._native = wal.open_reader(channel, after)
+        self._foreign = wal.is_foreign(channel)
+        self._timestamp_of = foreign_timestamp_of if self._foreign else timestamp_of
         self._closed = False
         self._room = threading.Event()
         self._ready: ReadAhead[Sequence[Entry]] = ReadAhead(READY_BYTES, self._room.set)
@@ -145,7 +151,10 @@ class ChannelFetcher:
         if place[0] != after[0] and after != BEFORE_ALL:
             self._check_nothing_between(MessagePlace(*place))
         self._after = place
-        return make_entry((pack(*place), timestamp_of(message), message.data()))
+        timestamp = self._timestamp_of(message)
+        if self._foreign:
+            return make_entry((pack(*place), timestamp, *content_of(message)))
+        return make_entry((pack(*place), timestamp, message.data(), None, ()))
 
     def _check_nothing_between(self, place: MessagePlace) -> None:
         after = max(MessagePlace(*self._after), self._read_upto)
@@ -162,7 +171,9 @@ class ChannelFetcher:
             except Unavailable as error:
                 if self._closed:
                     raise
-                log.warning("reading %s waits for the broker: %s", self._channel, error)
+                log.warning(
+                    "reading %s waits for the broker: %s", self._channel, error, extra={"channel": self._channel}
+                )
 
     def _of_this_channel(self, contents: TopicContents) -> TopicContents:
         """The same contents. Raises `ChannelNotFound` where they are those of a later channel of the name."""
@@ -220,7 +231,11 @@ class ChannelFetcher:
         return False
 
     def _reopen(self) -> None:
-        log.warning("the reader of %s was silent although there is more to read: opened anew", self._channel)
+        log.warning(
+            "the reader of %s was silent although there is more to read: opened anew",
+            self._channel,
+            extra={"channel": self._channel},
+        )
         self._native.close_async(ignore)
         try:
             self._native = self._wal.open_reader(self._channel, MessagePlace(*self._after))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.errors import PositionLost, TidewalError
 from ...runtime.log.wal import From, FromId, FromTime, Start
-from .client import NativeTimeout, ignore, place_of, timestamp_of
+from .client import NativeTimeout, ignore, place_of
 from .failures import call_failure
 from .ids import MessagePlace, decode, encode, ledger_behind
 from .topics import TopicContents
@@ -181,7 +181,7 @@ def _messages(
             message = reader.read_next(wal.timeout_ms)
             place = place_of(message.message_id())
             if place > after:
-                yield place, timestamp_of(message)
+                yield place, wal.timestamp_of(channel, message)
             if place >= last:
                 return
     except NativeTimeout as error:

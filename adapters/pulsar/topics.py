@@ -27,18 +27,24 @@ MIB = 1024 * 1024
 EPHEMERAL_MINUTES = 1
 GROUP_LOG_MESSAGE_BYTES = 5 * MIB + 32 * 1024
 
+_PARTITION = re.compile(r"-partition-(\d+)\Z")
+_FOREIGN_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}(:\d{1,9})?")
 _MEANS_SOMETHING_TO_PULSAR = re.compile(r"__|-partition-\d+\Z")  # system topics, partitions of a topic
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A channel and its policy; the topic is named like the channel, unless the name has a meaning for Pulsar."""
+    """A channel and its policy; the topic is named like the channel, unless the name has a meaning for Pulsar. A name
+    with a colon is a partition of a foreign topic, see `foreign_topics.py`."""
 
     channel: str
     policy: ChannelPolicy = field(default_factory=ChannelPolicy)
 
     @property
     def name(self) -> str:
+        topic, colon, number = self.channel.partition(":")
+        if colon:
+            return f"{topic}-partition-{number}"
         return f"{self.channel}~" if _MEANS_SOMETHING_TO_PULSAR.search(self.channel) else self.channel
 
     @property
@@ -63,13 +69,20 @@ def _retention(minutes: int, mebibytes: int) -> dict[str, object]:
 
 
 def channel_of(topic: str) -> str:
-    """The channel of a topic, by the topic's local name."""
-    return topic.removesuffix("~")
+    """The channel of a topic, by the topic's local name: of a partition of a foreign topic one with a colon."""
+    return topic.removesuffix("~") if topic.endswith("~") else _PARTITION.sub(r":\1", topic)
 
 
 def is_topic_of_ours(channel: str) -> bool:
     """Whether this is the name of a channel, or of the log of a group."""
     return is_name(channel.removeprefix(GROUP_LOG))
+
+
+def is_foreign(channel: str) -> bool:
+    """Whether this can be the name of a foreign topic without partitions, or of a partition of one."""
+    topic = channel.partition(":")[0]
+    meant = "__" in topic or topic.startswith(GROUP_LOG)
+    return _FOREIGN_NAME.fullmatch(channel) is not None and not meant
 
 
 def group_topic(group: str) -> str:

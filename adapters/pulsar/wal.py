@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from ...runtime.errors import (
     Closed,
     InvalidRequest,
     Unavailable,
+    Unsupported,
 )
 from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.groups.group_wal import GroupWal
@@ -36,6 +38,7 @@ from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_name, is_name, not_found, other_policy
 from ...runtime.log.read_only import refused
 from ...runtime.log.stalls import Operation, StallWatch
+from ...runtime.log.stamps import stamped
 from ...runtime.log.wal import (
     Append,
     Capabilities,
@@ -48,28 +51,41 @@ from ...runtime.log.wal import (
 )
 from ...runtime.loop_bridge import LoopNotifier
 from ...runtime.metrics.metrics import Metrics
-from . import seek
+from . import foreign_topics, seek
 from .admin import DEFAULT_MESSAGE_BYTES, Admin
-from .appending import Appender
-from .client import NativeProducer, NativeReader, PulsarClient
+from .appending import Appender, plain
+from .client import NativeMessage, NativeProducer, NativeReader, PulsarClient, timestamp_of
 from .failures import call_failure
+from .foreign_producer import ForeignProducer
 from .groups.service import Groups
 from .ids import MessagePlace, decode, encode
 from .options import PulsarOptions
-from .producer import ChannelProducer
+from .producer import ChannelProducer, FlushingProducer
 from .reader import ChannelFetcher, Reader
 from .topics import (
+    GROUP_LOG,
     HOLD_CURSOR,
     LEDGER_PROPERTY,
     TRUNCATED_PROPERTY,
     Topic,
     TopicContents,
     channel_of,
+    is_foreign,
     is_topic_of_ours,
     truncated_property,
 )
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
+FOREIGN_CAPABILITIES: Capabilities = Capabilities(
+    atomic_batches=False,
+    seek_by_time=True,
+    truncate=False,
+    multi_process_write=True,
+    one_node=False,
+    groups=True,
+    individual_acks=True,
+    foreign_topics=True,
+)
 
 T = TypeVar("T")
 
@@ -81,7 +97,7 @@ class Pulsar(GroupWal):
     """A `Wal` in one namespace; open it with `open`."""
 
     name = "pulsar"
-    capabilities = Capabilities(
+    capabilities: Capabilities = Capabilities(
         atomic_batches=False,
         seek_by_time=True,
         truncate=True,
@@ -96,9 +112,9 @@ class Pulsar(GroupWal):
     def __init__(self, options: PulsarOptions, metrics: Metrics | None = None, *, read_only: bool = False) -> None:
         super().__init__(f"{options.service_url}/{options.namespace}", metrics)
         self._options, self._read_only = options, read_only
-        self.stalls = StallWatch(metrics)
+        self.stalls: StallWatch = StallWatch(metrics)
         self._namespace = options.namespace
-        self.admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
+        self.admin: Admin = Admin(options.web_url, options.namespace, options.request_timeout_s, options.security)
         self._client = PulsarClient(
             options.service_url,
             options.request_timeout_s,
@@ -107,7 +123,7 @@ class Pulsar(GroupWal):
             log_file=options.client_log,
         )
         self._executor = ThreadPoolExecutor(BLOCKING_CALLS, "tidewal-pulsar")
-        self.process = uuid.uuid4().hex
+        self.process: str = uuid.uuid4().hex
         self._producer_names = map("tidewal-{}-{}".format, itertools.repeat(self.process), itertools.count(1))
         self._policies: dict[str, ChannelPolicy] = {}
         self._incarnations: dict[str, str] = {}  # by channel, as seen last
@@ -119,7 +135,15 @@ class Pulsar(GroupWal):
         self._fetchers: dict[ChannelFetcher, str] = {}
         self._openings: dict[Future[ChannelFetcher], str] = {}  # for which readers still wait
         self._groups: Groups | None = None  # created with the first call that needs them, on its loop
-        self._appender = Appender(self._open_producer, self._executor, PendingBytes(options.pending_bytes, self._shown))
+        self.foreign: bool = options.foreign
+        if self.foreign:
+            self.capabilities = FOREIGN_CAPABILITIES
+        self._appender = Appender(
+            self._open_foreign_producer if self.foreign else self._open_producer,
+            self._executor,
+            PendingBytes(options.pending_bytes, self._shown),
+            foreign_topics.checked if self.foreign else plain,
+        )
         self.stalls.start()
 
     @staticmethod
@@ -129,7 +153,7 @@ class Pulsar(GroupWal):
         wal = Pulsar(options, metrics, read_only=read_only)
         try:
             await wal.blocking(partial(wal.admin.reach, min(options.connect_timeout_s, options.request_timeout_s)))
-            await wal.blocking(wal.admin.check_namespace if read_only else wal.admin.prepare_namespace)
+            await wal.blocking(wal._check_namespace)
             wal._largest = await wal.blocking(wal.admin.max_message_bytes) - METADATA_BYTES
             wal._message_bytes = min(wal._largest, options.max_message_bytes or wal._largest)
         except BaseException:
@@ -137,10 +161,18 @@ class Pulsar(GroupWal):
             raise
         return wal
 
+    def _check_namespace(self) -> None:
+        if self.foreign:
+            self.admin.require_namespace()
+        elif self._read_only:
+            self.admin.check_namespace()
+        else:
+            self.admin.prepare_namespace()
+
     # ---- channels -----------------------------------------------------------------------------------------------
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        self._check_open()
+        self._check_changes("create_channel")
         check_name("channel name", channel)
         await self.blocking(partial(self._create, Topic(channel, policy)))
         self._channels_changed()
@@ -161,6 +193,9 @@ class Pulsar(GroupWal):
 
     async def channels(self) -> list[str]:
         self._check_open()
+        if self.foreign:
+            names = map(channel_of, await self.blocking(self.admin.topics))
+            return sorted(filter(is_foreign, names), key=foreign_topics.in_order)
         names = [name for name in map(channel_of, await self.blocking(self.admin.topics)) if is_name(name)]
         found = await asyncio.gather(*(self.blocking(partial(self._is_channel, name)) for name in names))
         return sorted(name for name, is_channel in zip(names, found, strict=True) if is_channel)
@@ -190,7 +225,7 @@ class Pulsar(GroupWal):
         )
 
     async def drop_channel(self, channel: str) -> None:
-        self._check_open()
+        self._check_changes("drop_channel")
         await self.blocking(partial(self._drop, channel))
         self._channels_changed()
 
@@ -229,7 +264,7 @@ class Pulsar(GroupWal):
             return []
         notifier = self._notifiers.current()
         future, done = self._notifiers.promise()
-        self._appender.queue(entries, done)
+        self._appender.queue(stamped(entries), done)
         if not notifier.deferring:  # appends of other tasks in this iteration of the loop are sent together
             notifier.defer(self._appender.wake)
         return await future
@@ -256,6 +291,27 @@ class Pulsar(GroupWal):
                 end,
                 largest,
                 self._executor,
+                self._appender.flush_later,
+                self.stalls,
+            )
+
+        return self._retried("append", channel, make)
+
+    def _open_foreign_producer(self, channel: str) -> FlushingProducer:
+        """The producer of a channel, or of a topic with partitions, which makes neither. A group's log is Tidewal's."""
+        if not self.is_foreign(channel):
+            return self._open_producer(channel)
+        if ":" in channel or not self.admin.partitions(channel):
+            self.contents(channel)
+        topic = Topic(channel, foreign_topics.POLICY)
+
+        def make() -> ForeignProducer:
+            return ForeignProducer(
+                self._client,
+                topic,
+                self._address(topic),
+                next(self._producer_names),
+                self._message_bytes,
                 self._appender.flush_later,
                 self.stalls,
             )
@@ -290,7 +346,7 @@ class Pulsar(GroupWal):
         except Exception as error:  # any error: a reader waits for the opening
             failure = call_failure(error, f"reading {channel}", channel=channel)
             if failure is not error:
-                log.exception("no reader of %s", channel)
+                log.exception("no reader of %s", channel, extra={"channel": channel})
             with self._fetchers_lock:
                 if self._openings.pop(opening, None):
                     opening.set_exception(failure)
@@ -331,7 +387,7 @@ class Pulsar(GroupWal):
     # ---- retention ----------------------------------------------------------------------------------------------
 
     async def truncate(self, channel: str, id: bytes) -> None:
-        self._check_open()
+        self._check_changes("truncate")
         await self.blocking(partial(self._truncate, channel, id))
 
     def _truncate(self, channel: str, id: bytes) -> None:
@@ -341,7 +397,7 @@ class Pulsar(GroupWal):
             self.admin.set_property(Topic(channel), TRUNCATED_PROPERTY, truncated_property(place))
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
-        self._check_open()
+        self._check_changes("hold")
         await self.blocking(partial(self._hold, channel, holder, id))
 
     def _hold(self, channel: str, holder: str, id: bytes | None) -> None:
@@ -417,18 +473,43 @@ class Pulsar(GroupWal):
     def contents(self, channel: str) -> TopicContents:
         """The contents of the channel's topic. Blocks. Raises `ChannelNotFound`, also for a topic that is not a
         channel."""
-        if not is_topic_of_ours(channel):
+        if not is_topic_of_ours(channel) and not (self.foreign and is_foreign(channel)):
             raise ChannelNotFound(f"there can be no channel {channel!r}", channel=channel)
         try:
             contents = self.admin.contents(Topic(channel))
-        except ChannelNotFound:
+        except ChannelNotFound as error:
             self._policies.pop(channel, None)
-            raise
+            if not self.is_foreign(channel):
+                raise
+            raise ChannelNotFound(
+                f"no topic {channel} in {self._namespace}, or one with partitions, which are {channel}:0 and so on:"
+                " topics of others are made by their own tools",
+                channel=channel,
+            ) from error
+        if self.is_foreign(channel):
+            contents = replace(contents, policy=foreign_topics.POLICY)
         if contents.policy is None:
             raise not_found(channel)
         self._policies[channel] = contents.policy
         self._incarnations[channel] = contents.incarnation
         return contents
+
+    def is_foreign(self, channel: str) -> bool:
+        """Whether the topic is of others: the logs of groups are Tidewal's."""
+        return self.foreign and not channel.startswith(GROUP_LOG)
+
+    def timestamp_of(self, channel: str, message: NativeMessage) -> int:
+        """The hybrid timestamp of a message."""
+        return foreign_topics.timestamp_of(message) if self.is_foreign(channel) else timestamp_of(message)
+
+    def _check_changes(self, call: str) -> None:
+        """Raise `Closed`, and `Unsupported` on topics of others, of which nothing is changed."""
+        self._check_open()
+        if self.foreign:
+            raise Unsupported(
+                f"{call} would change a topic that others made (?topics=foreign): use the tools of its owner",
+                capability="foreign_topics",
+            )
 
     def last(self, channel: str) -> MessagePlace:
         """The last message of the channel. Blocks. Raises `ChannelNotFound`."""

@@ -17,7 +17,8 @@ SOCKET_NAME = "socket"
 TOKEN_NAME = "token"
 LOOPBACK = "127.0.0.1"
 URL_FORMS = "rocksmq:///absolute/path, rocksmq://./relative/path or rocksmq://127.0.0.1:PORT?token_file=/path"
-_SOCKET_PATH_BYTES = 100  # the system's limit is 108, and it counts bytes
+_SOCKET_PATH_BYTES = 100  # the limit of Linux is 108, of macOS 104, and it counts bytes
+_DESCRIPTORS = "/proc/self/fd"  # a folder of Linux in which each open folder has a short path
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class Address:
     def new_socket(self) -> socket.socket:
         """A socket for `target`, not connected yet."""
         if self.directory:
-            return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        new = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            return socket.socket(socket.AF_UNIX)
+        new = socket.socket(socket.AF_INET)
         new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return new
 
@@ -89,13 +90,22 @@ class Address:
 
 @contextlib.contextmanager
 def socket_path(directory: str) -> Generator[str]:
-    """A path to the socket that fits into an address: through an open descriptor where the plain one is too long."""
+    """A path to the socket that fits into an address: where the plain one is too long, through an open descriptor, or
+    (macOS) through a link in a folder that only this user can enter. Raises `OSError`."""
     path = os.path.join(directory, SOCKET_NAME)
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
         yield path
         return
+    if not os.path.isdir(_DESCRIPTORS):
+        import tempfile  # late: short-lived readers do without it
+
+        with tempfile.TemporaryDirectory(prefix="tw", dir="/tmp") as folder:
+            link = os.path.join(folder, "log")
+            os.symlink(os.path.abspath(directory), link)
+            yield os.path.join(link, SOCKET_NAME)
+        return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{descriptor}/{SOCKET_NAME}"
+        yield f"{_DESCRIPTORS}/{descriptor}/{SOCKET_NAME}"
     finally:
         os.close(descriptor)

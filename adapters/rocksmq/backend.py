@@ -26,7 +26,7 @@ class RocksMQBackend(WalBackend):
     """A log in a directory, owned by one process and shared by all of its machine."""
 
     name = "rocksmq"
-    schemes = ("rocksmq",)
+    schemes: tuple[str, ...] = ("rocksmq",)
     url_form = "rocksmq:///absolute/path"
 
     async def open(
@@ -46,7 +46,8 @@ class RocksMQBackend(WalBackend):
         as the other processes do; where that takes longer than `failover_s`, or another process requires ownership
         already, `DirectoryInUse` is raised. `own` False, or a port: never own the directory. `failover_s` (seconds) is
         also how long calls wait for an owner before they raise `Unavailable`; with 0 this opening tries once.
-        `read_only` is `own` False; with `own` True it raises `ConfigError`.
+        `read_only` is `own` False, and raises `Unavailable` at once where no process owns the directory, unless `own`
+        is given; with `own` True it raises `ConfigError`.
 
         Returns a `RocksMQ` with `own` True, else a `SharedRocksMQ`.
         """
@@ -63,7 +64,11 @@ class RocksMQBackend(WalBackend):
                 )
             return await force_own(address, failover_s, options)
         return await SharedRocksMQ.connect(
-            address, takeover=own is None and not read_only, failover_s=failover_s, **options
+            address,
+            takeover=own is None and not read_only,
+            owned_now=own is None and read_only,
+            failover_s=failover_s,
+            **options,
         )
 
     def settings(self) -> type[RocksMqSettings]:

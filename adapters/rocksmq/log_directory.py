@@ -18,11 +18,21 @@ def named_directory(where: str) -> str:
     return os.path.abspath(path)
 
 
+def found_directory(where: str) -> str:
+    """The same; of a node's directory, that of its log in `log/`."""
+    directory = named_directory(where)
+    below = os.path.join(directory, "log")
+    return below if not has_log(directory) and has_log(below) else directory
+
+
 def local_directory(where: str) -> str:
     """The same. Raises `ConfigError` where there is no log."""
-    directory = named_directory(where)
-    if not os.path.isfile(os.path.join(directory, "FORMAT")):
-        below = os.path.join(directory, "log")
-        hint = f"; there is one in {below}" if os.path.isfile(os.path.join(below, "FORMAT")) else ""
-        raise ConfigError(f"there is no log in {directory}{hint}: check the URL, or run a node first", key="wal")
+    directory = found_directory(where)
+    if not has_log(directory):
+        raise ConfigError(f"there is no log in {directory}: check the URL, or run a node first", key="wal")
     return directory
+
+
+def has_log(directory: str) -> bool:
+    """Whether there is a log in the directory itself."""
+    return os.path.isfile(os.path.join(directory, "FORMAT"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prometheus_client import Counter, Gauge
+
 from ...runtime.metrics.metrics import Metrics
 
 
@@ -14,10 +16,10 @@ class RocksMQMetrics:
         self._seconds = metrics.histogram("rocksmq_journal_commit_duration_seconds")
         self._bytes = metrics.histogram("rocksmq_journal_commit_bytes")
         self._written = metrics.counter("rocksmq_journal_written_bytes_total")
-        self.recycled_bytes = metrics.counter("rocksmq_journal_recycled_bytes_total")
-        self.failed = metrics.gauge("rocksmq_journal_failed")
-        self.groups_cut_off = metrics.counter("rocksmq_groups_cut_off_total")
-        self.index_failures = metrics.counter("rocksmq_index_failures_total")
+        self.recycled_bytes: Counter = metrics.counter("rocksmq_journal_recycled_bytes_total")
+        self.failed: Gauge = metrics.gauge("rocksmq_journal_failed")
+        self.groups_cut_off: Counter = metrics.counter("rocksmq_groups_cut_off_total")
+        self.index_failures: Counter = metrics.counter("rocksmq_index_failures_total")
         self._free = metrics.gauge("rocksmq_free_space_bytes")
         self._size = metrics.gauge("rocksmq_journal_bytes")
         self._live = metrics.gauge("rocksmq_journal_segments", state="live")

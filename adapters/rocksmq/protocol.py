@@ -45,9 +45,9 @@ This module imports nothing heavy: the blocking client does not, either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, repeat
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -63,11 +63,12 @@ from ...runtime.log.wal import (
     From,
     FromId,
     FromTime,
+    Headers,
     Payload,
     Start,
 )
 
-VERSION = 2
+VERSION = 3
 HEAD_BYTES = 256 * 1024  # of a request: the worst that msgpack makes of it is 64 times that, for 20 ms
 APPENDS = 1024  # in one request
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -77,8 +78,10 @@ TIMEOUT_S = 30.0
 HEADER = Struct(">III")
 ROW = Struct(">II8sQ")
 _NO_ID = bytes(8)
-_make_append = cast("Callable[[tuple[str, Payload, int]], Append]", partial(tuple.__new__, Append))
-_make_entry = cast("Callable[[tuple[bytes, int, Payload]], Entry]", partial(tuple.__new__, Entry))
+_make_append = cast("Callable[[tuple[str, Payload, int, None, Headers]], Append]", partial(tuple.__new__, Append))
+_make_entry = cast("Callable[[tuple[bytes, int, Payload, None, Headers]], Entry]", partial(tuple.__new__, Entry))
+_NO_KEYS: Iterable[None] = repeat(None)
+_NO_HEADERS: Iterable[Headers] = repeat(())
 _JOIN_BYTES = 16 * 1024  # payloads below this are cheaper to copy than to send from where they are
 _VIEW_BYTES = 4 * 1024  # the same for keeping them
 
@@ -176,7 +179,7 @@ def encode_request(seq: int, method: str, arguments: Sequence[object], entries: 
     try:
         rows = [
             ROW.pack(names.setdefault(channel, len(names)), len(payload), _NO_ID, timestamp)
-            for channel, payload, timestamp in entries
+            for channel, payload, timestamp, _, _ in entries
         ]
     except (StructError, TypeError) as error:
         raise InvalidRequest(f"an entry cannot be sent: {error}") from None
@@ -188,7 +191,7 @@ def encode_entries(seq: int, entries: Sequence[Entry], next_id: bytes, latest_id
     if not entries:
         nothing: list[Entry] = []
         return encode([seq, "ok", [nothing, next_id, latest_id]])
-    rows = [ROW.pack(0, len(payload), id, timestamp) for id, timestamp, payload in entries]
+    rows = [ROW.pack(0, len(payload), id, timestamp) for id, timestamp, payload, _, _ in entries]
     return encode([seq, "ok", [None, next_id, latest_id]], rows, [entry.payload for entry in entries])
 
 
@@ -209,14 +212,14 @@ def appends_in(frame: ProtocolFrame, names: Sequence[Any]) -> list[Append]:
         channels = list(map(names.__getitem__, numbers))
     except IndexError:
         raise InvalidRequest("a row names a channel that the request does not") from None
-    return list(map(_make_append, zip(channels, bodies, timestamps, strict=True)))
+    return list(map(_make_append, zip(channels, bodies, timestamps, _NO_KEYS, _NO_HEADERS)))  # noqa: B905 -- endless
 
 
 def entries_in(frame: ProtocolFrame) -> list[Entry]:
     """The entries of an answer. Raises `BadRecord`."""
     _, lengths, ids, timestamps = zip(*ROW.iter_unpack(frame.rows), strict=True)
     bodies = _bodies(frame, lengths, _VIEW_BYTES if frame.lasting else FRAME_BYTES)
-    return list(map(_make_entry, zip(ids, timestamps, bodies, strict=True)))
+    return list(map(_make_entry, zip(ids, timestamps, bodies, _NO_KEYS, _NO_HEADERS)))  # noqa: B905 -- endless
 
 
 def _bodies(frame: ProtocolFrame, lengths: Sequence[int], view_bytes: int) -> Sequence[bytes | memoryview]:

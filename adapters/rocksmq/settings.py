@@ -27,7 +27,7 @@ class RocksMqSettings(RetainingSettings):
     )
 
     path: str = Field(
-        default="tidewal-data/rocksmq", description="directory of the log; empty disables it (differs from Milvus)"
+        default="tidewal-data/log", description="directory of the log; empty disables it (differs from Milvus)"
     )
     segment_size_in_mb: PositiveInt = Field(
         default=32, alias="segmentSizeInMB", description="size of a journal segment, MiB"

@@ -26,8 +26,8 @@ class Inbox:
     """Receives frames. `check` gets the three numbers of each header, and raises for a frame that may not come."""
 
     def __init__(self, connection: socket.socket, check: Callable[[int, int, int], None]) -> None:
-        self.wanted = 0  # size of a large frame that waits for `make_room`
-        self.short = False  # whether fewer bytes came than there was room for
+        self.wanted: int = 0  # size of a large frame that waits for `make_room`
+        self.short: bool = False  # whether fewer bytes came than there was room for
         self._socket, self._check = connection, check
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0  # of what the buffer holds
@@ -124,9 +124,9 @@ class Outbox:
         failed: Callable[[OSError], None],
         drained: Callable[[], None],
     ) -> None:
-        self.lock = threading.Lock()
-        self.size = 0  # bytes that wait
-        self.moved_at = 0.0  # when the socket took the last bytes (`time.monotonic`), while some wait
+        self.lock: threading.Lock = threading.Lock()
+        self.size: int = 0  # bytes that wait
+        self.moved_at: float = 0.0  # when the socket took the last bytes (`time.monotonic`), while some wait
         self._loop, self._socket, self._failed, self._drained = loop, connection, failed, drained
         self._queue: deque[Payload] = deque()
         self._watching = False

@@ -11,8 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyarrow import compute
 
-from tidewal import Client
-from tidewal.runtime.errors import TidewalError
+from tidewal import Client, errors
 
 from .checksum import checksum
 from .expectation import Expectation
@@ -84,7 +83,7 @@ async def querynode_view(client: Client, upto: int) -> ReaderView:
     for origin in ORIGINS:  # a result is one message, which has a size limit
         answer = await retry_until(client.query, COLLECTION, f'origin == "{origin}"', consistency="strong")
         if answer.tsafe < upto:
-            raise TidewalError(f"a strong answer is as of {answer.tsafe}, before the cut at {upto}")
+            raise errors.TidewalError(f"a strong answer is as of {answer.tsafe}, before the cut at {upto}")
         tables.append(answer.table)
     return ReaderView.of("QueryNode", stats.versions, pa.concat_tables(tables))
 

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from tidewal.runtime.errors import InvalidRequest
+from tidewal import errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def draw(windows: pa.Table, path: str | Path) -> Path:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise InvalidRequest("matplotlib is not installed; install it with: pip install matplotlib") from missing
+        raise errors.InvalidRequest("matplotlib is not installed; install it with: pip install matplotlib") from missing
 
     style: dict[Any, Any] = {
         "font.family": "DejaVu Sans",

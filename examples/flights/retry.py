@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from tidewal.runtime.errors import Overloaded, Unavailable
+from tidewal import errors
 
 RETRY_S = 60.0
 PAUSE_S = 0.2
@@ -24,7 +24,7 @@ async def retry_until(
     while True:
         try:
             return await ask(*arguments, **options)
-        except (Overloaded, Unavailable):
+        except (errors.Overloaded, errors.Unavailable):
             if asyncio.get_running_loop().time() > end:
                 raise
         await asyncio.sleep(PAUSE_S)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidewal.runtime.errors import Unavailable
+from tidewal import errors
 from tidewal.spark_bridge import latest, session
 
 from .flights import COLLECTION
@@ -88,7 +88,7 @@ class SparkPart:
         except Exception as error:
             if self._stopping.is_set():
                 raise Stopped from None
-            raise Unavailable(f"Spark failed: {_first_line(error)}; more in {self.log}") from error
+            raise errors.Unavailable(f"Spark failed: {_first_line(error)}; more in {self.log}") from error
         finally:
             if self._spark is not None:
                 self._spark.stop()

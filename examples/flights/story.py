@@ -16,10 +16,8 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidewal import Client, CollectionSchema, Field, Standalone, load_settings, standalone
-from tidewal.cli.signals import while_healthy
+from tidewal import Client, CollectionSchema, Field, Standalone, errors, load_settings, standalone
 from tidewal.runtime import physical_ms, shown_url
-from tidewal.runtime.errors import InvalidRequest
 
 from . import agreement, chart, expectation, flights
 from .figures import percentiles, shown
@@ -72,11 +70,11 @@ class Demo:
             screen.say(f"tables  {self._tables}")
             if options.metrics_port:
                 screen.say(f"metrics http://{settings.metrics.host}:{options.metrics_port}/metrics")
-            await while_healthy(node, self._steps(node, started))
+            await node.run(self._steps(node, started))
             if options.serve:
                 screen.say()
                 screen.say("The node goes on running (--serve); Ctrl-C ends it.")
-                raise await node.failed()
+                await node.run()
 
     async def _steps(self, node: Standalone, started: float) -> None:
         async with node.client() as client:
@@ -115,7 +113,7 @@ class Demo:
         done = sum(stats.versions.values())
         where = shown_url(self._url)
         if done > events.num_rows:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"{where} holds {done:,} events, more than the {events.num_rows:,} asked for: give --events {done} or "
                 "more, or another log"
             )
@@ -123,7 +121,7 @@ class Demo:
         expected = {cast(str, each["_op"]): cast(int, each["count_all"]) for each in beginning}
         rows = expected.get("insert", 0) - expected.get("delete", 0)
         if {op: count for op, count in stats.versions.items() if count} != expected or stats.rows != rows:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"{where} holds {done:,} row versions that are not the first events ({dict(stats.versions)}, expected "
                 f"{expected}): something else wrote into it; use another log"
             )

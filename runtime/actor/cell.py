@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ..errors import ActorStopped, DeadlineExceeded
+from ..logging_context import ROLE
 from .actor import Actor
 from .life import Life
 from .mailbox import Mailbox
@@ -56,9 +57,9 @@ class Cell:
     ) -> None:
         self.name = name
         self.mailbox = mailbox
-        self.state = ActorState.STARTING
-        self.restarts = 0
-        self.ref = ActorRef(self, system)
+        self.state: ActorState = ActorState.STARTING
+        self.restarts: int = 0
+        self.ref: ActorRef = ActorRef(self, system)
         self._system = system
         self._factory = factory
         self._intensity = intensity
@@ -69,7 +70,7 @@ class Cell:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
-        self.task = loop.create_task(self._run(), name=name)
+        self.task: asyncio.Task[None] = loop.create_task(self._run(), name=name)
         self.task.add_done_callback(self._task_done)
 
     def status(self) -> ActorStatus:
@@ -120,6 +121,7 @@ class Cell:
 
     async def _run(self) -> None:
         problem: BaseException | None = None
+        ROLE.set(self.name)  # of this task, and of all that it starts
         try:
             problem = await self._lives()
         except asyncio.CancelledError:

@@ -20,9 +20,11 @@ class HeartbeatCallback:
         self, heartbeat: HeartbeatThread, interval_s: Callable[[], float], callback: Callable[[], None], name: str
     ) -> None:
         self._heartbeat = heartbeat
-        self.interval_s, self.callback, self.name = interval_s, callback, name
-        self.last_interval_s = interval_s()
-        self.due_s = 0.0
+        self.interval_s: Callable[[], float] = interval_s
+        self.callback: Callable[[], None] = callback
+        self.name: str = name
+        self.last_interval_s: float = interval_s()
+        self.due_s: float = 0.0
 
     def within(self, pause_s: float) -> None:
         """Make the next call in `pause_s` seconds at the latest."""

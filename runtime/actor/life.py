@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterable, Callable, Coroutine
+from typing import Any
 
 from ..errors import ActorStopped, HandlerFailed, TidewalError
 from .actor import Actor
@@ -23,8 +24,8 @@ class Tick(Envelope):
     __slots__ = ("message", "waiting")
 
     def __init__(self, message: object) -> None:
-        self.message = message
-        self.waiting = False
+        self.message: object = message
+        self.waiting: bool = False
 
 
 class Pack(Envelope):
@@ -33,8 +34,8 @@ class Pack(Envelope):
     __slots__ = ("intake", "pack")
 
     def __init__(self, pack: object, intake: Intake) -> None:
-        self.pack = pack
-        self.intake = intake
+        self.pack: object = pack
+        self.intake: Intake = intake
 
 
 class Intake:
@@ -79,8 +80,8 @@ class Life:
         request_stop: Callable[[], None],
     ) -> None:
         self.actor = actor
-        self.handled = 0
-        self.progress_s = timers.now()
+        self.handled: int = 0
+        self.progress_s: float = timers.now()
         self._mailbox = mailbox
         self._timers = timers
         self._observer = observer
@@ -90,7 +91,7 @@ class Life:
         self._tasks: set[asyncio.Task[object]] = set()
         self._intakes: set[asyncio.Task[object]] = set()
         self._repeating: list[Timer] = []
-        self._open: set[Deferred] = set()
+        self._open: set[Deferred[Any]] = set()
         self._handling = False
         self._draining = False
         self._ending = False

@@ -46,12 +46,12 @@ class Mailbox:
         limit_bytes: int = 0,
         weigh: Callable[[object], int] | None = None,
     ) -> None:
-        self.actor = actor
-        self.limit = limit
-        self.limit_bytes = limit_bytes
-        self.weigh = weigh
-        self.bytes_waiting = 0
-        self.closed = False
+        self.actor: str = actor
+        self.limit: int = limit
+        self.limit_bytes: int = limit_bytes
+        self.weigh: Callable[[object], int] | None = weigh
+        self.bytes_waiting: int = 0
+        self.closed: bool = False
         self.signals: deque[object] = deque()
         self.crashes: deque[Exception] = deque()
         self.messages: deque[object] = deque()

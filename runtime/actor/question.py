@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, Generic
 
 from ..errors import ActorStopped, DeadlineExceeded, HandlerFailed, TidewalError
 from .mailbox import Envelope
+from .typevars import AnswerT
 
 
 class Question(Envelope):
@@ -14,10 +16,10 @@ class Question(Envelope):
 
     __slots__ = ("actor", "future", "message")
 
-    def __init__(self, actor: str, message: object, future: asyncio.Future[object]) -> None:
-        self.actor = actor
-        self.message = message
-        self.future = future
+    def __init__(self, actor: str, message: object, future: asyncio.Future[Any]) -> None:
+        self.actor: str = actor
+        self.message: object = message
+        self.future: asyncio.Future[Any] = future
 
     def answer(self, value: object) -> None:
         """Answer with `value`, unless the sender has given up."""
@@ -38,7 +40,7 @@ class Question(Envelope):
         self.fail(error)
 
 
-class Deferred:
+class Deferred(Generic[AnswerT]):
     """A future answer: a handler returns it and is free for the next message.
 
     `resolve` or `fail` it once, at any time, also before it is returned; later calls change nothing. The ask's
@@ -47,17 +49,17 @@ class Deferred:
 
     __slots__ = ("_actor", "_error", "_open", "_question", "_report", "_value", "done")
 
-    def __init__(self, actor: str, open_: set[Deferred]) -> None:
+    def __init__(self, actor: str, open_: set[Deferred[Any]]) -> None:
         self._actor = actor
         self._open = open_
         self._question: Question | None = None
         self._report: Callable[[Exception], None] | None = None
-        self._value: object = None
+        self._value: AnswerT | None = None
         self._error: Exception | None = None
-        self.done = False
+        self.done: bool = False
         open_.add(self)
 
-    def resolve(self, value: object) -> None:
+    def resolve(self, value: AnswerT) -> None:
         """Answer with `value`."""
         self._finish(value, None)
 
@@ -82,7 +84,7 @@ class Deferred:
             report(self._error)
         self._report = report
 
-    def _finish(self, value: object, error: Exception | None) -> None:
+    def _finish(self, value: AnswerT | None, error: Exception | None) -> None:
         if self.done:
             return
         self.done = True

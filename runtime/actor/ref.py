@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic
 
 from ..errors import InvalidRequest, Overloaded
 from .question import Question
+from .typevars import AnswerT_co, MessageT_contra
 
 if TYPE_CHECKING:
     from .cell import Cell
     from .system import ActorSystem
 
 
-class ActorRef:
-    """Stays valid across restarts; once the actor has stopped every call raises `ActorStopped`.
+class ActorRef(Generic[MessageT_contra, AnswerT_co]):
+    """`ActorRef[MessageT, AnswerT]`: takes messages of the one type, and answers an `ask` with the other.
+
+    Stays valid across restarts; once the actor has stopped every call raises `ActorStopped`.
 
     For the loop of its system only: from another thread, go through `loop.call_soon_threadsafe`.
     """
@@ -37,7 +40,7 @@ class ActorRef:
         """The actor's cell. For the runtime."""
         return self._cell
 
-    def tell(self, message: object) -> None:
+    def tell(self, message: MessageT_contra) -> None:
         """Send without waiting. Raises `Overloaded` when the mailbox is full: the message was not taken; `ActorStopped`
         when the actor has stopped."""
         try:
@@ -46,15 +49,15 @@ class ActorRef:
             self._observer.refused(self.name, str(error.fields["limit"]))
             raise
 
-    async def send(self, message: object) -> None:
+    async def send(self, message: MessageT_contra) -> None:
         """Send, waiting for room in the mailbox. Senders that wait are admitted in the order of their arrival."""
         await self._mailbox.put_when_room(message)
 
-    def signal(self, message: object) -> None:
+    def signal(self, message: MessageT_contra) -> None:
         """Send through the queue that is read first and never refuses. For few and small messages."""
         self._mailbox.put_signal(message)
 
-    async def ask(self, message: object, *, deadline_s: float = 10.0) -> object:
+    async def ask(self, message: MessageT_contra, *, deadline_s: float = 10.0) -> AnswerT_co:
         """Send and wait for the answer.
 
         Raises the handler's error (Tidewal's own as is, any other as `HandlerFailed`), `Overloaded` at once when the
@@ -63,7 +66,7 @@ class ActorRef:
         """
         if asyncio.current_task() is self._cell.task:
             raise InvalidRequest(f"{self.name} asks itself: it would wait for itself", actor=self.name)
-        future: asyncio.Future[object] = self._loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         question = Question(self.name, message, future)
         try:
             self._mailbox.put(question, message)

@@ -6,7 +6,10 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
+from ..arguments import checked_fields
 
+
+@checked_fields()
 @dataclass(frozen=True, slots=True)
 class Supervision:
     """How often an actor is restarted, and how long the pauses are.

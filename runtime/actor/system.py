@@ -6,17 +6,22 @@ import asyncio
 import random
 from collections.abc import Callable, Generator
 from types import TracebackType
+from typing import Protocol, cast
 
+from ..arguments import checked
 from ..clock import Clock, SystemClock
 from ..errors import Closed, InvalidRequest
 from .actor import Actor
 from .cell import ActorState, ActorStatus, Cell
 from .heartbeat import HeartbeatThread
+from .life import Life
 from .mailbox import Mailbox
 from .observer import Observer
+from .question import Deferred
 from .ref import ActorRef
 from .supervision import NEVER_RESTART, Intensity, Supervision
 from .timers import Deadlines, Timers
+from .typevars import AnswerT, AnswerT_co, MessageT, MessageT_contra
 from .watchdog import Watchdog
 
 MAILBOX_SIZE = 1024  # messages: actor.mailboxSize
@@ -24,6 +29,15 @@ MAILBOX_BYTES = 64 * 1024 * 1024  # actor.mailboxBytes
 BLOCKED_AFTER_MS = 500  # actor.blockedAfterMs
 STOP_DEADLINE_S = 10.0  # actor.stopDeadline: to drain a mailbox
 STOP_GRACE_S = 5.0  # actor.stopGrace: to clean up after the deadline has passed
+
+
+class Spawnable(Protocol[MessageT_contra, AnswerT_co]):
+    """An `Actor`, by the types of its `on_message`: so `spawn` returns an `ActorRef` with the types that the override
+    declares, also where the class says only `Actor`."""
+
+    _life: Life  # of `Actor`: no other class is taken for one
+
+    async def on_message(self, message: MessageT_contra, /) -> AnswerT_co | Deferred[AnswerT_co]: ...
 
 
 class Escalation:
@@ -61,6 +75,7 @@ class ActorSystem:
     the settings of the same name, in messages, bytes and seconds.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -76,7 +91,7 @@ class ActorSystem:
     ) -> None:
         self.clock: Clock = clock or SystemClock()
         self.observer: Observer = observer or Observer()
-        self.heartbeat = HeartbeatThread(self.clock, on_error=self.observer.heartbeat_failed)
+        self.heartbeat: HeartbeatThread = HeartbeatThread(self.clock, on_error=self.observer.heartbeat_failed)
         self._mailbox_size = mailbox_size
         self._mailbox_bytes = mailbox_bytes
         self._blocked_after_ms = blocked_after_ms
@@ -91,9 +106,9 @@ class ActorSystem:
     async def __aenter__(self) -> ActorSystem:
         loop = asyncio.get_running_loop()
         self.loop = loop
-        self.timers = Timers(loop)
-        self.deadlines = Deadlines(self.timers)
-        self.failed = Escalation()
+        self.timers: Timers = Timers(loop)
+        self.deadlines: Deadlines = Deadlines(self.timers)
+        self.failed: Escalation = Escalation()
         self._open = True
         if self._threads:
             self.heartbeat.start()
@@ -129,14 +144,15 @@ class ActorSystem:
         if problem is not None:
             raise problem
 
+    @checked
     async def spawn(
         self,
-        actor_or_factory: Actor | Callable[[], Actor],
+        actor_or_factory: Spawnable[MessageT, AnswerT] | Callable[[], Spawnable[MessageT, AnswerT]],
         *,
         name: str,
         supervision: Supervision | None = None,
         mailbox_size: int | None = None,
-    ) -> ActorRef:
+    ) -> ActorRef[MessageT, AnswerT]:
         """Start an actor and wait for its `on_start`. Raises what the first `on_start` raises, and then keeps nothing;
         `InvalidRequest` for a name that is taken, `Closed` when the system does not run.
 
@@ -149,9 +165,10 @@ class ActorSystem:
         if holder is not None and holder.state is not ActorState.FAILED:
             raise InvalidRequest(f"an actor named {name} is already running", actor=name)
         if isinstance(actor_or_factory, Actor):
-            factory, rule = (lambda: actor_or_factory), NEVER_RESTART
+            actor = cast("Actor", actor_or_factory)
+            factory, rule = (lambda: actor), NEVER_RESTART
         else:
-            factory, rule = actor_or_factory, supervision or Supervision()
+            factory, rule = cast("Callable[[], Actor]", actor_or_factory), supervision or Supervision()
         mailbox = Mailbox(name, self.loop, mailbox_size or self._mailbox_size, self._mailbox_bytes)
         cell = Cell(self, name, factory, mailbox, Intensity(rule, random.Random(self._random.random())))
         self._cells[name] = cell
@@ -162,6 +179,7 @@ class ActorSystem:
             raise
         return cell.ref
 
+    @checked
     async def stop(self, ref: ActorRef, *, deadline_s: float | None = None) -> None:
         """Drain an actor and stop it: no new messages, waiting ones are handled, then `on_stop`.
 

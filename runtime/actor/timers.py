@@ -19,9 +19,9 @@ class Timer:
 
     def __init__(self, timers: Timers, callback: Callable[[], None], interval_s: float | None) -> None:
         self._timers = timers
-        self.callback = callback
-        self.interval_s = interval_s
-        self.cancelled = False
+        self.callback: Callable[[], None] = callback
+        self.interval_s: float | None = interval_s
+        self.cancelled: bool = False
 
     def cancel(self) -> None:
         """Never call back again."""

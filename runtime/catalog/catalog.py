@@ -27,6 +27,7 @@ from typing import Any
 from ..errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema, PreconditionFailed
 from ..log.record import DECODE_ERRORS, RecordType
 from ..log.wal import Entry
+from ..nearest import nearest
 from ..replicated.fold import Fold
 from ..replicated.records import FIRST_LEVEL, Event, typed
 from ..rows.schema import CollectionSchema
@@ -95,7 +96,7 @@ class Catalog:
     """What collections there are, and who owns which pchannel: a `StateMachine`."""
 
     def __init__(self) -> None:
-        self.next_id = 1
+        self.next_id: int = 1
         self.collections: dict[str, Collection] = {}
         self.channels: dict[str, PChannelState] = {}
 
@@ -116,7 +117,8 @@ class Catalog:
         """The collection of that name, if it is ready. Raises `CollectionNotFound`."""
         found = self.collections.get(name)
         if found is None or found.state != READY:
-            raise CollectionNotFound(f"no collection {name!r}; create it first, or check the name", collection=name)
+            near = nearest(name, (each.name for each in self.collections.values() if each.state == READY))
+            raise CollectionNotFound(f"no collection {name!r}{near or '; create it first'}", collection=name)
         return found
 
     def by_id(self, id: int) -> Collection | None:

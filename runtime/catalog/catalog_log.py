@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..arguments import checked
 from ..clock import HybridClock
 from ..log.names import Names
 from ..log.record import RecordType
@@ -23,6 +24,7 @@ class CatalogLog(Replica[Catalog]):
     time that lies days ahead.
     """
 
+    @checked
     def __init__(self, wal: Wal, names: Names, clock: HybridClock, *, on_bad: OnBadRecord | None = None) -> None:
         super().__init__(wal, names.catalog, Catalog, RecordType.CATALOG, led=True, now=clock.now, on_bad=on_bad)
         self._wal = wal

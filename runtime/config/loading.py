@@ -17,6 +17,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
+from ..arguments import checked
 from ..errors import ConfigError, PositionMismatch
 from ..log.opening import backend_name, url_forms
 from ..log.redaction import shown_url, split_url
@@ -52,6 +53,7 @@ class GivenValue:
     source: str
 
 
+@checked
 def load_settings(
     path: str | Path | None = None,
     *,
@@ -147,9 +149,12 @@ def wal_url(
 
 
 def url_of(where: str) -> str:
-    """The URL of the log at `where`, which is a URL or a path: a path is the directory of an embedded log."""
+    """The URL of the log at `where`, which is a URL or a path: the directory of an embedded log, or that of a node,
+    which keeps such a log in `log/`."""
     if not where or split_url(where).scheme:
         return where
+    below = Path(where) / "log"
+    where = str(below) if below.is_dir() else where
     return next(section.url(where) for _, section in _default_logs(Settings()) if section.embedded)
 
 
@@ -201,12 +206,19 @@ def _from_file(path: Path | None) -> list[GivenValue]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", key="", path=str(path)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}", key="", path=str(path)) from error
+        raise ConfigError(f"{path} is not valid YAML: {_why_no_yaml(error)}", key="", path=str(path)) from None
     if content is None:
         return []
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path} must hold keys and values, not a {type(content).__name__}", key="", path=str(path))
     return [GivenValue(key, value, str(path)) for key, value in _flatten(cast(Mapping[object, object], content))]
+
+
+def _why_no_yaml(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """What is wrong and where, without the text there: it may be a password, which no log shows."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
+    return str(error) if isinstance(error, UnicodeDecodeError) else type(error).__name__
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[GivenValue]:

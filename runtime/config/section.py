@@ -11,7 +11,9 @@ from pydantic.alias_generators import to_camel
 class SettingsSection(BaseModel):
     """A frozen group of keys; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
+    )
 
 
 class BackendSettings(SettingsSection):

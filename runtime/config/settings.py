@@ -7,7 +7,7 @@ Secrets are `SecretStr`, and `repr` leaves out values that may hold one, such as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import (
     Field,
@@ -181,6 +181,20 @@ class MetricsSettings(SettingsSection):
     port: int = Field(default=0, ge=0, le=65535, description="port of /metrics and /healthz; 0 is off")
 
 
+class LoggingSettings(SettingsSection):
+    """What `tidewal run` writes to stderr. Programs that embed a node configure Python's `logging` themselves."""
+
+    level: Literal["debug", "info", "warn", "error", "panic", "fatal"] = Field(
+        default="info", description="lines of this level and above; of libraries warnings and above"
+    )
+    format: Literal["text", "json"] = Field(default="text", description="for people, or one JSON object a line")
+
+    @field_validator("level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+
 class InterpreterSettings(SettingsSection):
     """Python itself. Tidewal's own."""
 
@@ -220,4 +234,5 @@ class Settings(_WithBackends):
     quota_and_limits: QuotaAndLimitsSettings = QuotaAndLimitsSettings()
     actor: ActorSettings = ActorSettings()
     metrics: MetricsSettings = MetricsSettings()
+    log: LoggingSettings = LoggingSettings()
     interpreter: InterpreterSettings = InterpreterSettings()

@@ -243,9 +243,15 @@ def _identity(value: Any) -> ChannelIdentity:
 
 
 def _ack(value: Any) -> Ack:
-    channel, lease, upto, ids = _list(value)
-    upto = None if upto is None else typed(upto, bytes)
-    return Ack(typed(channel, str), typed(lease, int), upto, tuple(typed(id, bytes) for id in _list(ids)))
+    channel, lease, upto, ids, *rest = _list(value)  # records from before positions had metadata end here
+    (metadata,) = rest or (None,)
+    return Ack(
+        typed(channel, str),
+        typed(lease, int),
+        None if upto is None else typed(upto, bytes),
+        tuple(typed(id, bytes) for id in _list(ids)),
+        None if metadata is None else typed(metadata, bytes),
+    )
 
 
 def _output(value: Any) -> Output:

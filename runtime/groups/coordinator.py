@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from ..clock import Clock
-from ..errors import Closed, Fenced, InvalidRequest, Overloaded, TidewalError
+from ..errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Overloaded, TidewalError
 from ..log.checks import check_name
 from ..log.wal import Append, From, GroupInfo, OnAppended
 from .assignment_state import AssignmentState, Done
 from .coordinator_client import Ack, AssignedChannel, MemberAssignment
 from .membership import Assignment, Group, MemberState
-from .progress import Change, GroupBackend, GroupProgress, check_new
+from .progress import Change, GroupBackend, GroupProgress, check_metadata, check_new
 from .subscriptions import Subscription
 
 MAX_SINGLE_ACKS = 10_000  # per channel and group, above what is acknowledged cumulatively
@@ -82,7 +82,7 @@ class GroupCoordinator(AssignmentState):
         with self._lock:
             self._check_open()
             for channel in sorted(subscription.names):
-                self._check_channel(group, channel)
+                self._check_subscribed(group, channel)
             self._refresh_channels()
             found = self._group(group)
             self._admit(found, joining)
@@ -110,21 +110,25 @@ class GroupCoordinator(AssignmentState):
             for channel in sorted(asking.held):
                 progress = self._positions(channel).get(group, GroupProgress())
                 held[channel] = AssignedChannel(
-                    found.assignments[channel].epoch, progress.acked_to, frozenset(progress.acked)
+                    found.assignments[channel].epoch,
+                    progress.acked_to,
+                    frozenset(progress.acked),
+                    progress.metadata,
                 )
             revoking = frozenset(channel for channel in held if found.assignments[channel].revoking_since is not None)
             return MemberAssignment(asking.version, held, revoking)
 
     def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append], done: OnAppended) -> None:
         """Append `outputs` and store what is done, in one commit. No channel of it goes to another member before that
-        is decided. Raises `Fenced` for an assignment epoch that is over, `InvalidRequest` for outputs of what is done,
-        `Overloaded` (`limit` "single_acks") and what `Wal.submit` raises; nothing was queued then."""
+        is decided. Raises `Fenced` for an assignment epoch that is over, `InvalidRequest` for outputs of what is done
+        and for metadata over `MAX_METADATA_BYTES`, `Overloaded` (`limit` "single_acks") and what `Wal.submit` raises;
+        nothing was queued then."""
         with self._lock:
             found, _ = self._find(group, member)
             assignments = [self._assignment_of(found, member, ack.channel, ack.assignment_epoch) for ack in acks]
             for ack, assignment in zip(acks, assignments, strict=True):
                 self._check_ack(group, ack, assignment, outputs)
-            changes = [Change(group, ack.channel, ack.upto, tuple(ack.ids)) for ack in acks]
+            changes = [Change(group, ack.channel, ack.upto, tuple(ack.ids), metadata=ack.metadata) for ack in acks]
 
             def count(sign: int) -> None:
                 for ack, assignment in zip(acks, assignments, strict=True):
@@ -156,9 +160,9 @@ class GroupCoordinator(AssignmentState):
                 self._assign_free(found, [channel])
 
     def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes, done: Done) -> None:
-        """Move the position to `upto`, backward too (b"": to the first entry that is kept). The assignment epoch
-        ends; the member gets the channel again under a new one, also when storing the position failed. Raises `Fenced`,
-        and `InvalidRequest` for an id past the end."""
+        """Move the position to `upto`, backward too (b"": to the first entry that is kept), and clear its metadata. The
+        assignment epoch ends; the member gets the channel again under a new one, also when storing the position failed.
+        Raises `Fenced`, and `InvalidRequest` for an id past the end."""
         with self._lock:
             found, _ = self._find(group, member)
             assignment = self._assignment_of(found, member, channel, assignment_epoch)
@@ -309,6 +313,17 @@ class GroupCoordinator(AssignmentState):
         if self._closed:
             raise Closed("the log is closed")
 
+    def _check_subscribed(self, group: str, name: str) -> None:
+        """Check the channel of that name, or where there is none the partitions of the foreign topic."""
+        try:
+            self._check_channel(group, name)
+        except ChannelNotFound:
+            partitions = [channel for channel in self._backend.channels() if channel.startswith(f"{name}:")]
+            if not partitions:
+                raise
+            for channel in partitions:
+                self._check_channel(group, channel)
+
     def _check_channel(self, group: str, channel: str) -> None:
         if self._backend.policy(channel).ephemeral:
             raise InvalidRequest(f"channel {channel} is ephemeral: it keeps nothing to have a position in")
@@ -321,6 +336,7 @@ class GroupCoordinator(AssignmentState):
             raise InvalidRequest(f"an id lies past the end of channel {channel}")
 
     def _check_ack(self, group: str, ack: Ack, assignment: Assignment, outputs: Sequence[Append]) -> None:
+        check_metadata(ack.metadata)
         self._check_ids(ack.channel, [*ack.ids] if ack.upto is None else [*ack.ids, ack.upto])
         progress = self._positions(ack.channel).get(group, GroupProgress())
         check_new(ack, progress, outputs)

@@ -11,22 +11,24 @@ from ..log.wal import Append, From, GroupInfo
 
 class Ack(NamedTuple):
     """What is done of one channel, under the assignment epoch of its delivery: all ids ≤ `upto` (None: says nothing),
-    and the single `ids`."""
+    and the single `ids`. `metadata` is stored with the position; None leaves what is stored there."""
 
     channel: str
     assignment_epoch: int
     upto: bytes | None
     ids: tuple[bytes, ...] = ()
+    metadata: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedChannel:
     """One channel that a member has. In a new assignment epoch the member starts behind `acked_to` (b"": before all
-    ids) and leaves out the entries in `acked`."""
+    ids) and leaves out the entries in `acked`; `metadata` is what is stored with the position then."""
 
     epoch: int
     acked_to: bytes
     acked: frozenset[bytes]
+    metadata: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class CoordinatorClient(Protocol):
         ...
 
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
-        """Append the outputs and store what is done, together or not at all. Returns the outputs' ids. Raises `Fenced`
-        for an assignment epoch that is over, and what appending raises."""
+        """Append the outputs and store what is done, with its metadata, together or not at all. Returns the outputs'
+        ids. Raises `Fenced` for an assignment epoch that is over, and what appending raises."""
         ...
 
     async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:

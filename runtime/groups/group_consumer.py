@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
 from prometheus_client import Counter
 
+from ..arguments import checked
 from ..errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLost, TidewalError, Unavailable
+from ..log.checks import check_plain
 from ..log.payloads import check_payload
+from ..log.stamps import stamped
 from ..log.wal import Append, Delivered, From, Start, Wal
-from .coordinator_client import CoordinatorClient, MemberAssignment
+from .coordinator_client import Ack, CoordinatorClient, MemberAssignment
+from .member_committer import MemberCommitter, Step, has_left
 from .member_fetcher import MemberFetcher, epoch_over
 from .positions import just_before, resolve
-from .unacknowledged import AckPlan
+from .progress import check_metadata
 
 WAIT_S = 20.0  # for how long one request for a new assignment may wait
 FIRST_PAUSE_S = 0.05  # between attempts to join again
@@ -76,6 +80,7 @@ class GroupConsumer:
         self._resets = resets
         self._fetchers: dict[str, MemberFetcher] = {}
         self._ready: deque[MemberFetcher] = deque()
+        self._committer = MemberCommitter(coordinator, group, id, self._put_back, self._release_if_done)
         self._seen = 0  # version of the assignment
         self._ended_epochs: set[int] = set()  # assignment epochs that the coordinator may still report
         self._transient: TidewalError | None = None  # raised once: a later attempt may succeed
@@ -88,6 +93,10 @@ class GroupConsumer:
     @property
     def id(self) -> str:
         return self._id
+
+    @property
+    def group(self) -> str:
+        return self._group
 
     @property
     def channels(self) -> frozenset[str]:
@@ -118,41 +127,82 @@ class GroupConsumer:
                 if delivered is not None:
                     return delivered
 
-    async def acknowledge(self, delivered: Delivered, ids: Sequence[bytes] | None = None) -> None:
+    def metadata(self, channel: str) -> bytes:
+        return self._held(channel).metadata
+
+    @checked
+    async def acknowledge(
+        self, delivered: Delivered, ids: Sequence[bytes] | None = None, *, metadata: bytes | None = None
+    ) -> None:
+        check_metadata(metadata)
         fetcher = self._fetcher_of(delivered)
         plan = fetcher.plan(delivered, ids)
         if plan is not None:
-            await self._commit([(fetcher, plan)], [])
+            await self._committer.commit([Step(fetcher, plan, fetcher.ack(plan, metadata))], [])
 
-    async def commit(self, delivered: Sequence[Delivered], outputs: Sequence[Append]) -> list[bytes]:
-        for output in outputs:
-            check_payload(output.payload)
-        steps: dict[str, tuple[MemberFetcher, AckPlan]] = {}
+    @checked
+    async def annotate(self, of: str | Delivered, metadata: bytes) -> None:
+        if metadata is None:  # pyright: ignore[reportUnnecessaryComparison] -- not every caller checks types
+            raise InvalidRequest('the metadata of a position is bytes; b"" clears it')
+        check_metadata(metadata)
+        fetcher = self._held(of) if isinstance(of, str) else self._fetcher_of(of)
+        if not isinstance(of, str) and of.assignment_epoch != fetcher.epoch:
+            raise epoch_over(of)
+        await self._committer.commit([Step(fetcher, None, Ack(fetcher.channel, fetcher.epoch, None, (), metadata))], [])
+
+    @checked
+    async def commit(
+        self, delivered: Sequence[Delivered], outputs: Sequence[Append], *, metadata: Mapping[str, bytes] | None = None
+    ) -> list[bytes]:
+        metadata = metadata or {}
+        if not self._wal.capabilities.foreign_topics:
+            check_plain([output.key for output in outputs], [output.headers for output in outputs])
+            for output in outputs:
+                check_payload(output.payload)
+        for value in metadata.values():
+            check_metadata(value)
+        if not metadata.keys() <= {each.channel for each in delivered}:
+            raise InvalidRequest("a commit has metadata for channels of which it acknowledges nothing")
+        steps: dict[str, Step] = {}
+        last: dict[str, bytes] = {}
         for each in delivered:
             fetcher = self._fetcher_of(each)
             plan = fetcher.plan(each, None)
             if plan is None:
                 raise InvalidRequest(f"this batch of {each.channel} is acknowledged: its outputs were committed before")
-            if any(plan.batch <= batch for batch in fetcher.committing):
+            upto = plan.upto or b""
+            if any(upto <= other for other in fetcher.committing):
                 raise InvalidRequest(f"another commit of this batch of {each.channel} is under way")
-            known = steps.get(each.channel)
-            if known is None or plan.batch > known[1].batch:
-                steps[each.channel] = fetcher, plan
-        return await self._commit_outputs(list(steps.values()), outputs)
+            if upto > last.get(each.channel, b""):
+                last[each.channel] = upto
+                steps[each.channel] = Step(fetcher, plan, fetcher.ack(plan, metadata.get(each.channel)))
+        return await self._committer.commit_outputs(list(steps.values()), stamped(outputs))
 
+    @checked
     def redeliver(self, delivered: Delivered) -> None:
         fetcher = self._fetchers.get(delivered.channel)
         if fetcher is not None and fetcher.epoch == delivered.assignment_epoch:
             self._put_back(fetcher)
 
-    async def seek(self, channel: str, start: Start) -> None:
+    @checked
+    def pause(self, channel: str) -> None:
+        self._held(channel).paused = True
+
+    @checked
+    def resume(self, channel: str) -> None:
         fetcher = self._fetchers.get(channel)
-        if fetcher is None:
-            raise Fenced(f"this member does not have {channel} (any more)", channel=channel)
-        await self._seek(fetcher, await resolve(self._wal, channel, start))
+        if fetcher is not None and fetcher.paused:
+            fetcher.paused = False
+            if fetcher.waiting:
+                self._on_ready(fetcher)
+
+    @checked
+    async def seek(self, channel: str, start: Start) -> None:
+        await self._seek(self._held(channel), await resolve(self._wal, channel, start))
 
     async def aclose(self) -> None:
         if self._leaving is None:
+            self._committer.left = True
             self._end()
             self._leaving = asyncio.create_task(self._leave(), name=f"leave group {self._group}")
         await asyncio.shield(self._leaving)  # cancelled half-way the member would keep its channels
@@ -180,7 +230,10 @@ class GroupConsumer:
         """The channel whose turn it is."""
         while self._ready:
             fetcher = self._ready.popleft()
-            if self._fetchers.get(fetcher.channel) is fetcher and not fetcher.revoking:
+            if self._fetchers.get(fetcher.channel) is not fetcher or fetcher.revoking:
+                continue
+            fetcher.waiting = fetcher.paused
+            if not fetcher.paused:
                 return fetcher
         return None
 
@@ -191,7 +244,7 @@ class GroupConsumer:
             self._ready.append(fetcher)
             raise
         if delivered is None and fetcher.unacknowledged.overdue() is not None:
-            self._spawn(self._compact_acks(fetcher))
+            self._spawn(self._committer.compact(fetcher))
         return delivered
 
     async def _wait(self) -> None:
@@ -242,57 +295,16 @@ class GroupConsumer:
     def _fetcher_of(self, delivered: Delivered) -> MemberFetcher:
         fetcher = self._fetchers.get(delivered.channel)
         if self._ended:
-            raise _ended()
+            raise has_left()
         if fetcher is None:
             raise epoch_over(delivered)
         return fetcher
 
-    async def _commit_outputs(
-        self, steps: Sequence[tuple[MemberFetcher, AckPlan]], outputs: Sequence[Append]
-    ) -> list[bytes]:
-        for fetcher, plan in steps:
-            fetcher.committing.append(plan.batch)
-        try:
-            return await self._commit(steps, outputs)
-        except BaseException as error:
-            if not isinstance(error, TidewalError) or error.fields.get("outcome_unknown"):
-                for fetcher, _ in steps:  # a second commit might double the outputs: the position says what happened
-                    self._put_back(fetcher)
-            raise
-        finally:
-            for fetcher, plan in steps:
-                fetcher.committing.remove(plan.batch)
-
-    async def _commit(self, steps: Sequence[tuple[MemberFetcher, AckPlan]], outputs: Sequence[Append]) -> list[bytes]:
-        for fetcher, _ in steps:
-            fetcher.acks_in_flight += 1
-        try:
-            ids = await self._coordinator.commit(
-                self._group, self._id, [fetcher.ack(plan) for fetcher, plan in steps], outputs
-            )
-            for fetcher, plan in steps:
-                fetcher.unacknowledged.stored(plan)
-        except Fenced as error:
-            if self._leaving is not None:
-                raise _ended() from None
-            raise Fenced(error.message, **{"channel": steps[0][0].channel, **error.fields}) from None  # or the session
-        finally:
-            for fetcher, _ in steps:
-                fetcher.acks_in_flight -= 1
-        for fetcher, _ in steps:
-            if fetcher.unacknowledged.overdue() is not None and not fetcher.acks_in_flight:
-                await self._compact_acks(fetcher)
-            self._release_if_done(fetcher)
-        return ids
-
-    async def _compact_acks(self, fetcher: MemberFetcher) -> None:
-        """Acknowledge cumulatively what was acknowledged entry by entry."""
-        upto = fetcher.unacknowledged.overdue()
-        if upto is not None:
-            with suppress(TidewalError):  # each entry's own acknowledgement is stored: this only shortens the list
-                plan = AckPlan(upto, upto, ())
-                await self._coordinator.commit(self._group, self._id, [fetcher.ack(plan)], [])
-                fetcher.unacknowledged.stored(plan)
+    def _held(self, channel: str) -> MemberFetcher:
+        fetcher = self._fetchers.get(channel)
+        if fetcher is None:
+            raise Fenced(f"this member does not have {channel} (any more)", channel=channel)
+        return fetcher
 
     async def _seek(self, fetcher: MemberFetcher, upto: bytes) -> None:
         await self._coordinator.seek(self._group, self._id, fetcher.channel, fetcher.epoch, upto)
@@ -436,7 +448,3 @@ class GroupConsumer:
     def _track(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _ended() -> Closed:
-    return Closed("the member has left its group, or the log is closed")

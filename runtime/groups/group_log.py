@@ -25,7 +25,7 @@ from .commands import Command, EvictMember, Join, Leave, ProcessBeat, Release, e
 from .coordinator_client import MemberAssignment
 from .group_state import GroupMachine, GroupState
 
-log = logging.getLogger("tidewal.groups")
+log: logging.Logger = logging.getLogger("tidewal.groups")
 
 T = TypeVar("T")
 
@@ -46,7 +46,13 @@ class GroupLogHost(ReplicatedLog, Protocol):
 
 
 def _log_bad(topic: str, entry: Entry, error: BadRecord) -> None:
-    log.warning("skipped an entry of %s that is no record of a group, id %s: %s", topic, entry.id.hex(), error.message)
+    log.warning(
+        "skipped an entry of %s that is no record of a group, id %s: %s",
+        topic,
+        entry.id.hex(),
+        error.message,
+        extra={"channel": topic},
+    )
 
 
 class GroupLog(Replica[GroupMachine]):
@@ -72,7 +78,7 @@ class GroupLog(Replica[GroupMachine]):
         self.local: dict[str, asyncio.Event] = {}
         self.on_command: Callable[[bytes, Command], None] | None = None
         self.on_snapshot: Callable[[], None] | None = None
-        self.beat_every_s = 10.0
+        self.beat_every_s: float = 10.0
         self._wal = wal
         self._clock = clock
         self.new_id = new_id

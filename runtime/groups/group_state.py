@@ -68,7 +68,7 @@ class GroupState:
         """`changed` is called with a member's id when its shares are others than before."""
         self.group = group
         self.known: dict[str, ChannelIdentity] = {}
-        self.dropped = False
+        self.dropped: bool = False
         self.last_beats: dict[str, int] = {}  # by process
         self.undelivered: dict[bytes, Decided] = {}  # commits whose outputs may not be in their channels yet, in order
         self._changed = changed
@@ -219,7 +219,7 @@ class GroupState:
         return {
             "known": {name: list(found) for name, found in self.known.items()},
             "positions": {
-                name: [progress.acked_to, sorted(progress.acked)]
+                name: [progress.acked_to, sorted(progress.acked), progress.metadata]
                 for name, progress in self._positions.by_channel.items()
             },
             "members": [
@@ -240,8 +240,8 @@ class GroupState:
         if not wire:
             return
         self.known.update((name, ChannelIdentity(*found)) for name, found in wire["known"].items())
-        for name, (acked_to, acked) in wire["positions"].items():
-            self._positions.by_channel[name] = GroupProgress(acked_to, set(acked))
+        for name, (acked_to, acked, *metadata) in wire["positions"].items():  # older snapshots have no metadata
+            self._positions.by_channel[name] = GroupProgress(acked_to, set(acked), *metadata)
         for member, process, channels, start, session_timeout_s in wire["members"]:
             self._joined[member] = Join(member, process, channels, From(start), session_timeout_s, {})
         self.last_beats.update(wire["last_beats"])

@@ -23,16 +23,20 @@ class MemberFetcher:
         self, wal: Wal, channel: str, assigned: AssignedChannel, ready: Callable[[MemberFetcher], None]
     ) -> None:
         self.channel = channel
-        self.epoch = assigned.epoch
-        self.unacknowledged = Unacknowledged(assigned.acked_to)
+        self.epoch: int = assigned.epoch
+        self.unacknowledged: Unacknowledged = Unacknowledged(assigned.acked_to)
+        self.metadata: bytes = assigned.metadata  # of the position, as far as this member knows that it is stored
         self.acks_in_flight = 0
-        self.committing: list[bytes] = []  # batches whose commit, with outputs, is under way
+        self.committing: list[bytes] = []  # up to where commits with outputs are under way
         self.error: Exception | None = None
-        self.ended = False
+        self.ended: bool = False
         self.revoking = False
+        self.paused = False
+        self.waiting = False  # has something for the iteration, which is paused
         self._wal = wal
         self._ready = ready
         self._at = assigned.acked_to  # the last id that was taken, or left out
+        self._metadata_of = b""  # the position up to which `metadata` was stored
         self._done_before = set(assigned.acked)  # single entries to leave out
         self._batch: Sequence[Entry] = ()
         self._taken = asyncio.Event()
@@ -84,9 +88,16 @@ class MemberFetcher:
             raise InvalidRequest("nothing was delivered, so there is nothing to acknowledge")
         return self.unacknowledged.plan(delivered, ids)
 
-    def ack(self, plan: AckPlan) -> Ack:
-        """The plan as the coordinator takes it."""
-        return Ack(self.channel, self.epoch, plan.upto, plan.ids)
+    def ack(self, plan: AckPlan, metadata: bytes | None = None) -> Ack:
+        """The plan as the coordinator takes it, with the position's metadata (None leaves what is stored)."""
+        return Ack(self.channel, self.epoch, plan.upto, plan.ids, metadata)
+
+    def stored(self, plan: AckPlan | None, ack: Ack) -> None:
+        """Note that an acknowledgement took effect. Of the metadata of several, that furthest on is left."""
+        if plan is not None:
+            self.unacknowledged.stored(plan)
+        if ack.metadata is not None and (ack.upto is None or ack.upto >= self._metadata_of):
+            self.metadata, self._metadata_of = ack.metadata, ack.upto or self._metadata_of
 
     async def _read(self) -> None:
         start = FromId(self._at) if self._at else From.EARLIEST

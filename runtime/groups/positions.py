@@ -8,6 +8,8 @@ from typing import cast
 from ..errors import Closed, PositionLost
 from ..log.wal import ChannelInfo, Entry, From, FromId, FromTime, Start, Wal
 
+FIRST_TIME = 1  # the lowest timestamp: entries without a time have 0
+
 
 async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
     """The position from which reading goes on at `start`; b"" for the first entry there is, or will be. For backends
@@ -21,7 +23,12 @@ async def resolve(wal: Wal, channel: str, start: Start) -> bytes:
         case From.LATEST:
             return latest
         case FromTime(timestamp):
+            first = await wal.id_at(channel, FIRST_TIME)
+            if first is None:  # no entry has a time
+                return b""
             id = await wal.id_at(channel, timestamp)
+            if id == first:  # nothing before it has a time, so nothing says that it lies before the time asked for
+                return b""
             return latest if id is None else just_before(id)
         case FromId(id, inclusive):
             position = just_before(id) if inclusive else id

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import Generic
 
-from ..errors import Closed, Fenced, Unsupported
-from ..log.wal import Append, Delivered, GroupMember, Wal
-
-Handler: TypeAlias = Callable[[Delivered], Awaitable[Sequence[Append]]]
+from ..arguments import checked
+from ..clock import HybridClock
+from ..errors import Fenced, InvalidRequest, Unsupported
+from ..log.wal import Append, Wal
+from ..metrics.metrics import Metrics
+from .retries import Retries
+from .retry_policy import RetryPolicy
+from .work import D, Left, Member, check_awaitable, ends_once_closed
 
 
 class Semantics(Enum):
@@ -23,62 +27,131 @@ class Semantics(Enum):
     )
 
 
-class _Left(Exception):
-    """The member has left its group, or the log is closed."""
-
-
-async def process(wal: Wal, member: GroupMember, handle: Handler, semantics: Semantics) -> None:
+@checked
+async def process(
+    wal: Wal,
+    member: Member[D],
+    handle: Callable[[D], Awaitable[Sequence[Append]]],
+    semantics: Semantics,
+    *,
+    retry: RetryPolicy | None = None,
+    count: int | None = None,
+    timeout_s: float | None = None,
+    metrics: Metrics | None = None,
+    clock: HybridClock | None = None,
+) -> None:
     """Call `handle` with each batch, one after the other, and append what it returns, until the member leaves or the
-    log is closed. A batch whose channel another member gets meanwhile (`Fenced`) is left to that member.
+    log is closed; with `count` until so many batches are done, with `timeout_s` for so many seconds: a handler that
+    works then is waited for. A batch whose channel another member gets meanwhile (`Fenced`) is left to that member.
 
-    Raises what `handle`, iterating, acknowledging, committing and appending raise; the member stays in its group then,
+    Without `retry` it raises what `handle` raises. With a `RetryPolicy` a batch whose handler fails, or ended its
+    process, is held back and tried again, entry by entry; its channel waits behind it, the others go on. After the last
+    attempt an entry becomes a dead letter of the group, and the channel goes on. A cancellation and `Fenced` are no
+    attempts; an attempt whose end no process saw is one. An entry that ends its process does so up to two
+    times more than the policy has attempts, in batches with others. The metadata of the channels' positions is
+    `process`'s own while it works, `metrics` counts retries and dead letters, and `clock` stamps letters.
+
+    Raises what iterating, acknowledging, committing and appending raise; the member stays in its group then,
     and processing may be started again with it, or after leaving with another one. After an error, and when it is
     cancelled, the batch goes back (`GroupMember.redeliver`): what of it is not acknowledged is delivered again, and
     nothing that lies behind it passes it. Raises `Unsupported` (`capability`) for exactly once on a log without
-    `atomic_commits`."""
+    `atomic_commits`, and `InvalidRequest` for retries at most once and a `handle`
+    that is not async."""
     if semantics is Semantics.EXACTLY_ONCE and not wal.capabilities.atomic_commits:
         raise Unsupported(f"{wal.name}:// has no commits of outputs with positions", capability="atomic_commits")
-    step = {
-        Semantics.AT_MOST_ONCE: _at_most_once,
-        Semantics.AT_LEAST_ONCE: _at_least_once,
-        Semantics.EXACTLY_ONCE: _exactly_once,
-    }[semantics]
-    async for delivered in member:
-        try:
-            await step(wal, member, handle, delivered)
-        except _Left:
-            return
-        except BaseException as error:
-            member.redeliver(delivered)
-            if not isinstance(error, Fenced) or error.fields.get("channel") != delivered.channel:
-                raise
-
-
-async def _at_most_once(wal: Wal, member: GroupMember, handle: Handler, delivered: Delivered) -> None:
-    with _ends_once_closed():
-        await member.acknowledge(delivered)
-    outputs = await handle(delivered)
-    with _ends_once_closed():
-        await wal.append_many(outputs)
-
-
-async def _at_least_once(wal: Wal, member: GroupMember, handle: Handler, delivered: Delivered) -> None:
-    outputs = await handle(delivered)
-    with _ends_once_closed():
-        await wal.append_many(outputs)
-        await member.acknowledge(delivered)
-
-
-async def _exactly_once(wal: Wal, member: GroupMember, handle: Handler, delivered: Delivered) -> None:
-    outputs = await handle(delivered)
-    with _ends_once_closed():
-        await member.commit([delivered], outputs)
-
-
-@contextmanager
-def _ends_once_closed() -> Generator[None]:
-    """What is `Closed` in here is the member or the log, as `process` expects; a handler's own `Closed` is an error."""
+    if semantics is Semantics.AT_MOST_ONCE and retry is not None:
+        raise InvalidRequest("what is processed at most once is acknowledged before: it cannot be tried again")
+    work = _Processing(wal, member, handle, semantics)
+    if retry is not None:
+        retries = Retries(wal, member, handle, work.complete, retry, metrics, clock or HybridClock())
+        await retries.open()
+    else:
+        retries = None
+    until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     try:
-        yield
-    except Closed:
-        raise _Left from None
+        await _run(member, work, retries, count, until)
+    except Left:
+        return
+    finally:
+        if retries is not None:
+            retries.give_back()
+
+
+async def _run(
+    member: Member[D], work: _Processing[D], retries: Retries[D] | None, count: int | None, until: float | None
+) -> None:
+    done = 0
+    while count is None or done < count:
+        now, due = asyncio.get_running_loop().time(), None if retries is None else retries.due
+        if until is not None and now >= until:
+            return
+        if retries is not None and due is not None and now >= due:  # first: there may always be more to read
+            done += await retries.go_on()
+            continue
+        delivered = await _next(member, min((at for at in (due, until) if at is not None), default=None))
+        if delivered is not None:
+            done += await _first(member, work, retries, delivered)
+
+
+async def _next(member: Member[D], until: float | None) -> D | None:
+    """The next batch; None where `until`, by the loop's clock, comes first. Raises `Left`."""
+    waiting = asyncio.timeout_at(until)
+    try:
+        async with waiting:
+            return await anext(member)
+    except StopAsyncIteration:
+        raise Left from None
+    except TimeoutError:
+        if waiting.expired():
+            return None
+        raise
+
+
+async def _first(member: Member[D], work: _Processing[D], retries: Retries[D] | None, delivered: D) -> bool:
+    """Process a batch that was delivered now. Returns whether it is done."""
+    try:
+        if retries is not None:
+            return await retries.work(delivered)
+        await work.step(delivered)
+        return True
+    except Left:
+        raise
+    except BaseException as error:
+        member.redeliver(delivered)
+        if isinstance(error, Fenced) and error.fields.get("channel") == delivered.channel:
+            return False
+        raise
+
+
+class _Processing(Generic[D]):
+    """One batch, from its handler to its acknowledgement."""
+
+    def __init__(
+        self, wal: Wal, member: Member[D], handle: Callable[[D], Awaitable[Sequence[Append]]], semantics: Semantics
+    ) -> None:
+        self._wal, self._member, self._handle, self._semantics = wal, member, handle, semantics
+
+    async def step(self, delivered: D) -> None:
+        if self._semantics is Semantics.AT_MOST_ONCE:
+            with ends_once_closed():
+                await self._member.acknowledge(delivered)
+            outputs = await self._handled(delivered)
+            with ends_once_closed():
+                await self._wal.append_many(outputs)
+        else:
+            await self.complete(delivered, await self._handled(delivered), None)
+
+    async def _handled(self, delivered: D) -> Sequence[Append]:
+        answer = self._handle(delivered)
+        check_awaitable(answer, self._handle)
+        return await answer
+
+    async def complete(self, delivered: D, outputs: Sequence[Append], metadata: bytes | None) -> None:
+        """Append outputs and acknowledge what they were made from, with metadata (None leaves what is stored)."""
+        with ends_once_closed():
+            if self._semantics is Semantics.EXACTLY_ONCE:
+                stored = None if metadata is None else {delivered.channel: metadata}
+                await self._member.commit([delivered], outputs, metadata=stored)
+            else:
+                await self._wal.append_many(outputs)
+                await self._member.acknowledge(delivered, metadata=metadata)

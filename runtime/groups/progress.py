@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -10,40 +10,61 @@ from ..errors import InvalidRequest
 from ..log.wal import Append, ChannelPolicy, OnAppended
 from .coordinator_client import Ack
 
+MAX_METADATA_BYTES = 2048  # of one position: Kafka's brokers take 4,096 characters for it and for single acks together
+
 
 class Change(NamedTuple):
     """One step of a group in a channel, as it is stored: all ids ≤ `upto` are done (None: says nothing), and the single
-    `ids` are. With `reset` the position becomes `upto`, backward too, and single ids are forgotten."""
+    `ids` are; `metadata` replaces the position's (None: says nothing). With `reset` the position becomes `upto`,
+    backward too, and single ids and metadata are forgotten."""
 
     group: str
     channel: str
     upto: bytes | None
     ids: tuple[bytes, ...] = ()
     reset: bool = False
+    metadata: bytes | None = None
 
 
 @dataclass(slots=True)
 class GroupProgress:
-    """A group's position in one channel. Everything ≤ `acked_to` (b"" lies before all ids) and in `acked` is done."""
+    """A group's position in one channel. Everything ≤ `acked_to` (b"" lies before all ids) and in `acked` is done.
+    `metadata` is what the members have stored with it."""
 
     acked_to: bytes = b""
     acked: set[bytes] = field(default_factory=set[bytes])
+    metadata: bytes = b""
 
     def apply(self, change: Change) -> None:
         """Let one step take effect; a step behind the position changes nothing."""
         if change.reset:
-            self.acked_to, self.acked = change.upto or b"", set()
+            self.acked_to, self.acked, self.metadata = change.upto or b"", set(), b""
             return
+        if change.metadata is not None and (change.upto is None or change.upto >= self.acked_to):
+            self.metadata = change.metadata
         if change.upto is not None and change.upto > self.acked_to:
             self.acked_to = change.upto
             self.acked = {id for id in self.acked if id > self.acked_to}
         self.acked.update(id for id in change.ids if id > self.acked_to)
 
 
-def check_new(ack: Ack, progress: GroupProgress, outputs: Sequence[Append]) -> None:
+def check_new(ack: Ack, progress: GroupProgress, outputs: Sized) -> None:
     """Raise `InvalidRequest` for outputs of what is acknowledged already: they were committed with it."""
-    if outputs and ack.upto is not None and ack.upto <= progress.acked_to:
+    if len(outputs) and ack.upto is not None and ack.upto <= progress.acked_to:
         raise InvalidRequest(f"these entries of {ack.channel} are acknowledged: their outputs were committed before")
+
+
+def check_metadata(metadata: object) -> None:
+    """Raise `InvalidRequest` for metadata of a position that is not bytes, or more than `MAX_METADATA_BYTES`."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, bytes):
+        raise InvalidRequest(f"the metadata of a position is bytes, not {type(metadata).__name__}: encode it first")
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise InvalidRequest(
+            f"{len(metadata)} bytes of metadata are over the {MAX_METADATA_BYTES} that a position takes: store them in"
+            f" a channel, and its id here"
+        )
 
 
 class GroupBackend(Protocol):

@@ -1,4 +1,8 @@
-"""The channels that a member subscribes to: names, and patterns with `*`."""
+"""The channels that a member subscribes to: names, and patterns with `*`.
+
+The partitions of a foreign topic are channels named `TOPIC:NUMBER`; the name of the topic, or a pattern that it
+matches, means all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,7 @@ from ..errors import InvalidRequest, Overloaded
 MAX_SUBSCRIPTIONS = 10_000  # names and patterns of one member
 MAX_PATTERNS = 100  # of them with `*`: each is matched against each channel
 
-_PATTERNS = 100  # of them with `*`: each is matched against each channel
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
-_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,250}")
+_SUBSCRIPTION = re.compile(r"[A-Za-z0-9._-]{1,250}(:[0-9]{1,9})?|[A-Za-z0-9._*-]{1,250}")
 
 
 class Subscription:
@@ -27,9 +28,9 @@ class Subscription:
         if len(channels) > MAX_SUBSCRIPTIONS:
             raise Overloaded(f"a member may name {MAX_SUBSCRIPTIONS} channels; use a pattern", limit="subscriptions")
         for channel in channels:
-            if not _PATTERN.fullmatch(channel):
+            if not _SUBSCRIPTION.fullmatch(channel):
                 raise InvalidRequest(f"channel {channel!r} is not 1-250 characters of A-Z a-z 0-9 . _ - *")
-        self.names = frozenset(channel for channel in channels if "*" not in channel)
+        self.names: frozenset[str] = frozenset(channel for channel in channels if "*" not in channel)
         patterns = sorted({channel for channel in channels if "*" in channel})
         if len(patterns) > MAX_PATTERNS:
             raise Overloaded(f"a member may use {MAX_PATTERNS} patterns", limit="patterns")
@@ -37,4 +38,5 @@ class Subscription:
 
     def takes(self, channel: str) -> bool:
         """Whether the member subscribes to the channel."""
-        return channel in self.names or any(pattern.match(channel) for pattern in self._patterns)
+        topic = channel.partition(":")[0]
+        return not self.names.isdisjoint((channel, topic)) or any(pattern.match(topic) for pattern in self._patterns)

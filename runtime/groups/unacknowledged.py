@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -22,11 +23,11 @@ class AckPlan(NamedTuple):
 class _Singles:
     """Which entries of one batch are done, where they are acknowledged one by one."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], done_to: bytes) -> None:
         self.order = [entry.id for entry in entries]
         self.known = frozenset(self.order)
         self.done: set[bytes] = set()
-        self.prefix = 0  # the number of entries from the start that are done
+        self.prefix = bisect_right(self.order, done_to)  # the number of entries from the start that are done
 
     def left_of(self, ids: frozenset[bytes]) -> frozenset[bytes]:
         done_to = self.order[self.prefix - 1] if self.prefix else b""
@@ -40,9 +41,10 @@ class _Singles:
 
 
 class _Batch:
-    __slots__ = ("singles", "through")
+    __slots__ = ("count", "singles", "through")
 
-    def __init__(self, through: bytes) -> None:
+    def __init__(self, count: int, through: bytes) -> None:
+        self.count = count  # of the entries that were delivered
         self.through = through  # the last id passed: behind what was delivered, entries may have been left out
         self.singles: _Singles | None = None
 
@@ -63,29 +65,42 @@ class Unacknowledged:
     def delivered(self, entries: Sequence[Entry], through: bytes) -> None:
         """Note a batch, empty where everything up to `through` was done before and left out."""
         if entries:
-            self._batches[entries[-1].id] = _Batch(through)
+            self._batches[entries[-1].id] = _Batch(len(entries), through)
         elif self._batches:
             next(reversed(self._batches.values())).through = through
         else:
             self._done_to = through
 
     def plan(self, delivered: Delivered, ids: Sequence[bytes] | None) -> AckPlan | None:
-        """What to store for an acknowledgement; None when it is stored already. Changes nothing. Raises
-        `InvalidRequest` for ids that are not in `delivered`."""
-        last = delivered.entries[-1].id
-        batch = self._batches.get(last)
+        """What to store for an acknowledgement of a batch or, without `ids`, of what was delivered up to the end of a
+        part of one; None when it is stored already. Changes nothing. Raises `InvalidRequest` for ids that are not in
+        `delivered`, and for ids of a part."""
+        upto = delivered.entries[-1].id
+        last, batch = self._batch_with(upto)
         if ids is None:
-            return None if batch is None else AckPlan(last, batch.through, ())
+            if batch is None:
+                return None
+            return AckPlan(last, batch.through if upto == last else upto, ())
+        if batch is not None and (upto != last or len(delivered.entries) != batch.count):
+            raise InvalidRequest("single ids are acknowledged with the whole batch that they were delivered in")
         wanted = frozenset(ids)
-        singles = _Singles(delivered.entries) if batch is None or batch.singles is None else batch.singles
+        known = None if batch is None else batch.singles
+        singles = known or _Singles(delivered.entries, self._done_to)
         if not wanted <= singles.known:
             raise InvalidRequest(f"an id to acknowledge was not delivered with this batch of {delivered.channel}")
         left = singles.left_of(wanted)
         if batch is None or not left:
             return None
         batch.singles = singles
-        upto = self._done_with(left)
-        return AckPlan(last, upto, tuple(sorted(id for id in left if upto is None or id > upto)))
+        done = self._done_with(left)
+        return AckPlan(last, done, tuple(sorted(id for id in left if done is None or id > done)))
+
+    def _batch_with(self, id: bytes) -> tuple[bytes, _Batch | None]:
+        """The batch that has the entry with that id, and its last id; None where all up to there is done."""
+        batch = self._batches.get(id)
+        if batch is not None or id <= self._done_to:
+            return id, batch
+        return next((item for item in self._batches.items() if item[0] > id), (id, None))
 
     def stored(self, plan: AckPlan) -> None:
         """Note that a plan took effect."""

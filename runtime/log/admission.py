@@ -20,8 +20,8 @@ class PendingBytes:
 
     def __init__(self, limit_bytes: int, shown: str) -> None:
         """`shown` names the log in errors."""
-        self.lock = threading.RLock()
-        self.bytes = 0
+        self.lock: threading.RLock = threading.RLock()
+        self.bytes: int = 0
         self._limit_bytes, self._shown = limit_bytes, shown
         self._calls = 0
         self._closed = False

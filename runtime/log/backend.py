@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import ConfigError
 from .redaction import shown_url, split_url
@@ -64,6 +64,10 @@ class WalBackend:
 
     shared: bool = True
     """Whether other processes can open a log that is open in this one."""
+
+    repeated_log_lines: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """What lines of its client libraries begin with, by the library's name, where they only repeat that the log cannot
+    be reached: commands leave them out, since Tidewal's own error or warning says so once, with the address."""
 
     async def open(self, url: str, *, own: bool | None = None, read_only: bool = False, **options: Any) -> Wal:
         """Open the log at `url`, whose scheme is one of `schemes`.

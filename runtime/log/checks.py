@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from ..errors import ChannelExists, ChannelNotFound, InvalidRequest, MessageTooLarge
+from ..errors import ChannelExists, ChannelNotFound, InvalidRequest, MessageTooLarge, Unsupported
+from .wal import Wal
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,250}")
 
@@ -25,6 +27,28 @@ def check_size(channel: str, size: int, limit: int) -> None:
     if size > limit:
         raise MessageTooLarge(
             f"a message of {size} bytes for {channel} is over its limit of {limit}", size=size, limit=limit
+        )
+
+
+def check_plain(keys: Sequence[object], headers: Sequence[object]) -> None:
+    """Raise `Unsupported` for entries with a key or headers, which only foreign topics can carry. A `Tombstone` is
+    refused where payloads are taken, by `payloads.owned` and `as_bytes`."""
+    count = len(keys)
+    if keys.count(None) != count or headers.count(()) != count:
+        raise Unsupported(
+            "keys and headers are for topics that others made (?topics=foreign): a channel of Tidewal carries payloads"
+            " alone, put the rest into a record",
+            capability="foreign_topics",
+        )
+
+
+def check_framed(wal: Wal, what: str) -> None:
+    """Raise `Unsupported` on topics that others made for `what`, which needs records of Tidewal in them."""
+    if wal.capabilities.foreign_topics:
+        raise Unsupported(
+            f"{what} writes and reads records of Tidewal, which topics that others made (?topics=foreign) do not have:"
+            " use MsgStream, or channels of Tidewal",
+            capability="foreign_topics",
         )
 
 

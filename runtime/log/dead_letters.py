@@ -3,6 +3,9 @@
 A dead letter is a record of type `DEAD_LETTER` whose body is the unchanged bad entry, whose key is the entry's id, and
 whose tags say `channel`, `reason`, `message` and `size` (bytes; a larger size than the body's means that it was cut).
 A reader that restarts before a bad record keeps it again, with the same channel and key.
+
+The dead letters of consumer groups (`group_letter`) have the tags `group`, `attempts` and `timestamp` (the entry's),
+too.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ..arguments import checked
 from ..clock import HybridClock
 from ..errors import BadRecord, TidewalError
-from .record import Record, RecordType, encode, stamp
+from .record import Record, RecordType, TagValue, encode, stamp
 from .wal import Append, ChannelPolicy, Entry, Payload, Wal
 
 LETTERS_PER_S = 100
@@ -40,7 +44,30 @@ REASONS: Final = (
 )
 """Why a record of the log can be bad."""
 
+GROUP_REASONS: Final = ("handler", "crash", "record")
+"""Why an entry becomes a dead letter of a consumer group: its handler failed in the last attempt, no process saw the
+end of that, or the entry is no record where records are read."""
+
 OnCounted = Callable[[str, str], None]
+
+
+def group_letter(
+    channel: str, entry: Entry, group: str, reason: str, message: str, attempts: int, ts: int, body_bytes: int
+) -> bytes:
+    """The bytes of the letter that `group` writes at `ts` for an entry of `channel`, with at most `body_bytes` of
+    it."""
+    tags = {
+        **_tags(channel, reason, message, len(entry.payload)),
+        "group": group,
+        "attempts": attempts,
+        "timestamp": entry.timestamp,
+    }
+    body = memoryview(entry.payload)[:body_bytes]
+    return stamp(Record(RecordType.DEAD_LETTER, key=entry.id, tags=tags, body=body), ts, 0, 0)
+
+
+def _tags(channel: str, reason: str, message: str, size: int) -> dict[str, TagValue]:
+    return {"channel": channel, "reason": reason, "message": message[:MESSAGE_CHARACTERS], "size": size}
 
 
 @dataclass(slots=True)
@@ -59,6 +86,7 @@ class DeadLetters:
     bad record is reported to `on_counted(channel, reason)`, kept or not.
     """
 
+    @checked
     def __init__(
         self,
         wal: Wal,
@@ -69,7 +97,7 @@ class DeadLetters:
         bytes_per_s: float = LETTER_BYTES_PER_S,
         on_counted: OnCounted | None = None,
     ) -> None:
-        self.counts = DeadLetterCounts()
+        self.counts: DeadLetterCounts = DeadLetterCounts()
         self._wal = wal
         self._clock = clock
         self._channel = channel
@@ -99,7 +127,7 @@ class DeadLetters:
             return
         self._letters.take(1)
         self._bytes.take(len(body))
-        tags = {"channel": channel, "reason": reason, "message": message[:MESSAGE_CHARACTERS], "size": len(payload)}
+        tags = _tags(channel, reason, message, len(payload))
         ts = self._clock.now()
         letter = stamp(Record(RecordType.DEAD_LETTER, key=id, tags=tags, body=body), ts, 0, 0)
         try:

@@ -8,7 +8,10 @@ from typing import NamedTuple, cast
 import msgpack
 
 from ..errors import BadRecord
-from .record import DECODE_ERRORS, Record, RecordType
+from .record import DECODE_ERRORS, Record, RecordType, decode
+from .wal import Payload
+
+PRODUCER_HEARTBEATS = "producers.heartbeats"  # the channel of all named producers of a log
 
 
 class Announcement(NamedTuple):
@@ -34,3 +37,12 @@ def announcements(record: Record) -> list[Announcement]:
     except DECODE_ERRORS as error:
         raise BadRecord(f"unreadable heartbeat: {error}", reason="heartbeat") from error
     return [Announcement(*cast("tuple[str, int, int, int]", fields)) for fields in values]
+
+
+def heard(payload: Payload) -> list[Announcement]:
+    """The announcements in an entry of a channel of heartbeats; none where it cannot be read, for another heartbeat
+    follows."""
+    try:
+        return announcements(decode(payload))
+    except BadRecord:
+        return []

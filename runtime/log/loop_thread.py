@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
+from types import TracebackType
 from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from ..errors import Closed, PositionLost
+from ..errors import Closed, InvalidRequest, PositionLost
 from .wal import Entry, FromId, Wal
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop on a daemon thread, which runs coroutines for the threads of a process without one."""
+    """An event loop on a daemon thread, which runs coroutines for the threads of a process without one.
+
+    A fork has no copy of the thread: there each call raises `InvalidRequest` at once, and ending does nothing."""
 
     def __init__(self, name: str) -> None:
         """Start it. `name` is the thread's."""
+        self._process = os.getpid()
         running = ExitStack()
         self._portal = running.enter_context(start_blocking_portal(name=name))
         self._thread = self._portal.call(threading.current_thread)
         self._later: set[asyncio.Task[None]] = set()
         # Also when the process ends: the portal waits for its thread, which the interpreter has frozen by then.
-        self._end = weakref.finalize(self, _end, self._portal, running)
+        self._end = weakref.finalize(self, _end, self._process, self._portal, running)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """The result of `work`, for any thread but the loop's own. Raises `TimeoutError` after `timeout_s` seconds, and
-        `Closed` after `end`, also for what it cancelled."""
+        `Closed` after `end`, also for what it cancelled, and `InvalidRequest` in a fork of the process."""
+        if not self._is_here():
+            work.close()
+            raise InvalidRequest(
+                f"made in another process: connect again there. Process {os.getpid()} is a fork of {self._process}, "
+                f"and the thread {self._thread.name} has stayed behind"
+            )
         try:
             running = self._portal.start_task_soon(lambda: work)
         except RuntimeError as error:  # the portal's own, for a loop that has ended
@@ -45,8 +56,12 @@ class LoopThread:
 
     def entered(self, manager: AbstractAsyncContextManager[T]) -> AbstractContextManager[T]:
         """`manager` for a `with` statement of any thread but the loop's own: one task of the loop enters and leaves
-        it."""
-        return self._portal.wrap_async_context_manager(manager)
+        it; a fork of the process does not leave it."""
+        return _Entered(self._portal.wrap_async_context_manager(manager), self._process)
+
+    def _is_here(self) -> bool:
+        """Whether this is the process that has the thread, and no fork of it."""
+        return os.getpid() == self._process
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` and wait for its end, but on the loop's own thread, which must not wait for itself."""
@@ -65,9 +80,30 @@ class LoopThread:
         self._end()
 
 
-def _end(portal: BlockingPortal, running: ExitStack) -> None:
+def _end(process: int, portal: BlockingPortal, running: ExitStack) -> None:
+    if os.getpid() != process:
+        # A fork has the portal without its thread. By hand it is marked as stopped, so that `running`, which calls it
+        # when it is collected as garbage, waits for nothing; a loop in debug mode complains of the foreign thread.
+        with suppress(StopIteration, RuntimeError):
+            portal.stop().send(None)
+        return
     portal.call(portal.stop, True)
     running.close()
+
+
+class _Entered(AbstractContextManager[T]):
+    """`inside`, which only `process` leaves."""
+
+    def __init__(self, inside: AbstractContextManager[T], process: int) -> None:
+        self._inside, self._process = inside, process
+
+    def __enter__(self) -> T:
+        return self._inside.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._inside.__exit__(kind, error, trace) if os.getpid() == self._process else None
 
 
 class LoopReader:

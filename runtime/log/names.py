@@ -7,11 +7,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ..arguments import checked, checked_fields
+
 DEFAULT_PREFIX = "by-dev"
 
 _VIRTUAL_TAIL = re.compile(r"_(\d+)v(\d+)$")
 
 
+@checked_fields()
 @dataclass(frozen=True, slots=True)
 class Names:
     """The channel names of one cluster. `timeticker` is the channel of heartbeats where an administrator has made it
@@ -20,10 +23,12 @@ class Names:
     prefix: str = DEFAULT_PREFIX
     timeticker: str = ""
 
+    @checked
     def pchannel(self, number: int) -> str:
         """The physical channel `number`."""
         return f"{self.prefix}-rootcoord-dml_{number}"
 
+    @checked
     def vchannel(self, pchannel: str, collection_id: int, shard: int) -> str:
         """The channel of one shard of a collection on `pchannel`."""
         return f"{pchannel}_{collection_id}v{shard}"
@@ -54,14 +59,21 @@ class Names:
         return f"{self.prefix}-dead_letters"
 
     @property
+    def group_dead_letters(self) -> str:
+        """Entries that consumer groups could not process, with the reason."""
+        return f"{self.prefix}-group_dead_letters"
+
+    @property
     def heartbeats(self) -> str:
         """Ephemeral: the heartbeats of the channel owners."""
         return self.timeticker or f"{self.prefix}-heartbeats"
 
+    @checked
     def requests(self, role: str) -> str:
         """Ephemeral: the requests to a role."""
         return f"{self.prefix}-requests-{role}"
 
+    @checked
     def replies(self, client: str) -> str:
         """Ephemeral: the replies to a client."""
         return f"{self.prefix}-replies-{client}"

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ..arguments import checked
 from ..errors import ConfigError
 from ..extras import install_command
 from .backend import WalBackend
@@ -17,6 +18,7 @@ from .wal import Wal
 ENTRY_POINTS = "tidewal.wal"
 
 
+@checked
 async def open_wal(url: str, *, read_only: bool = False, **options: Any) -> Wal:
     """Open the log at `url` ("NAME://…") with the backend of that name; `options` are the adapter's. Raises
     `ConfigError` for a scheme that no installed adapter has and for an adapter whose packages are missing, and what the
@@ -33,6 +35,7 @@ async def open_wal(url: str, *, read_only: bool = False, **options: Any) -> Wal:
         return await backend.open(url, **options)
 
 
+@checked
 def find_backend(url: str) -> WalBackend:
     """The backend that opens `url`. Raises `ConfigError` as `open_wal` does."""
     return _opening(_load(_entry_point(url)), url)
@@ -50,7 +53,7 @@ def url_forms() -> str:
 
 def installed_backends() -> list[WalBackend]:
     """The backends of all installed adapters, by name. One that cannot be loaded is left out: `open_wal` says why."""
-    entries = {entry.name: entry for entry in reversed(entry_points(group=ENTRY_POINTS))}
+    entries = {entry.name: entry for entry in reversed(tuple(entry_points(group=ENTRY_POINTS)))}
     found: list[WalBackend] = []
     for _, entry in sorted(entries.items()):
         with suppress(ConfigError):

@@ -9,12 +9,14 @@ from typing import Self
 from ..errors import ReadOnly
 from .wal import (
     Append,
+    Capabilities,
     ChannelInfo,
     ChannelPolicy,
     Entry,
     From,
     GroupInfo,
     GroupMember,
+    Headers,
     OnAppended,
     Payload,
     Start,
@@ -29,8 +31,8 @@ class ReadOnlyWal:
     def __init__(self, wal: Wal) -> None:
         """Read from `wal`; `close` closes it too."""
         self._wal = wal
-        self.name = wal.name
-        self.capabilities = replace(wal.capabilities, read_only=True)
+        self.name: str = wal.name
+        self.capabilities: Capabilities = replace(wal.capabilities, read_only=True)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -72,7 +74,15 @@ class ReadOnlyWal:
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         raise refused("submit")
 
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+    async def append(
+        self,
+        channel: str,
+        payload: Payload,
+        timestamp: int = 0,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+    ) -> bytes:
         raise refused("append")
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:

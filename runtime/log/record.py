@@ -20,9 +20,10 @@ from typing import NamedTuple, TypeAlias, cast
 import msgpack
 import xxhash
 
+from ..arguments import check_values
 from ..clock import MAX_TIMESTAMP, to_datetime
-from ..errors import BadRecord
-from .wal import Payload
+from ..errors import BadRecord, InvalidRequest
+from .wal import Headers, Payload
 
 MAGIC = b"TW"
 VERSION = 1
@@ -37,6 +38,7 @@ DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.Unp
 
 TagValue: TypeAlias = str | int | float | bytes | bool | None
 Tags: TypeAlias = Mapping[str, TagValue]
+_BYTES = (bytes, bytearray, memoryview)
 _TAG_TYPES = (str, int, float, bytes, type(None))
 
 
@@ -60,6 +62,8 @@ class RecordType(IntEnum):
     DEAD_LETTER = 1009
     LEDGER = 1010
     GROUP = 1011
+    STATE = 1012
+    PRODUCER = 1013
 
 
 # What channel owners append of their own accord, or for a collection as a whole: not data.
@@ -85,7 +89,10 @@ class BatchPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. `ts`, `term` and `cseq` are stamped by the channel's owner; `id` is filled in when it is read."""
+    """One record. `ts`, `term` and `cseq` are stamped by the channel's owner; `id` is filled in when it is read.
+
+    `headers` are those of an entry in a topic that others made, also such as share a name; what is read from there has
+    them as `tags`, too. A channel of Tidewal keeps `tags` alone."""
 
     type: RecordType
     ts: int = 0
@@ -101,6 +108,7 @@ class Record:
     schema_version: int = 0
     body: Payload = b""
     id: bytes = b""
+    headers: Headers = ()
 
     @property
     def time(self) -> datetime:
@@ -109,39 +117,66 @@ class Record:
 
 
 def encode(record: Record) -> bytes:
-    """The bytes of `record`, without its `id`. Raises `BadRecord` for a header that is too large."""
+    """The bytes of `record`, without its `id` and `headers`. Raises `BadRecord` for a header that is too large."""
     return stamp(record, record.ts, record.term, record.cseq)
 
 
 def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
     """The bytes of `record` with the owner's stamp `ts`, `term` and `cseq`, without a copy of the record: this is on
-    the hot path of an append. Raises `BadRecord` for a header that is too large."""
-    header = cast(
-        bytes,
-        msgpack.packb(
-            (
-                int(record.type),
-                ts,
-                term,
-                cseq,
-                record.producer,
-                record.pseq,
-                record.part,
-                record.vchannel,
-                record.key,
-                record.tags,
-                record.trace,
-                record.schema_version,
-            )
-        ),
-    )
+    the hot path of an append. Raises `BadRecord` for a header that is too large, and `InvalidRequest` for a field of
+    a wrong type, with which no reader could use the record."""
+    producer, vchannel, key, trace = record.producer, record.vchannel, record.key, record.trace
+    names = isinstance(producer, str) and isinstance(vchannel, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not (names and isinstance(key, _BYTES)):  # pyright: ignore[reportUnnecessaryIsInstance] -- nobody checks users
+        raise _unfit(record)
+    try:
+        header = cast(
+            bytes,
+            msgpack.packb(
+                (
+                    int(record.type),
+                    ts,
+                    term,
+                    cseq,
+                    producer,
+                    record.pseq,
+                    record.part,
+                    vchannel,
+                    key,
+                    record.tags,
+                    trace,
+                    record.schema_version,
+                )
+            ),
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _unfit(record) from error
     if len(header) > MAX_HEADER_BYTES:
         raise BadRecord(f"a header of {len(header)} bytes is over the limit of {MAX_HEADER_BYTES}", reason="header")
     header_bytes = len(header)
     header += bytes(-header_bytes % BODY_ALIGNMENT)
-    digest = xxhash.xxh3_64(header)
-    digest.update(record.body)
-    return b"".join((_PREFIX.pack(MAGIC, VERSION, 0, header_bytes, digest.intdigest()), header, record.body))
+    try:
+        digest = xxhash.xxh3_64(header)
+        digest.update(record.body)
+        return b"".join((_PREFIX.pack(MAGIC, VERSION, 0, header_bytes, digest.intdigest()), header, record.body))
+    except TypeError as error:  # the digest takes a text, too
+        raise _unfit(record) from error
+
+
+def _unfit(record: Record) -> InvalidRequest:
+    """The error for a record of which a field has a wrong type."""
+    try:
+        check_values(Record, record)
+    except InvalidRequest as error:
+        return error
+    return InvalidRequest("tags of Record must map texts to texts, numbers, bytes or None", argument="tags")
+
+
+def claims_record(payload: Payload) -> bool:
+    """Whether `payload` begins as a record does, so that one which cannot be decoded is damaged or too new, and no
+    entry of another kind. Behind the two letters comes a version, which no text has there."""
+    start = bytes(memoryview(payload)[: len(MAGIC) + 1])
+    return start.startswith(MAGIC) and start[len(MAGIC) :] < b" "
 
 
 def decode(payload: Payload, id: bytes = b"") -> Record:

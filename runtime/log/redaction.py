@@ -10,6 +10,7 @@ from ..errors import ConfigError
 HIDDEN = "***"
 
 _URL = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://)?)([^?#]*)([?#]?)(.*)", re.DOTALL)
+_LOGIN = re.compile(r"/+[^/]*:[^/]*@")  # behind one slash too few or too many, where a path would begin
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=")
 
 
@@ -22,7 +23,7 @@ def shown_url(url: str) -> str:
     parts = _URL.fullmatch(url)
     assert parts is not None  # every part may be empty
     scheme, place, mark, options = parts.groups()
-    if not place.startswith(("/", ".")):
+    if not place.startswith(("/", ".")) or scheme.endswith(":") or _LOGIN.match(place):
         if "@" in place:
             place = f"{HIDDEN}@{place.rpartition('@')[2]}"
         elif "@" in options:

@@ -76,6 +76,7 @@ class StallWatch:
                 _DOING[waiting.operation],
                 waiting.channel,
                 time.monotonic() - waiting.since_s,
+                extra={"channel": waiting.channel},
             )
             self._stalled(waiting, -1)
 
@@ -101,6 +102,7 @@ class StallWatch:
                 waiting.channel,
                 stalled_s,
                 waiting.problem or "no answer",
+                extra={"channel": waiting.channel},
             )
             self._stalled(waiting, 1)
 

@@ -10,16 +10,29 @@ Foreign exceptions never pass this interface: an adapter raises the errors of `r
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import Final, NamedTuple, Protocol, Self, TypeAlias
 
+from ..arguments import checked_fields
 from ..clock import to_datetime, to_timestamp
 from ..errors import TidewalError
 
 Payload: TypeAlias = bytes | bytearray | memoryview
+Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+"""The headers of an entry in a foreign topic: names, which may repeat, and values."""
+
+
+class Tombstone(bytes):
+    """The payload of an entry that has none, which is not the same as an empty one: in a compacted topic it deletes
+    the key. It is empty bytes, so it may be handled as any payload."""
+
+    __slots__ = ()
+
+
+TOMBSTONE: Final = Tombstone()
 
 
 class Durability(Enum):
@@ -39,6 +52,7 @@ class Delivery(Enum):
     QUEUE = "queue"  # point to point: one group, and what it has acknowledged is removed at once
 
 
+@checked_fields()
 @dataclass(frozen=True, slots=True)
 class ChannelPolicy:
     """How a channel keeps its entries.
@@ -96,14 +110,23 @@ class Capabilities:
     ephemeral_bounds: bool = True  # an ephemeral channel never keeps much more than its `ephemeral_bytes`
     drops_temporary: bool = False  # a temporary channel is dropped when the process that created it is gone
     read_only: bool = False  # opened for reading only: every call that writes raises `ReadOnly`
+    numbered_ids: bool = False  # the last 8 bytes of an id are the number of its entry in the channel, its offset
+    foreign_topics: bool = False  # channels are partitions of topics that others made: keys, headers, no framing
 
 
 class Append(NamedTuple):
-    """One entry to write: `timestamp` is its hybrid timestamp, kept as the key of seeking by time (0: none)."""
+    """One entry to write: `timestamp` is its hybrid timestamp, kept as the key of seeking by time. With 0, `append`,
+    `append_many` and `GroupMember.commit` stamp the entry with the present time by the wall clock of the machine that
+    appends, to the millisecond; `submit` leaves it without a time.
+
+    `key` and `headers` are for foreign topics (`Capabilities.foreign_topics`), where the payload may be `TOMBSTONE` and
+    the channel a topic: then the key decides the partition. Other logs refuse them with `Unsupported`."""
 
     channel: str
     payload: Payload
     timestamp: int = 0
+    key: bytes | None = None
+    headers: Headers = ()
 
 
 class ControlAppend(Append):
@@ -115,11 +138,14 @@ class ControlAppend(Append):
 
 
 class Entry(NamedTuple):
-    """One entry as read. `payload` may be shared with other readers: never write into it."""
+    """One entry as read. `payload` may be shared with other readers: never write into it. `key` and `headers` are
+    those of an entry in a foreign topic; there a `payload` that is a `Tombstone` says that the entry has none."""
 
     id: bytes
     timestamp: int
     payload: bytes | memoryview
+    key: bytes | None = None
+    headers: Headers = ()
 
     @property
     def time(self) -> datetime:
@@ -134,6 +160,7 @@ class From(Enum):
     LATEST = "latest"  # only what is appended after the reader opened
 
 
+@checked_fields()
 @dataclass(frozen=True, slots=True)
 class FromId:
     """Start at a message id, with it or just behind it."""
@@ -142,9 +169,12 @@ class FromId:
     inclusive: bool = False
 
 
+@checked_fields()
 @dataclass(frozen=True, slots=True)
 class FromTime:
     """Start at or before the first entry that there is whose timestamp is ≥ `timestamp`; readers drop what is below.
+    A reader drops entries without a time too; a group whose position is moved there gets those before the first one
+    that has a time.
     Entries that retention has removed are not noticed: a reader that must not miss any goes on at a position."""
 
     timestamp: int
@@ -167,6 +197,21 @@ class Delivered(NamedTuple):
     channel: str
     entries: Sequence[Entry]
     assignment_epoch: int
+
+    @property
+    def first(self) -> bytes:
+        """The id of the first entry."""
+        return self.entries[0].id
+
+    @property
+    def handled(self) -> Sequence[Entry]:
+        """The entries that are to be processed: all."""
+        return self.entries
+
+    def parts(self) -> list[Delivered]:
+        """The entries one by one, each as a part of this batch that can be acknowledged or committed by itself, in
+        order: an acknowledgement says that all before is done."""
+        return [self._replace(entries=self.entries[at : at + 1]) for at in range(len(self.entries))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +240,11 @@ class GroupMember(Protocol):
     def id(self) -> str: ...
 
     @property
+    def group(self) -> str:
+        """The name of the group."""
+        ...
+
+    @property
     def channels(self) -> frozenset[str]:
         """The channels this member has now."""
         ...
@@ -207,11 +257,27 @@ class GroupMember(Protocol):
         `reset_to`."""
         ...
 
-    async def acknowledge(self, delivered: Delivered, ids: Sequence[bytes] | None = None) -> None:
-        """Acknowledge all that was delivered of the channel up to the end of `delivered`; with `ids` just those of its
-        entries. Durable when it returns; after an error or a cancellation it may be repeated. Raises `Fenced` when the
-        assignment epoch is over (the entries are delivered again, to this member or another), `InvalidRequest` for ids
-        that are not in `delivered`."""
+    async def acknowledge(
+        self, delivered: Delivered, ids: Sequence[bytes] | None = None, *, metadata: bytes | None = None
+    ) -> None:
+        """Acknowledge all that was delivered of the channel up to the end of `delivered`, which may be a part of a
+        batch (`Delivered.parts`); with `ids` just those of its entries. `metadata` (at most 2 KiB) replaces what is
+        stored with the group's position in the channel, in the same step; None leaves it, and so does an
+        acknowledgement of what is acknowledged already. Durable when it returns; after an error or a cancellation it
+        may be repeated. Raises `Fenced` when the assignment epoch is over (the entries are delivered again, to this
+        member or another), `InvalidRequest` for ids that are not in `delivered` and for metadata that is too large."""
+        ...
+
+    async def annotate(self, of: str | Delivered, metadata: bytes) -> None:
+        """Store `metadata` with the group's position in a channel, which does not move: of the channel with that name,
+        or of what was `delivered` in this assignment epoch. b"" clears it. Durable when it returns. Raises `Fenced`
+        when the member has the channel no more, and `InvalidRequest` as `acknowledge` does."""
+        ...
+
+    def metadata(self, channel: str) -> bytes:
+        """What is stored with the group's position in a channel that this member has: as of the beginning of its
+        assignment, and what it has stored itself since; b"" for nothing. Raises `Fenced` for a channel that it does not
+        have."""
         ...
 
     def redeliver(self, delivered: Delivered) -> None:
@@ -220,18 +286,31 @@ class GroupMember(Protocol):
         commits in flight are decided. Returns at once. An assignment epoch that is over already is fine."""
         ...
 
-    async def commit(self, delivered: Sequence[Delivered], outputs: Sequence[Append]) -> list[bytes]:
-        """Append `outputs` and acknowledge `delivered`, cumulatively, in one commit: both happen or none. The ids of
-        the outputs, in order. Raises what `acknowledge` and `append_many` raise, and `InvalidRequest` for a batch that
-        is acknowledged already. When the outcome is not known (an error with `outcome_unknown`, a cancellation)
+    async def commit(
+        self, delivered: Sequence[Delivered], outputs: Sequence[Append], *, metadata: Mapping[str, bytes] | None = None
+    ) -> list[bytes]:
+        """Append `outputs` and acknowledge `delivered`, cumulatively, in one commit: both happen or none. Outputs
+        are stamped as by `append_many`. `metadata`, by channel, is stored in it as by `acknowledge`. The ids of the
+        outputs, in order. Raises what `acknowledge` and `append_many` raise, and `InvalidRequest` for a batch that is
+        acknowledged already. When the outcome is not known (an error with `outcome_unknown`, a cancellation)
         `delivered` goes back as with `redeliver`: what was committed is not delivered again, the rest is, and to commit
         the same batches again raises `Fenced`."""
         ...
 
+    def pause(self, channel: str) -> None:
+        """Deliver nothing more of a channel until `resume`, or until the channel is assigned anew. Raises `Fenced` for
+        a channel that this member does not have."""
+        ...
+
+    def resume(self, channel: str) -> None:
+        """Deliver the channel again. One that is not paused, or is not this member's any more, is fine."""
+        ...
+
     async def seek(self, channel: str, start: Start) -> None:
         """Go on at `start` in a channel that this member has, backward too: the group's position there is moved,
-        durably. What was delivered of it before cannot be acknowledged any more. What lies before the new position
-        counts as done: in a queue it is removed. Raises `Fenced`, `PositionLost`."""
+        durably, and its metadata is cleared. What was delivered of it before cannot be acknowledged any more. What lies
+        before the new position counts as done: in a queue it is removed. A time is looked up as by `Wal.seek_group`.
+        Raises `Fenced`, `PositionLost`."""
         ...
 
     async def aclose(self) -> None:
@@ -282,17 +361,28 @@ class Wal(Protocol):
         the entries may still be there. With `capabilities.atomic_batches` all entries appear or none.
 
         Raises at once, having queued nothing: `InvalidRequest` (a payload is not bytes), `MessageTooLarge`,
-        `ChannelNotFound`, `Closed`, `JournalFailed`, `DiskPressure`, `Overloaded` (`limit` "pending_bytes": too
+        `Unsupported` (a key, headers or a tombstone for a channel that cannot carry them), `ChannelNotFound`, `Closed`,
+        `JournalFailed`, `DiskPressure`, `Overloaded` (`limit` "pending_bytes": too
         much waits for the backend already; retry after a pause). Where the log is in another process these may come
         through `done` instead."""
         ...
 
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        """Append one entry and return its id once it is as durable as the channel's policy says."""
+    async def append(
+        self,
+        channel: str,
+        payload: Payload,
+        timestamp: int = 0,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+    ) -> bytes:
+        """Append one entry and return its id once it is as durable as the channel's policy says. `timestamp`, `key` and
+        `headers` as `Append` says: without a timestamp the entry gets the present time."""
         ...
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
-        """Append entries in one commit; ids in order. One future for all, so prefer it to many `append`s."""
+        """Append entries in one commit; ids in order. Those without a timestamp get the present time, the same for
+        all. One future for all, so prefer it to many `append`s."""
         ...
 
     @abstractmethod
@@ -350,9 +440,10 @@ class Wal(Protocol):
         ...
 
     async def seek_group(self, group: str, channel: str, start: Start) -> None:
-        """Move a group's position in a channel that no member has now; a new group begins there. What lies before
-        the position counts as done: in a queue it is removed. Raises `InvalidRequest` while a member has the
-        channel, `PositionLost`, `ChannelNotFound`."""
+        """Move a group's position in a channel that no member has now, and clear its metadata; a new group begins
+        there. What lies before the position counts as done: in a queue it is removed. At a time (`FromTime`), entries
+        without one that lie before the first that has one count as not before it: they are delivered. Raises
+        `InvalidRequest` while a member has the channel, `PositionLost`, `ChannelNotFound`."""
         ...
 
     async def drop_group(self, group: str) -> None:

@@ -7,9 +7,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
+from ..arguments import check_calls
 from ..errors import Closed, Unsupported
 from ..loop_bridge import LoopNotifiers
-from .wal import Append, From, GroupInfo, GroupMember, Payload, Start, Wal
+from .stamps import stamped
+from .wal import Append, From, GroupInfo, GroupMember, Headers, Payload, Start, Wal
+
+CALLS = (
+    *("create_channel", "describe", "drop_channel", "submit", "append", "append_many", "read", "latest_id", "id_at"),
+    *("truncate", "hold", "join", "seek_group", "drop_group"),
+)
+"""The calls of `Wal` that have arguments."""
 
 
 class WalBase(Wal):
@@ -20,6 +28,9 @@ class WalBase(Wal):
     `_check_open` first in whatever does not notice by itself that the log is closed.
     """
 
+    def __init_subclass__(cls) -> None:
+        check_calls(cls, Wal, CALLS)
+
     def __init__(self, shown: str) -> None:
         """`shown` is the log's URL, or what else names it in errors, without credentials."""
         self._shown = shown
@@ -29,12 +40,20 @@ class WalBase(Wal):
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        return (await self.append_many((Append(channel, payload, timestamp),)))[0]
+    async def append(
+        self,
+        channel: str,
+        payload: Payload,
+        timestamp: int = 0,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+    ) -> bytes:
+        return (await self.append_many((Append(channel, payload, timestamp, key, headers),)))[0]
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future, done = self._notifiers.promise()
-        self.submit(entries, done)
+        self.submit(stamped(entries), done)
         return await future
 
     # ---- groups ------------------------------------------------------------------------------------------------------
@@ -91,3 +110,6 @@ class WalBase(Wal):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+check_calls(WalBase, Wal, CALLS)

@@ -26,6 +26,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from ..arguments import checked
 from ..errors import InvalidRequest
 from ..log.opening import installed_backends
 from .metric import BATCH_BUCKETS, COMMIT_SECONDS_BUCKETS, Metric, counter, gauge, milliseconds, seconds, sizes
@@ -83,6 +84,8 @@ _WAL = (
     ),
     counter("wal_scan_reset_total", "Channels of streams whose next entries retention had removed and reset_to moved"),
     counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
+    counter("wal_group_retry_total", "Attempts of handlers after one that failed or ended its process", "group"),
+    counter("wal_group_dead_letter_total", "Entries that became dead letters of a group, by reason", "group", "reason"),
     counter("wal_dead_letter_message_total", "Bad records that became dead letters, by reason", CHANNEL, "reason"),
 )
 
@@ -217,6 +220,7 @@ class Metrics:
     A name outside the table, another kind than the table's, or other labels raise `InvalidRequest`.
     """
 
+    @checked
     def __init__(self, node_id: str = "local") -> None:
         self.node_id = node_id
         self._registry = CollectorRegistry()

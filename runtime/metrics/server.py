@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from ..arguments import checked
 from ..errors import InvalidRequest, Unavailable, Unsupported
 from .metrics import Metrics
 
@@ -53,6 +54,7 @@ class MetricsServer:
     `health` is called on the event loop at each request and must not block. Port 0 takes a free port; `address` has it.
     """
 
+    @checked
     def __init__(
         self, metrics: Metrics, health: Callable[[], Health], *, host: str = "127.0.0.1", port: int = 0
     ) -> None:
@@ -128,10 +130,13 @@ AsgiApp: TypeAlias = (
 )
 
 
+@checked
 def metrics_app(metrics: Metrics, health: Callable[[], Health]) -> AsgiApp:
     """`/metrics` and `/healthz` as an ASGI application, to mount in a service that embeds a node:
 
-        app.mount("/tidewal", metrics_app(node.node.metrics, node.health))  # FastAPI, Starlette
+        app.mount("/tidewal", metrics_app(metrics, health))  # FastAPI, Starlette
+
+    A node makes its own: `node.metrics_app()`.
 
     `health` is called on the event loop at each request and must not block. It answers HTTP requests only; access is
     the service's matter. Raises `Unsupported` for another kind of connection.
@@ -142,8 +147,7 @@ def metrics_app(metrics: Metrics, health: Callable[[], Health]) -> AsgiApp:
     ) -> None:
         if scope["type"] != "http":
             raise Unsupported(f"/metrics is no endpoint for {scope['type']!r}", capability=scope["type"])
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        response = _respond(metrics, health, scope["method"], path)
+        response = _respond(metrics, health, scope["method"], _path_below(scope))
         headers = {"content-type": response.content_type, "content-length": str(len(response.body))}
         encoded = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": response.status.value, "headers": encoded})
@@ -151,6 +155,14 @@ def metrics_app(metrics: Metrics, health: Callable[[], Health]) -> AsgiApp:
         await send({"type": "http.response.body", "body": body})
 
     return app
+
+
+def _path_below(scope: Message) -> str:
+    """The path below the place where the application is mounted."""
+    path, root = scope["path"], scope.get("root_path", "")
+    if not path.startswith(root):  # a proxy has removed what lies before the outermost application
+        root = root.removeprefix(scope.get("app_root_path", ""))
+    return path.removeprefix(root)
 
 
 def _respond(metrics: Metrics, health: Callable[[], Health], method: str, path: str) -> _Response:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import cast
 
+from ..arguments import checked
 from ..clock import HybridClock, physical_ms
 from ..errors import Closed, DeadlineExceeded, Fenced, InvalidRequest, Overloaded, TidewalError, Unavailable
+from ..log.checks import check_framed
 from ..log.record import CONTROL_TYPES, Record, RecordType, stamp
 from ..log.wal import Append, ControlAppend, From, FromId, Wal
 from ..streams.channel_reader import ChannelReader, Granted, Grants
@@ -31,7 +33,7 @@ from .ticker import Ticker
 INFLIGHT_BYTES = 64 * 1024 * 1024
 SNAPSHOT_RECORDS = 10_000
 
-_FENCE = Record(RecordType.FENCE)
+FENCE_NAME = "name"  # tag of a fence: the name of the producer that wrote it
 
 
 class ChannelOwner:
@@ -45,9 +47,11 @@ class ChannelOwner:
     which decides it.
 
     `grants` is the catalog that terms come from. With it, a record under a term that was never granted is a bad record.
-    Without it the log alone knows which terms were used, and `acquire` refuses one that is not above them.
+    Without it the log alone knows which terms were used, and `acquire` refuses one that is not above them. Its fences
+    carry `name`.
     """
 
+    @checked
     def __init__(
         self,
         wal: Wal,
@@ -59,14 +63,17 @@ class ChannelOwner:
         observer: ChannelOwnerObserver | None = None,
         lease_holds: Callable[[], bool] | None = None,
         grants: Grants | None = None,
+        name: str = "",
     ) -> None:
-        self.stalled = False
+        check_framed(wal, "a channel owner")
+        self.stalled: bool = False
         self._wal = wal
         self._clock = clock
         self._inflight_limit = inflight_bytes
         self._observer = observer or ChannelOwnerObserver()
         self._lease_holds = lease_holds or (lambda: True)
         self._grants = grants
+        self._fence = Record(RecordType.FENCE, tags={FENCE_NAME: name} if name else {})
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()  # a WAL may call `done` within `submit`
         self._owned: dict[str, OwnedChannel] = {}
@@ -86,6 +93,7 @@ class ChannelOwner:
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 
+    @checked
     async def acquire(self, grants: Sequence[ChannelGrant]) -> dict[str, bytes]:
         """Write the fences of `grants`, read each channel up to its own fence, and return the fences' ids for the
         catalog. Appends open from a term before are decided by what stands below the fence. Until `activate`, nothing
@@ -102,7 +110,7 @@ class ChannelOwner:
             ts = self._clock.now()
             if ts > min(grant.limit for grant in grants):
                 raise Unavailable("the limit of the grant's timestamps has passed; ask for another grant")
-            fences = [ControlAppend(own.channel, stamp(_FENCE, ts, own.term, own.next()), ts) for own in acquired]
+            fences = [ControlAppend(own.channel, stamp(self._fence, ts, own.term, own.next()), ts) for own in acquired]
             self._owned.update((own.channel, own) for own in acquired)
             self._set_limit()
             undecided = {
@@ -124,9 +132,10 @@ class ChannelOwner:
         """Read what stands below the fence: the clock passes it, and producers are remembered. Returns those of the
         `undecided` records that are there."""
         first = (await self._wal.describe(own.channel)).first_id or b""
-        # a checkpoint that retention has passed is older than any producer that is still known
-        behind = not grant.checkpoint or grant.checkpoint < first
-        start = From.EARLIEST if behind else FromId(grant.checkpoint, inclusive=True)
+        # a checkpoint that retention has passed is older than any producer that is still known; one behind the fence is
+        # of a channel that was dropped, and made again
+        there = grant.checkpoint and first <= grant.checkpoint < fence
+        start = FromId(grant.checkpoint, inclusive=True) if there else From.EARLIEST
         reader = self._recovery_reader(grant, fence)
         found: set[RecordKey] = set()
         async with reading(self._wal, own.channel, start) as batches:
@@ -183,6 +192,7 @@ class ChannelOwner:
                     self._decide(batch)
             self.stalled = any(batch.unknown for batch in self._acks.items() if not batch.decided)
 
+    @checked
     def activate(self, channels: Sequence[str]) -> None:
         """Acknowledge appends to `channels` from now on: their fences are in the catalog. Raises `InvalidRequest`
         unless all were acquired."""
@@ -195,6 +205,7 @@ class ChannelOwner:
                 self._observer.opened(channel, own.term)
             self._set_limit()
 
+    @checked
     def renew(self, limit: int) -> None:
         """Stamp and promise timestamps up to `limit`: the lease was renewed."""
         with self._lock:
@@ -224,8 +235,29 @@ class ChannelOwner:
         """Per channel, the id from which a next owner must read."""
         return {own.channel: own.checkpoint for own in self._owned.values()}
 
+    @checked
+    def last_sequence(self, producer: str, known_to: int = 0) -> int:
+        """The highest number of `producer`, which counts its batches from 1, up to which all are in the log; those up
+        to `known_to` are known to be."""
+        with self._lock:
+            return self._producers.last(producer, known_to)
+
+    @checked
+    def highest_sequence(self, producer: str) -> int:
+        """The highest number of `producer` of which anything is in the log; 0 for none."""
+        with self._lock:
+            return self._producers.highest(producer)
+
+    @checked
+    def note_appended(self, producer: str, upto: int) -> None:
+        """All batches of `producer` up to the number `upto` are known to have been in the log: one whose outcome is not
+        there any more raises `OutcomeUnknown`, and is not written again."""
+        with self._lock:
+            self._producers.forget(producer, upto)
+
     # ---- appending --------------------------------------------------------------------------------------------------
 
+    @checked
     def append(
         self,
         records: Sequence[tuple[str, Record]],
@@ -410,21 +442,24 @@ class ChannelOwner:
             self._ticker.announce()
             self._snapshots.store_due()
 
-    def tick_now(self) -> asyncio.Future[None]:
+    @checked
+    def tick_now(self, *, everywhere: bool = False) -> asyncio.Future[None]:
         """Ends when a tick is stored, in every channel that needs one, that covers all acknowledged before this call.
-        Calls during a running tick share the next one, which starts right after it."""
-        return self._ticker.tick_now()
+        Calls during a running tick share the next one, which starts right after it. `everywhere`: in every channel, so
+        that readers need no heartbeat to get as far in each."""
+        return self._ticker.tick_now(everywhere=everywhere)
 
-    async def close(self) -> int:
-        """Wait until everything in flight is decided, store a last tick, stop. Appends of unknown outcome end with
-        `DeadlineExceeded`. Returns the highest timestamp this owner has given out or promised: the limit that its
-        successor must pass."""
+    @checked
+    async def close(self, *, tick_everywhere: bool = False) -> int:
+        """Wait until everything in flight is decided, store a last tick (`tick_everywhere`: in every channel), stop.
+        Appends of unknown outcome end with `DeadlineExceeded`. Returns the highest timestamp this owner has given out
+        or promised: the limit that its successor must pass."""
         while len(self._acks) and not self.stalled:
             self._settled.clear()
             await self._settled.wait()
         if not self._closed and not self.stalled and any(own.open for own in self._owned.values()):
             try:
-                await self.tick_now()
+                await self.tick_now(everywhere=tick_everywhere)
             except TidewalError as error:  # the successor's fence announces the time as well
                 self._observer.silent(error)
         with self._lock:

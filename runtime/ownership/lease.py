@@ -9,20 +9,21 @@ LEASE_MS = int(LEASE_S * 1000)
 
 
 class Lease:
-    """Holds for `LEASE_S` after the moment at which its last renewal was *asked for*, by a clock that never goes back
-    and counts the time that a machine is suspended. The wall clock does not matter.
+    """Holds for `lease_s` seconds after the moment at which its last renewal was *asked for*, by a clock that never
+    goes back and counts the time that a machine is suspended. The wall clock does not matter.
 
-    The leader that grants a renewal stores it in the catalog after it was asked for, and a successor counts `LEASE_S`
-    from its own claim, behind which no renewal counts. So this lease is over when the successor begins, whatever either
-    wall clock says."""
+    The leader that grants a renewal stores it in the log after it was asked for, and a successor counts `lease_s` from
+    its own claim, behind which no renewal counts. So this lease is over when the successor begins, whatever either wall
+    clock says."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, lease_s: float = LEASE_S) -> None:
         self._clock = clock
+        self._lease_s = lease_s
         self._ends_s = float("-inf")
 
     def renew(self, asked_s: float) -> None:
         """Extend the lease: the renewal that was asked for at `asked_s`, by the clock's `monotonic`, was granted."""
-        self._ends_s = max(self._ends_s, asked_s + LEASE_S)
+        self._ends_s = max(self._ends_s, asked_s + self._lease_s)
 
     def holds(self) -> bool:
         """Whether the owner may acknowledge and promise. Callable from any thread."""

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..arguments import checked_fields
 
+
+@checked_fields()
 @dataclass(frozen=True, slots=True)
 class ChannelGrant:
     """The right to own `channel`, from the catalog: the term, the limit of the previous owner's timestamps, the new

@@ -79,6 +79,23 @@ class ProducerTable:
             )
         return outcome
 
+    def last(self, producer: str, known_to: int) -> int:
+        """The highest number such that all up to it happened, of a producer that counts from 1. All up to `known_to`
+        are known to have happened."""
+        known = self._producers.get(producer)
+        outcomes = known.outcomes if known is not None else OrderedDict[int, BatchOutcome]()
+        last = max(known_to, known.forgotten if known is not None else self._silent.get(producer, _NEVER))
+        while last + 1 in outcomes and not outcomes[last + 1].present:
+            last += 1
+        return last
+
+    def highest(self, producer: str) -> int:
+        """The highest number of which anything is known; 0 for none."""
+        known = self._producers.get(producer)
+        if known is None:
+            return max(0, self._silent.get(producer, 0))
+        return max(0, known.forgotten, next(reversed(known.outcomes), 0))
+
     def remember(self, producer: str, pseq: int, outcome: BatchOutcome, now_ms: int) -> None:
         """Keep an outcome, with what is known of the same batch already.
 
@@ -116,23 +133,24 @@ class ProducerTable:
             del self._producers[name]
             self._outcomes -= len(oldest.outcomes)
             whole = (pseq for pseq, outcome in oldest.outcomes.items() if not outcome.present)
-            self._silent[name] = max(whole, default=oldest.forgotten)
+            self._silent[name] = max(oldest.forgotten, max(whole, default=_NEVER))
         while len(self._silent) > PRODUCERS_MAX:
             self._silent.popitem(last=False)
 
     def merge(self, other: ProducerTable) -> None:
         """Add what another channel's log says."""
         for name, forgotten in other._silent.items():
-            self._forget(name, forgotten)
+            self.forget(name, forgotten)
         for name, producer in other._producers.items():
             for pseq, outcome in producer.outcomes.items():
                 known = self._producers.get(name)
                 before = known.outcomes.get(pseq) if known is not None else None
                 if before is None or before.present:
                     self.remember(name, pseq, outcome, producer.last_ms)
-            self._forget(name, producer.forgotten)
+            self.forget(name, producer.forgotten)
 
-    def _forget(self, name: str, upto: int) -> None:
+    def forget(self, name: str, upto: int) -> None:
+        """Take all up to the number `upto` for happened, whether their outcomes are known or not."""
         known = self._producers.get(name)
         if known is not None:
             known.forgotten = max(known.forgotten, upto)
@@ -171,7 +189,7 @@ class ProducerTable:
             for name, last_ms, forgotten, outcomes in entries:
                 for pseq, outcome in outcomes:
                     table.remember(name, pseq, BatchOutcome(*outcome), last_ms)
-                table._forget(name, forgotten)
+                table.forget(name, forgotten)
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
         return table

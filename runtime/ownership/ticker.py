@@ -38,14 +38,16 @@ class Ticker:
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._running = False
+        self._everywhere = False  # the next tick is stored in every channel
         self._waiters: list[asyncio.Future[None]] = []
 
-    def tick_now(self) -> asyncio.Future[None]:
-        """Store a tick in every channel that needs one. The future ends when that covers all acknowledged before this
-        call; it raises what storing raised."""
+    def tick_now(self, *, everywhere: bool = False) -> asyncio.Future[None]:
+        """Store a tick in every channel that needs one, or in every one. The future ends when that covers all
+        acknowledged before this call; it raises what storing raised."""
         future: asyncio.Future[None] = self._loop.create_future()
         with self._lock:
             self._waiters.append(future)
+            self._everywhere = self._everywhere or everywhere
             self.tick()
         return future
 
@@ -61,7 +63,8 @@ class Ticker:
                 self._end(waiters, error)
 
     def _submit(self, time: int, waiters: list[asyncio.Future[None]]) -> None:
-        due = [own for own in self._owned.values() if own.open and own.acked_ts > own.ticked]
+        everywhere, self._everywhere = self._everywhere, False
+        due = [own for own in self._owned.values() if own.open and (everywhere or own.acked_ts > own.ticked)]
         if not due:
             self._end(waiters, None)
             return

@@ -84,12 +84,14 @@ class Fold(Generic[State]):
         """`create` returns an empty state. `led`: only records on the last winning claim count. `supported` is the
         highest feature level that this process knows. `on_bad` gets what cannot be read, which is skipped."""
         self.state = create()
-        self.claim = Claim()
-        self.level = FIRST_LEVEL
-        self.position = self.as_of = b""
-        self.settled = self.begun = False
-        self.read_bytes = 0
-        self.snapshot_bytes = 0  # the size of the last snapshot that was read or taken
+        self.claim: Claim = Claim()
+        self.level: int = FIRST_LEVEL
+        self.position: bytes = b""
+        self.as_of: bytes = b""
+        self.settled: bool = False
+        self.begun: bool = False
+        self.read_bytes: int = 0
+        self.snapshot_bytes: int = 0  # the size of the last snapshot that was read or taken
         self._type, self._led, self._supported, self._on_bad = type, led, supported, on_bad
         self._numbers: dict[str, int] = {}  # the last one of each author, those that wrote last at the end
         self._first = b""

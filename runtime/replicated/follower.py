@@ -49,12 +49,12 @@ class Follower(Generic[State]):
     ) -> None:
         """`create_fold` returns an empty fold, with the handler of what cannot be read."""
         self.channel = channel
-        self.skipped = 0
+        self.skipped: int = 0
         self.ended: TidewalError | None = None
         self._log = log
         self._create_fold = create_fold
         self._on_bad = on_bad
-        self.fold = create_fold(self._bad)
+        self.fold: Fold[State] = create_fold(self._bad)
         self._moved = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
@@ -135,17 +135,20 @@ class Follower(Generic[State]):
                         return
                     available = error.fields.get("first_available")
                     _log.warning(
-                        "%s: truncation was faster than this reader, which begins anew: %s", self.channel, error
+                        "%s: truncation was faster than this reader, which begins anew: %s",
+                        self.channel,
+                        error,
+                        extra={"channel": self.channel},
                     )
                     fold = self._create_fold(self._bad)
                 except TidewalError as error:
                     if not error.retryable:
                         self.end(error)
                         return
-                    _log.warning("%s is read again: %s", self.channel, error)
+                    _log.warning("%s is read again: %s", self.channel, error, extra={"channel": self.channel})
                     await asyncio.sleep(PAUSE_S)
         except Exception as error:  # callers that wait must learn why nothing comes
-            _log.exception("%s cannot be followed", self.channel)
+            _log.exception("%s cannot be followed", self.channel, extra={"channel": self.channel})
             self.end(CorruptLog(f"{self.channel} cannot be followed: {error!r}", path=self.channel))
 
     async def _read(self, fold: Fold[State]) -> None:

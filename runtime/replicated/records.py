@@ -119,7 +119,7 @@ class PageCollector:
     as of the latest record."""
 
     def __init__(self) -> None:
-        self.as_of = b""
+        self.as_of: bytes = b""
         self.snapshot: bytes | None = None
         self._parts: dict[tuple[bytes, int, bytes], dict[int, bytes]] = {}
 

@@ -76,8 +76,8 @@ class Replica(Follower[State]):
         """`now` returns the timestamps of the records. `holder` keeps what is in no snapshot from retention; None where
         the channel has none."""
         super().__init__(log, channel, lambda on_bad: Fold(create, type, led=led, on_bad=on_bad), on_bad=on_bad)
-        self.pacing = pacing or SnapshotPacing()
-        self.snapshots_failed = 0
+        self.pacing: SnapshotPacing = pacing or SnapshotPacing()
+        self.snapshots_failed: int = 0
         self._type, self._led = type, led
         self._author, self._now, self._holder = author, now, holder
         self._standing: Claim | None = None  # the claim that this replica's records stand on
@@ -290,7 +290,9 @@ class Replica(Follower[State]):
                 await self._snapshot()
             except Exception as error:
                 self.snapshots_failed += 1
-                _log.warning("%s goes on without a new snapshot: %s", self.channel, error)
+                _log.warning(
+                    "%s goes on without a new snapshot: %s", self.channel, error, extra={"channel": self.channel}
+                )
                 self._records_at_snapshot = self._records - self.pacing.records + self.pacing.retry_records
 
     async def snapshot(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from ..arguments import checked
 from ..errors import BadRecord, InvalidRows
 from ..log.wal import Payload
 
@@ -20,11 +21,13 @@ _CONTINUED = 0xFFFFFFFF  # before the length of a header, since Arrow 0.15
 _U16, _I32, _U32 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I")
 
 
+@checked
 def encode_rows(batch: pa.RecordBatch) -> memoryview:
     """The body of `batch`, without its schema."""
     return memoryview(batch.serialize())
 
 
+@checked
 def decode_rows(body: Payload, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.RecordBatch:
     """The record batch in `body`, its buffers views into it; with `columns` those only. Raises `BadRecord` unless every
     offset, length and string in it is sound: bytes that Arrow decodes may still crash it later (measured: 6 % of random

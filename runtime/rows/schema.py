@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
+from ..arguments import checked, checked_fields
 from ..errors import BadRecord, InvalidSchema, check_version
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Op(IntEnum):
 OPS: Final[Mapping[str, Op]] = {op.name.lower(): op for op in Op}
 
 
+@checked_fields(InvalidSchema)
 @dataclass(frozen=True, slots=True)
 class Field:
     """One column: `dim` is the number of floats in a `float_vector`, None for all other types."""
@@ -85,6 +87,7 @@ class Field:
         return _arrow_types()[self.type]
 
 
+@checked_fields(InvalidSchema)
 @dataclass(frozen=True)
 class CollectionSchema:
     """Name, fields and primary key of a collection; `version` grows when fields are added.
@@ -167,6 +170,7 @@ class CollectionSchema:
         return CollectionSchema(name, fields, primary_key, version)
 
     @staticmethod
+    @checked
     def from_arrow(name: str, schema: pa.Schema, primary_key: str) -> CollectionSchema:
         """The collection schema for data of an Arrow schema. The key and vectors become not-null, every other field
         is nullable as Arrow says. Types widen where Milvus has no such type (uint8 to int16, dates to timestamps).

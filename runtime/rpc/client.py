@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import secrets
 from collections.abc import Sequence
 
+from ..arguments import checked
 from ..errors import (
     BadRecord,
     ChannelNotFound,
     Closed,
     DeadlineExceeded,
+    InvalidRequest,
     TidewalError,
     from_wire,
     of_unknown_outcome,
@@ -38,6 +41,9 @@ DEADLINE_S = 10.0
 FIRST_RETRY_S = 0.25
 RETRY_S_MAX = 2.0
 SIGN_OF_LIFE_S = 3600.0  # between two small entries that a client writes into its own reply channel, see `RpcClient`
+CLOSE_S = 1.0  # how long closing waits for the log
+
+_log = logging.getLogger(__name__)
 
 # A reply to no request: every client skips it.
 _SIGN_OF_LIFE = encode(Record(RecordType.REPLY, tags=reply_tags(True, {})))
@@ -56,10 +62,11 @@ class RpcClient:
     seconds; it creates the channel again where it was dropped all the same, as after a suspension.
     """
 
+    @checked
     def __init__(
         self, wal: Wal, names: Names, *, name: str = "", first_retry_s: float = FIRST_RETRY_S, shared: bool = False
     ) -> None:
-        self.name = name or f"client-{secrets.token_hex(8)}"
+        self.name: str = name or f"client-{secrets.token_hex(8)}"
         self._wal = wal
         self._names = names
         self._first_retry_s = first_retry_s
@@ -67,13 +74,16 @@ class RpcClient:
         self._numbers = itertools.count(secrets.randbits(62) if shared else 1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of `open`
         self._sign_of_life: asyncio.TimerHandle | None = None
+        self._log_answers = True  # until closing has found that it does not
         self._start: Start = From.EARLIEST
         self._fragments = FragmentAssembler(2 * MESSAGE_BYTES_MAX)
         self._limit = REQUEST_CHANNEL.max_message_bytes
 
     async def open(self) -> None:
-        """Create the reply channel and listen to it."""
+        """Create the reply channel and listen to it. The client belongs to this event loop from now on."""
+        self._loop = asyncio.get_running_loop()
         await self._begin()
         self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
         if not self._wal.capabilities.drops_temporary:
@@ -99,6 +109,7 @@ class RpcClient:
         """Whether replies arrive: not after `close`, nor after the log has failed. Open another client then."""
         return self._reader is not None and not self._reader.done()
 
+    @checked
     async def call(
         self,
         role: str,
@@ -110,19 +121,20 @@ class RpcClient:
     ) -> Reply:
         """Call `method` of `role`, with `params` that msgpack can encode and `body`. Raises the error it replies with,
         `DeadlineExceeded` when no reply came within `deadline_s` seconds, `Closed` when this client was closed,
-        `MessageTooLarge` (over `MESSAGE_BYTES_MAX`), `InvalidRequest` for a parameter that cannot be sent.
+        `MessageTooLarge` (over `MESSAGE_BYTES_MAX`), `InvalidRequest` for a parameter that cannot be sent, and on
+        another event loop than that of `open`.
 
         An error has the field `outcome_unknown` where the request may have been served all the same: when it was sent
         more than once, an earlier incarnation of the role may have served it, and the next one refuse the repetition.
         """
         if self._reader is None:
             raise Closed(f"{self.name} is not open")
+        loop = self._own_loop()
         number = next(self._numbers)
         tags = request_tags(method, params or {})
         record = Record(RecordType.REQUEST, producer=self.name, pseq=number, tags=tags, body=body)
         channel = self._names.requests(role)
         appends = [Append(channel, payload) for payload in fragments_of(record, self._limit, MESSAGE_BYTES_MAX)]
-        loop = asyncio.get_running_loop()
         future = self._waiting[number] = loop.create_future()
         sending = _Sending(loop, self._wal, appends, self._first_retry_s, future)
         try:
@@ -140,6 +152,16 @@ class RpcClient:
             self._waiting.pop(number, None)
             if future.done() and not future.cancelled():
                 future.exception()  # a call that was cancelled meanwhile does not retrieve it
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which must be the client's: on another one no reply would ever arrive."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise InvalidRequest(
+                f"{self.name} belongs to another event loop, or to another process: connect again in this one "
+                "(each asyncio.run has its own loop), or use connect_sync"
+            )
+        return loop
 
     async def _listen(self) -> None:
         try:
@@ -194,22 +216,33 @@ class RpcClient:
             if not future.done():
                 future.set_exception(error)
 
-    async def close(self) -> None:
-        """End all calls with `Closed` and drop the reply channel, unless it is shared. A second call does nothing."""
+    async def close(self) -> bool:
+        """End all calls with `Closed` and drop the reply channel, unless it is shared. A second call does nothing.
+
+        Dropping is best effort: where the log does not do it within `CLOSE_S`, or refuses, that is logged and the
+        channel stays until the log or the leader drops it as that of a client that is gone. Returns whether
+        the log answers, as far as closing has found out. Raises `InvalidRequest` on another loop than its own."""
+        if self._reader is None:
+            return self._log_answers
+        self._own_loop()
         reader, self._reader = self._reader, None
-        if reader is None:
-            return
         if self._sign_of_life is not None:
             self._sign_of_life.cancel()
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         self._fail(Closed(f"{self.name} was closed", outcome_unknown=True))
         if self._shared:
-            return
+            return True
         try:
-            await self._wal.drop_channel(self._names.replies(self.name))
+            async with asyncio.timeout(CLOSE_S):
+                await self._wal.drop_channel(self._names.replies(self.name))
         except Closed:
-            return
+            pass
+        except (TidewalError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {CLOSE_S:g} s"
+            _log.warning("%s was closed, and its reply channel is still there: %s", self.name, reason)
+            self._log_answers = False
+        return self._log_answers
 
 
 class _Sending:

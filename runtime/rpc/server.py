@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from ..arguments import checked
 from ..errors import (
     BadRecord,
     ChannelNotFound,
@@ -69,6 +70,7 @@ class RequestPack:
 class RpcServer:
     """An async iterator over the requests to `role`, in packs."""
 
+    @checked
     def __init__(self, wal: Wal, role: str, names: Names, *, on_bad: OnBadRecord | None = None) -> None:
         """`on_bad` gets entries that are no requests and cannot be answered."""
         self._wal = wal

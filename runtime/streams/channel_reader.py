@@ -86,9 +86,10 @@ class ChannelReader:
         """`grants` are looked up as they are needed, by `accept_granted`; `granted` are known and do not change.
         `on_bad` gets the entries that cannot be read."""
         self.channel = channel
-        self.term, self.cseq = after
-        self.position = (b"", *after)
-        self.counts = ReadCounts()
+        self.term: int = after[0]
+        self.cseq: int = after[1]
+        self.position: tuple[bytes, int, int] = (b"", *after)
+        self.counts: ReadCounts = ReadCounts()
         self._fences = fences or {}
         self._placed = after != (0, 0)
         self._after = after

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..arguments import checked
 from ..clock import HybridClock
 from ..config.settings import Settings
 from ..log.dead_letters import DeadLetters
@@ -20,6 +21,7 @@ PACK_BYTES = 4 * 1024 * 1024  # what one pack of `mq.mqBufSize` counts for in a 
 class Factory:
     """Makes plain and time-ticked streams over one log, all with the same buffers and dead letters."""
 
+    @checked
     def __init__(
         self,
         wal: Wal,
@@ -44,6 +46,7 @@ class Factory:
         self._on_late = dead_letters.late if dead_letters is not None else None
         self._grants = grants
 
+    @checked
     def stream(self, group: str = "", *, reset_to: From | None = None) -> MsgStream:
         """A plain stream for `group`; `reset_to` as `MsgStream` says."""
         return MsgStream(
@@ -56,6 +59,7 @@ class Factory:
             resets=self._resets,
         )
 
+    @checked
     def tt_stream(
         self,
         group: str = "",

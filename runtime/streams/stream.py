@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import xxhash
 from prometheus_client import Counter
 
+from ..arguments import checked
 from ..clock import HybridClock
 from ..errors import Closed, InvalidRequest
 from ..log.record import Record, stamp
@@ -15,6 +16,7 @@ from ..log.wal import Append, From, Start, Wal
 from ..ownership import ChannelOwner
 from .channel_reader import ChannelReader, OnBadRecord
 from .messages import MsgPack, Position
+from .plain_records import plain_append
 from .stream_base import BUFFER_BYTES, BufferedChannel, StreamBase
 
 Repack = Callable[[Sequence[Record], Sequence[str]], Sequence[tuple[str, Record]]]
@@ -31,10 +33,13 @@ class MsgStream(StreamBase[BufferedChannel]):
     A producer through a `ChannelOwner` appends to channels that this owns: stamped, numbered and ticked. Without
     one it appends to unowned channels (event and control channels): stamped by `clock`, with term 0, many producers at
     once. A consumer is an async iterator of `MsgPack`s with the messages that were there: no order between channels,
-    the order of the log within each. Choose where to start with `as_consumer` or `seek`, or one after the other. Memory
+    the order of the log within each. On a log of topics that others made (`Capabilities.foreign_topics`) a message is
+    an entry as it is there: key, headers, body, no stamp; a producer channel may be a topic, whose partition the key
+    decides. Choose where to start with `as_consumer` or `seek`, or one after the other. Memory
     is bounded by `buffer_bytes`.
     """
 
+    @checked
     def __init__(
         self,
         wal: Wal,
@@ -57,6 +62,7 @@ class MsgStream(StreamBase[BufferedChannel]):
 
     # ---- producing --------------------------------------------------------------------------------------------------
 
+    @checked
     def as_producer(
         self, channels: Sequence[str], *, owner: ChannelOwner | None = None, repack: Repack | None = None
     ) -> None:
@@ -66,6 +72,7 @@ class MsgStream(StreamBase[BufferedChannel]):
         self._owner = owner
         self._repack = repack or by_key
 
+    @checked
     async def produce(self, messages: Sequence[Record]) -> dict[str, list[bytes]]:
         """Append messages in one commit; when it returns they are as durable as their channels promise. Returns the ids
         per channel, in order (none where a `ChannelOwner` learned later that it happened). Without messages nothing
@@ -78,6 +85,7 @@ class MsgStream(StreamBase[BufferedChannel]):
             raise InvalidRequest(f"the repack function chose {sorted(foreign)[0]}, which is not a producer channel")
         return await self._append(routed)
 
+    @checked
     async def broadcast(self, message: Record) -> dict[str, list[bytes]]:
         """Append `message` to every producer channel, in one commit. Returns and raises as `produce` does."""
         return await self._append([(channel, message) for channel in self._check_producer()])
@@ -96,9 +104,12 @@ class MsgStream(StreamBase[BufferedChannel]):
             appended = await self._owner.append(routed)
             return _by_channel(routed, appended.ids)
         entries: list[Append] = []
-        for channel, message in routed:
-            ts = self._clock.now()
-            entries.append(Append(channel, stamp(message, ts, 0, 0), ts))
+        if self._wal.capabilities.foreign_topics:
+            entries += [plain_append(channel, message, self._clock) for channel, message in routed]
+        else:
+            for channel, message in routed:
+                ts = self._clock.now()
+                entries.append(Append(channel, stamp(message, ts, 0, 0), ts))
         return _by_channel(routed, await self._wal.append_many(entries))
 
     # ---- consuming --------------------------------------------------------------------------------------------------
@@ -118,13 +129,14 @@ class MsgStream(StreamBase[BufferedChannel]):
         messages: list[Record] = []
         starts: dict[str, Position] = {}
         ends: dict[str, Position] = {}
+        known = next(channel.buffer[0].ts for channel in self._channels.values() if channel.buffer)
         for name in sorted(self._channels):
             channel = self._channels[name]
             taken = list(channel.buffer)
-            starts[name] = self._position(channel, taken[0].ts if taken else 0)
+            starts[name] = self._position(channel, taken[0].ts if taken else known)
             channel.buffer.clear()
             channel.handed_out(taken, None)
-            ends[name] = self._position(channel, taken[-1].ts if taken else 0)
+            ends[name] = self._position(channel, taken[-1].ts if taken else known)
             messages += taken
         return MsgPack(messages[0].ts, messages[-1].ts, messages, starts, ends)
 
@@ -142,10 +154,12 @@ class MsgStream(StreamBase[BufferedChannel]):
 
     # ---- positions --------------------------------------------------------------------------------------------------
 
+    @checked
     async def latest_id(self, channel: str) -> bytes | None:
         """The id of the last acknowledged entry of `channel`, None when there was none ever."""
         return await self._wal.latest_id(channel)
 
+    @checked
     def position_of(self, channel: str, message: Record) -> Position:
         """The position of `message` in `channel`, to seek behind it, or with `include_current` to it, also within a
         batch, where the rest of it follows. Raises `InvalidRequest` for a message that was not read from a log, and for

@@ -14,11 +14,13 @@ from typing import Generic, TypeVar, cast
 
 from prometheus_client import Counter
 
+from ..arguments import checked
 from ..errors import Closed, InvalidRequest, PositionLost, PositionMismatch
 from ..log.record import Record
 from ..log.wal import Entry, From, FromId, FromTime, Start, Wal
 from .channel_reader import ChannelReader, Grants, OnBadRecord, ReadCounts
 from .messages import MsgPack, Position
+from .plain_records import PlainReader
 
 BUFFER_BYTES = 64 * 1024 * 1024
 CHANNEL_BUFFER_BYTES_MIN = 256 * 1024
@@ -42,15 +44,15 @@ class BufferedChannel:
     record in the buffer."""
 
     def __init__(self, reader: ChannelReader, start: Start) -> None:
-        self.name = reader.channel
+        self.name: str = reader.channel
         self.reader = reader
         self.start = start
         self.skipped = b""  # entries up to this id only say how far the channel had come
         self.resumed = False  # goes on from a saved position
         self.buffer: deque[Record] = deque()
-        self.bytes = 0
-        self.room = asyncio.Event()
-        self.position = reader.position
+        self.bytes: int = 0
+        self.room: asyncio.Event = asyncio.Event()
+        self.position: tuple[bytes, int, int] = reader.position
 
     def keep(self, record: Record) -> None:
         """Buffer `record` until it is handed out."""
@@ -111,6 +113,7 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
 
     # ---- where to start ---------------------------------------------------------------------------------------------
 
+    @checked
     def as_consumer(
         self,
         channels: Sequence[str],
@@ -126,9 +129,10 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         if not channels:
             raise InvalidRequest("name at least one channel to read")
         for name in dict.fromkeys(channels):
-            reader = ChannelReader(name, fences=(fences or {}).get(name), on_bad=self._on_bad, grants=self._grants)
+            reader = self._new_reader(name, fences=(fences or {}).get(name))
             self._channels[name] = self._new_channel(reader, start)
 
+    @checked
     def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
         """Go on from saved positions; with `include_current` the message at each position is delivered again. Alone it
         says which channels are read; after `as_consumer` it moves some of those, and the others start as given
@@ -152,7 +156,7 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         before_entry = include_current or position.cseq < 0  # without an owner's numbers: the entry is not processed
         cseq = max(0, position.cseq - include_current)
         after = (position.term, cseq)
-        reader = ChannelReader(position.channel, after=after, on_bad=self._on_bad, grants=self._grants)
+        reader = self._new_reader(position.channel, after=after)
         if position.message_id:
             # With an owner's numbers the reader itself knows what it has read, and a position may lie before its entry.
             start: Start = FromId(position.message_id, inclusive=before_entry or position.term > 0)
@@ -162,6 +166,12 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         channel = self._new_channel(reader, start)
         channel.resumed = not include_current
         return channel
+
+    def _new_reader(
+        self, channel: str, *, fences: Mapping[int, bytes] | None = None, after: tuple[int, int] = (0, 0)
+    ) -> ChannelReader:
+        kind = PlainReader if self._wal.capabilities.foreign_topics else ChannelReader
+        return kind(channel, fences=fences, after=after, on_bad=self._on_bad, grants=self._grants)
 
     def _check_position(self, position: Position) -> None:
         if position.wal != self._wal.name:
@@ -259,7 +269,12 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         """Where to go on when retention has removed what was to be read next. Raises `error` without `reset_to`."""
         if self._reset_to is None:
             raise error
-        _log.warning("what was to be read next of %s is gone; going on at %s", channel.name, self._reset_to.value)
+        _log.warning(
+            "what was to be read next of %s is gone; going on at %s",
+            channel.name,
+            self._reset_to.value,
+            extra={"channel": channel.name},
+        )
         channel.reader.counts.lost += 1
         if self._resets is not None:
             self._resets.inc()

@@ -15,7 +15,9 @@ from operator import attrgetter
 
 from prometheus_client import Counter
 
+from ..arguments import checked
 from ..errors import MemoryLimitExceeded, OrderViolated, WatermarkStalled
+from ..log.checks import check_framed
 from ..log.record import Record, RecordType
 from ..log.wal import From, FromTime, Start, Wal
 from .channel_reader import ChannelReader, Grants, OnBadRecord
@@ -101,6 +103,7 @@ class TtMsgStream(StreamBase[_Channel]):
     right behind a record held back at the position cannot be distinguished from records that were handed out.
     """
 
+    @checked
     def __init__(
         self,
         wal: Wal,
@@ -126,6 +129,7 @@ class TtMsgStream(StreamBase[_Channel]):
         iterating raises `WatermarkStalled`, with the channel that holds the stream back, once it has waited so many
         seconds for a time that does not move; the stream may be iterated again. Without it iterating waits. `pursuit`
         joins small packs while the stream is far behind."""
+        check_framed(wal, "a time-ticked stream")
         super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets, grants)
         self._stalled_after_s = stalled_after_s
         self._pursuit = pursuit
@@ -137,6 +141,7 @@ class TtMsgStream(StreamBase[_Channel]):
         self._end = 0
         self._ends: dict[str, Position] = {}  # where the last pack ended
 
+    @checked
     def as_consumer(
         self,
         channels: Sequence[str],
@@ -150,6 +155,7 @@ class TtMsgStream(StreamBase[_Channel]):
         if isinstance(start, FromTime):
             self._begin = self._end = start.timestamp
 
+    @checked
     def seek(self, positions: Iterable[Position], *, include_current: bool = False) -> None:
         """Go on from saved positions, which must be of one pack; with `include_current` the message at each position is
         delivered again. Raises as `StreamBase.seek` does."""
@@ -179,6 +185,7 @@ class TtMsgStream(StreamBase[_Channel]):
         """The time of each channel; the least one holds the stream back."""
         return {name: channel.time for name, channel in self._channels.items()}
 
+    @checked
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
         """Apply an announcement of the channel's owner: nothing at or before `time` follows behind (term, cseq)."""
         known = self._channels.get(channel)

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ..errors import DirectoryUnwritable
+from ..file_sync import sync_file, sync_path
 from .digests import digest_of
 from .table_store import CURRENT, LOG, CreatedFile, StoreUri, TableLocation, TableStore
 
@@ -46,14 +47,14 @@ class LocalTableLocation(TableLocation):
 
     def created(self) -> None:
         for folder in (self._folder, self._folder.parent, self._folder.parent.parent):
-            _sync(folder)
+            sync_path(folder)
 
     def sync(self, names: Iterable[str]) -> None:
         files = [self._folder / name for name in names]
         for file in files:
             file.chmod(FILE_MODE)  # the Delta library leaves the mode to the umask
         for path in [*files, *dict.fromkeys(file.parent for file in files)]:
-            _sync(path)
+            sync_path(path)
 
     def has(self, name: str) -> bool:
         return (self._folder / name).exists()
@@ -69,12 +70,12 @@ class LocalTableLocation(TableLocation):
         with open(path, "w+b", opener=_open_for_one_user) as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
             size = file.tell()
             file.seek(0)
             digest = digest_of(file)
         path = path.rename(path.with_name(f"{stem}-{digest}.parquet"))
-        _sync(self._folder)
+        sync_path(self._folder)
         return CreatedFile(path.name, size)
 
 
@@ -116,11 +117,3 @@ class LocalTableStore(TableStore):
 
 def _open_for_one_user(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

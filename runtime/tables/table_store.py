@@ -43,7 +43,7 @@ class TableLocation(ABC):
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.uri = uri
-        self.storage_options = None if storage_options is None else dict(storage_options)
+        self.storage_options: dict[str, str] | None = None if storage_options is None else dict(storage_options)
 
     def __str__(self) -> str:
         return self.uri

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..disk import Disk, Syncer
+from ..event_file import EventFile
 from ..log.wal import Payload
 
 SECTOR_BYTES = 512
@@ -57,10 +58,11 @@ class FaultySyncer:
     """Syncs of a faulty disk, which end as soon as they begin."""
 
     def __init__(self, disk: FaultyDisk) -> None:
-        self.file = os.eventfd(0, os.EFD_NONBLOCK)
+        self._event = EventFile(blocking=False)
+        self.file: int = self._event.file
         self._disk = disk
         self._error: OSError | None = None
-        weakref.finalize(self, os.close, self.file)
+        weakref.finalize(self, self._event.close)
 
     def start(self, file: int) -> bool:
         self._error = None
@@ -68,12 +70,12 @@ class FaultySyncer:
             self._disk.sync(file)
         except OSError as error:
             self._error = error
-        os.eventfd_write(self.file, 1)
+        self._event.set()
         return True
 
     def finish(self) -> bool:
         try:
-            os.eventfd_read(self.file)
+            self._event.take()
         except BlockingIOError:
             return False
         if self._error is not None:
@@ -89,8 +91,8 @@ class FaultyDisk(Disk):
         self._beside = beside
         self.free: int | None = None  # free bytes to pretend
         self.write_limit: int | None = None  # bytes that one write takes at most
-        self.read_only = False  # as after a remount: nothing can be written, made, renamed or removed
-        self.syncs = 0
+        self.read_only: bool = False  # as after a remount: nothing can be written, made, renamed or removed
+        self.syncs: int = 0
         self._random = random.Random(seed)
         self._keep_chance = keep_chance
         self._faults: list[_Fault] = []

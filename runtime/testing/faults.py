@@ -43,7 +43,7 @@ class FaultPlan:
     def __init__(self, seed: int = 0, rates: Rates | None = None, *, channels: str = "") -> None:
         """Faults have the probabilities `rates`, and hit only channels whose name contains `channels`."""
         self.seed = seed
-        self.rates = rates or Rates()
+        self.rates: Rates = rates or Rates()
         self.trace: list[str] = []
         self._channels = channels
         self._random = random.Random(seed)

@@ -15,8 +15,9 @@ from ..groups.group_consumer import GroupConsumer
 from ..groups.group_wal import GroupWal
 from ..groups.local_coordinator_client import LocalCoordinatorClient
 from ..groups.progress import Change
-from ..log.checks import check_name, check_size, not_found, other_policy
+from ..log.checks import check_name, check_plain, check_size, not_found, other_policy
 from ..log.payloads import as_bytes
+from ..log.stamps import stamped
 from ..log.wal import (
     Append,
     Capabilities,
@@ -42,8 +43,8 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.channels: dict[str, MemoryChannel] = {}
-        self.lock = threading.Lock()
-        self.groups = MemoryGroups(self.channels, self.lock)
+        self.lock: threading.Lock = threading.Lock()
+        self.groups: MemoryGroups = MemoryGroups(self.channels, self.lock)
 
     def dump(self) -> list[tuple[str, bytes, bytes]]:
         """Every entry of the durable channels as (channel, id, payload): the trace that is equal for equal seeds."""
@@ -60,7 +61,7 @@ class MemoryWal(GroupWal):
     the caller's thread, unless the fault plan says otherwise."""
 
     name = "memory"
-    capabilities = Capabilities(
+    capabilities: Capabilities = Capabilities(
         atomic_batches=True,
         seek_by_time=True,
         truncate=True,
@@ -73,7 +74,7 @@ class MemoryWal(GroupWal):
 
     def __init__(self, log: MemoryLog | None = None, faults: FaultPlan | None = None) -> None:
         super().__init__("memory://")
-        self.log = log or MemoryLog()
+        self.log: MemoryLog = log or MemoryLog()
         self.faults = faults
         self._close_waiters: set[asyncio.Future[None]] = set()
         self._delayed: list[InflightSubmit] = []  # in order: a delayed append delays those behind it
@@ -112,6 +113,7 @@ class MemoryWal(GroupWal):
     def _submit(self, entries: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
         self._check_open()
         channels = [self._channel(entry.channel) for entry in entries]
+        check_plain([entry.key for entry in entries], [entry.headers for entry in entries])
         payloads = [as_bytes(entry.payload) for entry in entries]
         for entry, payload, channel in zip(entries, payloads, channels, strict=True):
             check_size(entry.channel, len(payload), channel.policy.max_message_bytes)
@@ -175,7 +177,7 @@ class MemoryWal(GroupWal):
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future, done = promise()
-        self.submit(entries, done)
+        self.submit(stamped(entries), done)
         return await future
 
     async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:

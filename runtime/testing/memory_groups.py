@@ -43,7 +43,7 @@ class MemoryGroups:
         self._submits: list[Submit] = []
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
-        self.coordinator = GroupCoordinator(self._clock, self, epochs(1), watch=self._watch)
+        self.coordinator: GroupCoordinator = GroupCoordinator(self._clock, self, epochs(1), watch=self._watch)
 
     def use(self, submit: Submit) -> None:
         """Send commits through `submit` from now on."""

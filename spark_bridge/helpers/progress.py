@@ -69,7 +69,7 @@ class ProgressEndpoint:
     again."""
 
     def __init__(self, spark: SparkSession, name: str, host: str, port: int) -> None:
-        self.metrics = Metrics(name)
+        self.metrics: Metrics = Metrics(name)
         self._spark = spark
         self._listener = observe(spark, self.metrics)
         self._loop = LoopThread("tidewal-spark-metrics")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 from ...runtime.clock import add_ms
-from ...runtime.errors import BadRecord, ChannelNotFound, PositionLost
+from ...runtime.errors import ChannelNotFound, PositionLost
 from ...runtime.log.blocking_reader import BlockingReader
-from ...runtime.log.heartbeats import Announcement, announcements
-from ...runtime.log.record import decode
+from ...runtime.log.heartbeats import Announcement, heard
 
 HEARTBEATS_MS: Final = 2000  # of all nodes, read at first
 
@@ -38,8 +36,7 @@ class Heartbeats:
         after = self._read_id or self._some_time_before(latest)
         for entries in self._log.read(self._channel, after, latest, inclusive=self._read_id is None):
             for entry in entries:
-                with suppress(BadRecord):
-                    self._last |= {each.channel: each for each in announcements(decode(entry.payload, entry.id))}
+                self._last |= {each.channel: each for each in heard(entry.payload)}
         self._read_id = latest
 
     def _some_time_before(self, latest: bytes) -> bytes:

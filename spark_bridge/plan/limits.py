@@ -14,6 +14,7 @@ from ...runtime.log.record import Record
 from ..options import MicroBatchLimits
 from ..scan.channel_range import ChannelRange, entries_of
 from ..scan.collection_rows import CollectionRows
+from ..scan.foreign_rows import ForeignRows
 from ..scan.topic_rows import TopicRows
 from .offsets import Offset
 
@@ -63,7 +64,7 @@ def counted_entries(log: BlockingReader, wanted: ChannelRange) -> Iterator[Count
     """The entries of `wanted` with what the task will make of them. Raises what `entries_of` raises."""
     reader = wanted.reader()
     if reader is None:
-        topic = TopicRows(wanted)
+        topic = ForeignRows(wanted) if wanted.foreign else TopicRows(wanted)
         for entries in entries_of(log, wanted):
             for entry in entries:
                 yield CountedEntry(entry.id, Size(topic.count_entry(entry), len(entry.payload), 1))

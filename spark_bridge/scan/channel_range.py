@@ -76,6 +76,7 @@ class ChannelRange:
     columns. With `fences` (not None) the channel has an owner: then records of a superseded owner and repeated records
     do not count. `end_beyond`: `end` lies behind `end_ts`, and later records before it are left out. `history`: the
     table had none of the rows when the range was planned, and has those now that retention has removed since then.
+    `foreign`: the channel is a partition of a topic that others made.
     """
 
     wal: str = field(repr=False)  # may say how to log in
@@ -92,6 +93,7 @@ class ChannelRange:
     vchannels: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     history: HistoryTable | None = None
+    foreign: bool = False
 
     def reader(self, on_bad: OnBadRecord | None = None) -> ChannelReader | None:
         """The reader that knows which records count; None for a channel without an owner, where all do. In a range of
@@ -137,7 +139,12 @@ def entries_of(log: BlockingReader, wanted: ChannelRange) -> Iterator[list[Entry
                     "checkpoint and startingOffsets=earliest, or set failOnDataLoss=false to go on without them",
                     **error.fields,
                 ) from error
-            _logger.warning("%s: rows are lost, going on with what there is: %s", wanted.channel, error.message)
+            _logger.warning(
+                "%s: rows are lost, going on with what there is: %s",
+                wanted.channel,
+                error.message,
+                extra={"channel": wanted.channel},
+            )
             begin = _behind_loss(error, begin, read)
 
 
@@ -169,4 +176,4 @@ def records_of(
 
 def warn_of_skipped(channel: str, entry: Entry, error: BadRecord) -> None:
     """Log that an entry cannot be read. The DataNode keeps it in the dead-letter channel."""
-    _logger.warning("%s: entry %s is skipped: %s", channel, entry.id.hex(), error.message)
+    _logger.warning("%s: entry %s is skipped: %s", channel, entry.id.hex(), error.message, extra={"channel": channel})

@@ -59,16 +59,18 @@ class Snapshot:
         `Unavailable`.
         """
         store = history_store(folder)
-        self.folder = store.uri
-        self.location = store.table(schema.name, LOG)
+        self.folder: str = store.uri
+        self.location: TableLocation = store.table(schema.name, LOG)
         self._schema = schema
         table = _open(self.location, version)
         with _damage_of(self.location):
             check_format(cast("dict[str, str | None]", table.metadata().configuration), self.location)
-            self.version = table.version()
-            self.times = {name: table.transaction_version(transaction_of(name)) or 0 for name in vchannels}
+            self.version: int = table.version()
+            self.times: dict[str, int] = {
+                name: table.transaction_version(transaction_of(name)) or 0 for name in vchannels
+            }
             self._files = _files(table)
-        self.time = min(self.times.values())
+        self.time: int = min(self.times.values())
         commit = newest_own_commit(self.location, self.version)
         self._positions = {} if commit is None else commit.positions
         self._check_origin(scheme_of(wal))

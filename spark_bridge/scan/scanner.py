@@ -14,6 +14,7 @@ from ..connection_cache import cached_log
 from .batches import arrow_batches
 from .channel_range import ChannelRange, HistoryTable, entries_of
 from .collection_rows import CollectionRows
+from .foreign_rows import ForeignRows
 from .topic_rows import TopicRows
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def scan_channel(log: BlockingReader, wanted: ChannelRange, columns: Sequence[st
     elif wanted.schema is not None:
         rows = CollectionRows(wanted, columns)
         yield from arrow_batches(rows.pieces(entries_of(log, wanted)), rows.to_arrow)
+    elif wanted.foreign:
+        foreign = ForeignRows(wanted, columns)
+        yield from arrow_batches(foreign.pieces(entries_of(log, wanted)), foreign.to_arrow)
     else:
         messages = TopicRows(wanted, columns)
         yield from arrow_batches(messages.pieces(entries_of(log, wanted)), messages.to_arrow)

@@ -183,7 +183,13 @@ def record_in(entry: Entry, channel: str, type: RecordType) -> Record | None:
         if error.fields.get("reason") not in NOT_A_RECORD:
             raise
         what = error.message
-    _logger.warning("%s: entry %s is skipped, it is not of this query: %s", channel, entry.id.hex(), what)
+    _logger.warning(
+        "%s: entry %s is skipped, it is not of this query: %s",
+        channel,
+        entry.id.hex(),
+        what,
+        extra={"channel": channel},
+    )
     return None
 
 

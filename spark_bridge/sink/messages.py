@@ -112,13 +112,13 @@ class MessageMaker:
     def messages(self, batch: pa.RecordBatch) -> Iterator[OutgoingMessage]:
         """The messages of the rows of `batch`. Raises `InvalidRows`, `MessageTooLarge`."""
         columns = {name: cast(Array, batch.column(place)) for name, place in self._plan.places.items()}
-        values = _bytes(columns[VALUE])
+        values = bytes_of(columns[VALUE])
         if columns[VALUE].null_count:
             raise InvalidRows(f"column 'value' is null in row {values.index(None)}: a message needs one", column=VALUE)
         count = batch.num_rows
         keys = _keys(columns["key"]) if "key" in columns else [None] * count
         tags = _tags(columns["headers"]) if "headers" in columns else [_NO_TAGS] * count
-        times = _times(columns["timestamp"]) if "timestamp" in columns else [None] * count
+        times = times_of(columns["timestamp"]) if "timestamp" in columns else [None] * count
         topics = self._topics(columns, keys)
         for key, value, tag, time, topic in zip(keys, values, tags, times, topics, strict=True):
             timestamp = self._clock.now() if time is None else time
@@ -161,12 +161,13 @@ class MessageMaker:
         ]
 
 
-def _bytes(array: Array) -> list[bytes | None]:
+def bytes_of(array: Array) -> list[bytes | None]:
+    """Text as UTF-8, and bytes as they are."""
     return array.cast(pa.binary()).to_pylist()
 
 
 def _keys(array: Array) -> list[bytes | None]:
-    keys = _bytes(array)
+    keys = bytes_of(array)
     if b"" in keys:
         row = keys.index(b"")
         raise InvalidRows(
@@ -175,7 +176,7 @@ def _keys(array: Array) -> list[bytes | None]:
     return keys
 
 
-def _times(array: Array) -> list[int | None]:
+def times_of(array: Array) -> list[int | None]:
     """Hybrid timestamps; a null is the time of writing. Raises `InvalidRows` for what is no time of a log: it begins a
     millisecond after 1970, since 0 says that there is no time."""
     ms: Any = pc.divide(array.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), 1000)

@@ -12,6 +12,7 @@ from ...runtime.log.names import DEFAULT_PREFIX
 from ...runtime.log.opening import find_backend
 from ...runtime.rows.schema import OPS
 from ..option_names import by_known_name
+from ..source_aliases import SERVERS, from_aliases, is_foreign
 
 DEADLINE_S: Final = 300.0
 VERSION_MAX: Final = (1 << 43) - 1  # with 20 bits for a partition's chunks it makes a producer's number
@@ -29,6 +30,7 @@ _NAMES: Final = (
     "allowOldBatches",
 )
 _OF_COLLECTIONS: Final = ("operation", "primaryKey")
+_ONCE: Final = ("txnAppId", "txnVersion", "allowOldBatches")
 _SPARKS_OWN: Final = frozenset({"checkpointlocation"})  # Spark passes its own options, too
 _UNIT_S: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -56,7 +58,7 @@ class SinkOptions:
     def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         """Check the options of a stream or a batch. Raises `ConfigError`, whose `key` is the option to correct."""
         ours = {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
-        options = by_known_name(ours, _NAMES, " of a write")
+        options = by_known_name(from_aliases(ours), (*_NAMES, SERVERS), " of a write")
         if not options.get("wal"):
             raise ConfigError("option wal is required", key="wal")
         if options.get("collection") and options.get("topic"):
@@ -73,6 +75,8 @@ class SinkOptions:
         if not streaming and bool(app) != (version is not None):
             missing = "txnVersion" if app else "txnAppId"
             raise ConfigError(f"options txnAppId and txnVersion belong together; {missing} is missing", key=missing)
+        if is_foreign(options["wal"]):
+            _check_foreign(options)
         return SinkOptions(
             find_backend(options["wal"]).absolute_url(options["wal"]),  # executors may run in another directory
             options.get("collection", ""),
@@ -85,6 +89,21 @@ class SinkOptions:
             version,
             _flag("allowOldBatches", options.get("allowOldBatches", "false")),
         )
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the log is one of topics that others made."""
+        return is_foreign(self.wal)
+
+
+def _check_foreign(options: Mapping[str, str]) -> None:
+    for name in ("collection", *_ONCE):
+        if name in options:
+            raise ConfigError(
+                f"option {name} needs channels of Tidewal; into topics that others made each task appends its rows, at"
+                " least once: leave it out",
+                key=name,
+            )
 
 
 def _version(text: str | None) -> int | None:

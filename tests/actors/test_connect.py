@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
+import logging
 import subprocess
 import sys
 import threading
@@ -12,10 +15,15 @@ from pathlib import Path
 import pytest
 
 import tidewal
+from tidewal.actors import connection
 from tidewal.actors.client import Client
 from tidewal.actors.sync_client import SyncClient
 from tidewal.runtime.errors import Closed, CollectionNotFound, ConfigError, DeadlineExceeded, Unavailable
 from tidewal.runtime.log.loop_thread import LoopThread
+from tidewal.runtime.log.wal import Wal
+from tidewal.runtime.rpc import client as rpc_client
+from tidewal.runtime.testing.clock import run_virtual
+from tidewal.runtime.testing.memory import MemoryWal
 
 CITIES = tidewal.CollectionSchema("cities", (tidewal.Field("id", "int64"), tidewal.Field("name", "varchar")), "id")
 ROWS = [{"id": 1, "name": "Cádiz"}, {"id": 2, "name": "Porto"}]
@@ -26,6 +34,25 @@ import sys, tidewal
 client = tidewal.connect_sync(sys.argv[1])
 client.insert("cities", [{"id": 3, "name": "Turku"}])
 print(client.count("cities", consistency="strong"))
+"""
+
+# A child that a program forks has a client's data and not its thread: it is told, may connect itself, and ends.
+FORKING = """
+import os, signal, sys, tidewal
+client = tidewal.connect_sync(sys.argv[1])
+child = os.fork()
+if not child:
+    signal.alarm(50)  # nothing stays behind, whatever fails
+    try:
+        client.count("cities", deadline_s=3)
+    except tidewal.errors.InvalidRequest as error:
+        print(error, flush=True)
+    if len(sys.argv) > 2:
+        client.close()
+    with tidewal.connect_sync(sys.argv[1]) as own:
+        print(own.list_collections(), flush=True)
+    sys.exit()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.list_collections())
 """
 
 
@@ -127,11 +154,69 @@ def test_a_script_in_another_process_that_forgets_to_close_ends(data: Path) -> N
     assert (ended.stdout, ended.stderr, ended.returncode) == ("3\n", "", 0)
 
 
-async def test_where_no_process_has_the_log_connecting_ends_in_time(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"answered within 0\.2 s: start one \(tidewal run --wal rocksmq://"):
-        async with tidewal.connect(tmp_path / "nothing", deadline_s=0.2):
+@pytest.mark.parametrize("closing", [[], ["closing"]], ids=["forgets", "closes"])
+def test_a_fork_must_connect_itself(data: Path, closing: list[str]) -> None:
+    program = [sys.executable, "-W", "ignore", "-c", FORKING, str(data), *closing]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    told, listed, parent = ended.stdout.splitlines()
+    assert told.startswith("made in another process: connect again there")
+    assert (listed, parent, ended.stderr) == ("[]", "0 []", "")
+
+
+@pytest.mark.parametrize(
+    ("where", "command"),
+    [
+        ("nothing", r"--data \S+/nothing\)"),
+        ("nothing/log", r"--data \S+/nothing\)"),
+        ("empty", r"--data \S+/empty\)"),
+        ("a-log", r"--wal rocksmq://\S+/a-log\)"),
+    ],
+)
+async def test_where_no_process_has_the_log_connecting_ends_in_time(tmp_path: Path, where: str, command: str) -> None:
+    (tmp_path / "empty").mkdir()
+    await (await tidewal.open_wal(f"rocksmq://{tmp_path}/a-log")).close()
+    with pytest.raises(Unavailable, match=r"answered within 0\.2 s: start one \(tidewal run " + command):
+        async with tidewal.connect(tmp_path / where, deadline_s=0.2):
             raise AssertionError
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("made", [None, "late", "late/log"])
+async def test_a_node_that_makes_its_directory_later_is_found(tmp_path: Path, monkeypatch, made: str | None) -> None:
+    if made:
+        (tmp_path / made).mkdir(parents=True)
+    tried, open_log = asyncio.Event(), connection.open_wal
+
+    async def opened(*arguments: str, **named: object) -> Wal:
+        tried.set()
+        return await open_log(*arguments, **named)
+
+    monkeypatch.setattr(connection, "open_wal", opened)
+
+    async def count() -> list[str]:
+        async with tidewal.connect(tmp_path / "late", deadline_s=60) as client:
+            return await client.list_collections()
+
+    counting = asyncio.create_task(count())
+    await tried.wait()
+    async with tidewal.standalone(tmp_path / "late"):
+        assert await counting == []
+
+
+async def test_a_log_that_opens_as_the_time_is_over_is_closed(tmp_path: Path, monkeypatch) -> None:
+    opened = MemoryWal()
+
+    async def open_in_spite_of_it(*_: object, **__: object) -> Wal:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.get_running_loop().create_future()
+        return opened
+
+    monkeypatch.setattr(connection, "open_wal", open_in_spite_of_it)
+    with pytest.raises(Unavailable):
+        async with tidewal.connect(tmp_path, deadline_s=0.01):
+            raise AssertionError
+    with pytest.raises(Closed):
+        await opened.channels()
 
 
 async def test_where_a_log_has_no_node_connecting_ends_in_time(tmp_path: Path) -> None:
@@ -158,3 +243,79 @@ async def test_a_client_outlives_its_node(tmp_path: Path) -> None:
     async with tidewal.standalone(tmp_path):
         assert await client.list_collections() == ["cities"]
         await connection.__aexit__(None, None, None)
+
+
+class SilentWal(MemoryWal):
+    """A log whose owner is gone: nothing is dropped, and closing waits for appends in flight."""
+
+    async def drop_channel(self, channel: str) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def _close(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+def test_leaving_the_block_waits_a_second_at_most_and_its_error_counts(home_of_roles, caplog) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()  # virtual
+        with contextlib.suppress(ZeroDivisionError):
+            async with tidewal.connect("memory://"):
+                began = loop.time()
+                raise ZeroDivisionError
+        assert loop.time() - began <= rpc_client.CLOSE_S + connection.CLOSE_WAL_S
+
+    run_virtual(main())
+    assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
+
+
+@pytest.fixture
+def home_of_roles(monkeypatch) -> None:
+    """`connect` finds a ready node over a `SilentWal`."""
+
+    async def opened(*_: object, **__: object) -> SilentWal:
+        return SilentWal()
+
+    async def ready(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(connection, "open_wal", opened)
+    monkeypatch.setattr(Client, "ready", ready)
+
+
+async def test_a_client_whose_node_is_gone_closes_without_an_error(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rpc_client, "CLOSE_S", 0.01)
+
+    async def fail_once_the_node_is_gone() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            async with tidewal.standalone(tmp_path):
+                await stack.enter_async_context(tidewal.connect(tmp_path))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail_once_the_node_is_gone()
+
+
+def test_a_synchronous_client_whose_node_is_gone_closes_without_an_error(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rpc_client, "CLOSE_S", 0.01)
+    loop = LoopThread("node-of-the-test")
+    with loop.entered(tidewal.standalone(tmp_path)):
+        client = tidewal.connect_sync(tmp_path)
+    loop.end()
+    client.close()
+
+
+# A program whose node ends before it, and that never closes its client.
+ORPHAN = """
+import sys, tidewal
+with tidewal.standalone_sync(sys.argv[1]):
+    client = tidewal.connect_sync(sys.argv[1])
+print("left")
+"""
+
+
+def test_a_script_whose_node_is_gone_ends_with_one_line(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", ORPHAN, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.returncode) == ("left\n", 0)
+    assert len(ended.stderr.splitlines()) == 1
+    assert "its reply channel is still there" in ended.stderr

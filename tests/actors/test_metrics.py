@@ -41,7 +41,9 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_scan_fenced_message_total",
     "wal_scan_incomplete_batch_total",
     "wal_dead_letter_message_total",
+    "wal_group_dead_letter_total",  # of groups, which a node has none of: tests/runtime/test_groups_retries.py
     "wal_group_reset_total",
+    "wal_group_retry_total",  # likewise
     "wal_scan_reset_total",  # in tests/runtime/test_stream_limits.py
     "rocksmq_groups_cut_off_total",
     "rocksmq_journal_recycled_bytes_total",

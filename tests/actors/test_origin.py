@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import ConfigError, PositionMismatch
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.tables.table_store import open_tables
+from tidewal.runtime.testing.clock import until
 from tidewal.runtime.testing.memory import MemoryWal
 
 SCHEMA = CollectionSchema("things", (Field("id", "int64"),), "id")
@@ -55,14 +57,31 @@ async def test_tables_beat_the_type_but_not_a_url(filled: Path, caplog: pytest.L
 
 
 @pytest.mark.slow
-async def test_a_node_on_another_log_gives_up_rather_than_mix_rows(filled: Path):
+async def test_a_new_log_beside_tables_is_told(filled: Path, caplog: pytest.LogCaptureFixture):
+    settings = settings_of()
+    assert await log_url(filled, settings) == f"rocksmq://{filled}/log"
+    assert not caplog.records
+    (filled / "log").rename(filled / "elsewhere")
+    await log_url(filled, settings)
+    assert f"there is no log at {filled}/log" in caplog.text
+
+
+@pytest.mark.slow
+async def test_a_node_on_another_log_refuses_the_collection_rather_than_mix_rows(filled: Path):
+    away = filled / "tables" / "things"
     wal = MemoryWal()
-    async with Standalone(wal, filled / "tables") as node, node.client() as client:
+    async with Standalone(wal, filled / "others") as node, node.client() as client:
         await client.create_collection(SCHEMA)
-        error = await node.failed()
+    shutil.rmtree(filled / "others" / "things")
+    away.rename(filled / "others" / "things")
+    async with Standalone(wal, filled / "others") as node, node.client() as client:
+        await until(lambda: len(node.health().details["unreadable"]) == 2)
+        with pytest.raises(PositionMismatch) as caught:
+            await client.insert("things", [{"id": 2}])
+        with pytest.raises(PositionMismatch):
+            await client.count("things")
     await wal.close()
-    assert isinstance(error, PositionMismatch)
-    assert (error.expected, error.found) == ("memory", "rocksmq")
+    assert (caught.value.expected, caught.value.found) == ("memory", "rocksmq")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from tidewal.actors import collection_reader
 from tidewal.actors.collection_reader import pchannels_of
@@ -17,7 +16,7 @@ from tidewal.actors.proxy import proxy
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.row_store import RowStore
-from tidewal.runtime.errors import MemoryLimitExceeded, PositionLost
+from tidewal.runtime.errors import CorruptLog, MemoryLimitExceeded, PositionLost
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import decode
 from tidewal.runtime.tables.table_store import CURRENT, LOG
@@ -124,9 +123,11 @@ async def test_rows_that_the_log_forgets_while_a_table_is_loaded_are_not_missing
 
 
 @MEMORY_ONLY
-async def test_the_log_is_kept_for_a_collection_whose_table_cannot_be_opened(home) -> None:
-    """A table of another schema is in the way when the collection is made."""
-    write_deltalake(home.tables / "people" / "log", pa.table({"other": [1]}))
+async def test_the_log_is_kept_for_a_collection_whose_table_cannot_be_opened(home, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise CorruptLog("a table that was damaged at once")
+
+    monkeypatch.setattr(LogTable, "open", refuse)
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
         found = await client.describe_collection("people")

@@ -38,6 +38,31 @@ async def test_filters_projects_orders_and_limits(home) -> None:
         assert sorted(got.table["name"].to_pylist()) == ["n1", "n3"]
 
 
+async def test_a_parameter_of_a_filter_is_a_value_whatever_is_in_it(home) -> None:
+    async with home.client() as client:
+        await client.create_collection(home.POINTS)
+        await client.insert("points", [{"id": n, "at": [0.0, 0, 0, n]} for n in range(5)])
+        asked = {"filter_params": {"ids": [1, 2]}, "consistency": "strong"}
+        found = (await client.query("points", "id in {ids}", **asked)).table
+        near = (await client.search("points", "at", [0.0, 0, 0, 4], metric="L2", filter="id in {ids}", **asked)).table
+        assert (sorted(found["id"].to_pylist()), near["id"].to_pylist()) == ([1, 2], [2, 1])
+        assert await client.count("points", "id in {ids}", **asked) == 2
+    async with home.people_client() as client:
+        names = ['x" or id != "', '/q"x', "a\\"]
+        await client.insert("people", [{**row, "name": names[row["id"]]} for row in home.people(0, 1, 2)])
+        for name in names:
+            assert await client.count("people", "name == {n}", filter_params={"n": name}, consistency="strong") == 1
+        for call in (
+            client.query("people", "name == {n}"),
+            client.count("people", "name == {n}", filter_params={"n": "x", "m": 1}),
+            client.search("people", "at", [1.0], filter="name == {n}", filter_params={"n": b"x"}),
+        ):
+            error = await home.error_of(call)
+            assert isinstance(error, InvalidFilter)
+            assert error.parameter in ("n", "m")
+        assert isinstance(await home.error_of(client.count("people", "id == 1", filter_params=[1])), InvalidRequest)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("filter", ["id >", "id = = 1", "nobody == 1", "id == 'one'", "__import__('os')", "(" * 500])
 async def test_a_broken_filter_is_an_invalid_filter(home, filter) -> None:

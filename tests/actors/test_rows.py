@@ -150,6 +150,13 @@ def test_shapeless_rows() -> None:
     assert batch_of([], SCHEMA, op=None).schema == SCHEMA.row_arrow()
 
 
+def test_rows_that_can_be_read_once_only_are_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidRows, match=r"rows are a generator, which .*: make a list of it, list\(rows\)"):
+        batch_of((dict(row) for row in [{"id": "a"}]), SCHEMA, op="insert")
+    with pytest.raises(InvalidRows, match="rows are a map"):
+        batch_of(map(dict, [{"id": "a"}]), SCHEMA, op="insert")
+
+
 def test_a_sliced_batch_is_checked_in_its_own_rows() -> None:
     table = {"id": ["a", "b", "c"], "value": [math.nan, 1.0, math.nan]}
     schema = CollectionSchema("c", (Field("id", "varchar"), Field("value", "double")), "id")

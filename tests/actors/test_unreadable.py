@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 
 import pytest
 from deltalake import DeltaTable
 
 from tidewal.actors.datanode import pipeline
+from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.runtime.errors import CorruptLog, DiskFull, Unavailable
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
@@ -190,3 +192,37 @@ async def test_a_compaction_that_waits_for_tables_that_do_not_open_ends(home, mo
         failing.set()
         assert isinstance(await compacting, Unavailable)
         assert asyncio.get_running_loop().time() < 10
+
+
+async def test_a_collection_stays_unreadable_while_it_is_loaded_again(home, monkeypatch) -> None:
+    loads: list[dict[str, str]] = []
+    broken = True
+    labels = {"collection_name": "people", "role_name": "querynode"}
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+
+    async def load(self):
+        loads.append(node.health().details["unreadable"])
+        assert len(loads) == 1 or node.node.metrics.value("wal_collection_unreadable", **labels) == 1
+        if broken:
+            raise CorruptLog("a page")
+        return await whole(self)
+
+    whole = RowPipeline._load
+    monkeypatch.setattr(RowPipeline, "_load", load)
+    async with home.node() as node, node.client() as client:
+        while len(loads) < 3:
+            await home.elapse(0.2)
+        assert [list(told) for told in loads] == [[], *[["querynode people"]] * 2]
+        collection = await client.describe_collection("people")
+        lag_of = partial(node.node.metrics.value, "querynode_consume_tt_lag_ms", channel_name=collection.vchannels[0])
+        before = lag_of()
+        await home.elapse(10)
+        assert lag_of() >= before + 9_000
+        broken = False
+        while node.health().details["unreadable"]:
+            await home.elapse(0.2)
+        assert node.node.metrics.value("wal_collection_unreadable", **labels) == 0
+        assert await client.count("people", consistency="strong") == 1

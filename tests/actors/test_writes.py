@@ -131,7 +131,7 @@ async def test_an_empty_batch_changes_nothing(home) -> None:
         ([{"id": 1, "weight": 7.0}], "weight"),
         ({"id": [1, 2], "name": ["a"]}, None),
         (pa.table({"id": pa.array([1.5])}), "id"),
-        ([1, 2], None),
+        ([{"id": 1}, 2], None),
     ],
 )
 async def test_refuses_rows_that_do_not_fit_as_a_whole(home, rows, column) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidewal.cli.jdk import MINIMAL_JAVA, Java, find_java
+from tidewal.spark_bridge.helpers.jdk import MINIMAL_JAVA, Java, find_java
 
 CACHE = Path(__file__).parents[2] / ".brokers"
 POMS = Path(__file__).with_name("poms")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidewal.cli.jdk import Java
+from tidewal.spark_bridge.helpers.jdk import Java
 
 from . import jars
 from .fixtures import require

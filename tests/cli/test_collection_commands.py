@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.commands import Command, as_processes
+from tidewal.cli.open_log import catalog_of, stored
+from tidewal.runtime.clock import HybridClock
+from tidewal.runtime.log.dead_letters import DeadLetters
+from tidewal.runtime.log.names import Names, pchannel_of
+from tidewal.runtime.log.opening import open_wal
+from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.signals import INTERRUPTED
 
 pytestmark = pytest.mark.slow
 
@@ -145,6 +156,9 @@ def test_what_query_prints_insert_reads_from_stdin(command: Command, log: str, t
         ("a.csv", 'id,place\n1,"[1, 2]"\nx,"[1, 2]"\n', "line 3: column 'id' cannot be 'x'"),
         ("a.csv", "id,place\n1\n", "line 2: 1 values under 2 columns"),
         ("a.csv", 'id,place,shoe\n1,"[1, 2]",4\n', "no column 'shoe'"),
+        ("a.csv", "id,name,name\n1,a,b\n", "line 1: two columns are called 'name'"),
+        ("a.csv", f'id,place\n1,"{"[" * 100_000}"\n', "line 2: column 'place' cannot be"),
+        ("a.jsonl", '{"id": 1, "place": ' + "[" * 100_000 + "\n", "line 1: no JSON"),
         ("a.parquet", "no parquet", "no Parquet"),
     ],
 )
@@ -156,6 +170,16 @@ def test_a_bad_row_is_named_with_its_line(
     assert (ended.status, said in ended.err, ended.err.count("\n")) == (2, True, 1), ended.err
     assert ended.err.endswith("; before it 0 rows were written\n")
     assert command("query", log, things, "--count").out == "0\n"
+
+
+def test_a_signal_ends_an_insert_that_waits_for_its_input(log: str, things: str):
+    program = [sys.executable, "-m", "tidewal", "insert", log, things, "-"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == INTERRUPTED
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
 
 
 def test_a_row_that_is_bad_in_a_later_batch_leaves_those_before(
@@ -210,3 +234,43 @@ def test_where_no_node_runs_a_command_says_what_to_start(command: Command, tmp_p
         process.wait()
     ended = command("query", tmp_path / "log", "things")
     assert (ended.status, "start one with `tidewal run`" in ended.err, ended.err.count("\n")) == (2, True, 1)
+
+
+def test_a_letter_with_rows_is_replayed_through_the_node(command: Command, log: str, things: str):
+    def insert(name: str) -> None:
+        row = {"id": 1, "name": name, "place": [1.0, 2.0]}
+        assert command("insert", log, things, _file(log, row), "--format", "jsonl").status == 0
+
+    insert("first")
+
+    async def keep() -> None:
+        async with await open_wal(log, own=False) as wal:
+            names = Names()
+            catalog = (await catalog_of(wal, names)).state
+            vchannels = catalog.collection(things).vchannels
+            letters = DeadLetters(wal, HybridClock(), names.dead_letters)
+            await letters.open()
+            for channel in sorted({pchannel_of(each) for each in vchannels}):
+                async for entry in stored(wal, channel):
+                    record = decode(entry.payload, entry.id)
+                    if record.type is RecordType.ROWS and record.vchannel in vchannels:
+                        letters.late(channel, record)
+                        cut = bytes(record.body)[:10]
+                        letters.late(channel, replace(record, id=b"\xff" * len(record.id), body=cut))
+            await wal.append(names.dead_letters, b"and so all before is in the log")
+
+    asyncio.run(keep())
+    insert("second")
+    whole, damaged = [json.loads(line) for line in command("dlq", "list", log, "--json").out.splitlines()]
+    ended = command("dlq", "replay", log, whole["id"])
+    assert (ended.status, ended.out) == (0, f"{whole['id']} is replayed\n"), ended.err
+    assert [row["name"] for row in rows_of(command, log, things)] == ["first"]
+    assert command("dlq", "replay", log, whole["id"]).out == f"{whole['id']} was replayed before\n"
+    ended = command("dlq", "replay", log, damaged["id"])
+    assert (ended.status, "BadRecord" in ended.err) == (1, True)
+
+
+def _file(log: str, row: dict[str, Any]) -> Path:
+    path = Path(log.removeprefix("rocksmq://")).parent / "row.jsonl"
+    path.write_text(json.dumps(row))
+    return path

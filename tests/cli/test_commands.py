@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -100,12 +101,10 @@ def test_tail_follows_until_it_is_interrupted(start: Callable[..., subprocess.Po
     assert "Traceback" not in process.stdout.read()
 
 
-async def cut(directory: Path) -> int:
-    """Run a node once more; returns the number of that run on the log."""
+async def cut(directory: Path) -> None:
+    """Run a node once more, which stores a cut."""
     async with standalone(directory) as node, node.client() as client:
         await client.cut("things")
-        assert isinstance(node.node.wal, RocksMQ)
-        return node.node.wal.boot
 
 
 def tail_of_cuts(start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], data: Path) -> Any:
@@ -136,8 +135,18 @@ def test_a_command_does_not_take_the_place_of_a_node(
     life = asyncio.run(life_of(data))
     running["process"].kill()
     running["process"].wait()
-    assert asyncio.run(cut(data)) == life + 1
-    assert json.loads(process.stdout.readline())["collection"] == "things"
+
+    async def successor() -> tuple[int, str]:
+        """The incarnation of the next node, and the line printed while it runs: the command owns nothing itself."""
+        async with standalone(data) as node, node.client() as client:
+            await client.cut("things")
+            line = await asyncio.to_thread(process.stdout.readline)
+            assert isinstance(node.node.wal, RocksMQ)
+            return node.node.wal.boot, line
+
+    boot, line = asyncio.run(successor())
+    assert boot == life + 1
+    assert json.loads(line)["collection"] == "things"
 
 
 async def life_of(data: Path) -> int:
@@ -176,8 +185,8 @@ def test_inspect_without_an_owner(command: Callable[..., Any], data: Path):
     assert ended.status == 0, ended.err
     check_inspection(json.loads(ended.out))
     shown = command("inspect", url(data), "--no-count").out
-    assert "things (id 1, ready): 2 shards" in shown
-    assert ": released, term 1, to " in shown
+    assert re.search(r"things +1 +ready +2 +id ", shown)
+    assert re.search(r"dml_0 +released +1 +20", shown)
 
 
 def test_inspect_through_the_owner(command: Callable[..., Any], running: dict[str, Any]):
@@ -190,7 +199,7 @@ def test_a_path_is_taken_where_a_url_is(command: Callable[..., Any], data: Path,
     assert command("tail", data / "log", "things", "--no-follow", "--json").status == 0
     assert command("groups", "list", "./log", "--json").out == "[]\n"
     ended = command("inspect", data)
-    assert (ended.status, f"there is one in {data / 'log'}" in ended.err) == (2, True)
+    assert ended.status == 0, ended.err
 
 
 @pytest.mark.parametrize("arguments", [("tail", "things"), ("inspect",)])

@@ -1,22 +1,28 @@
-"""`dlq list` and `dlq show`, over the letters that readers keep."""
+"""`tidewal dlq`, over the letters that readers and groups keep."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.commands import Command
+from tidewal.cli import dlq, letters
+from tidewal.cli.open_log import stored
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import BadRecord
+from tidewal.runtime.groups.group_letters import GroupLetters
+from tidewal.runtime.groups.processing import Semantics, process
+from tidewal.runtime.groups.retry_policy import RetryPolicy
 from tidewal.runtime.log.dead_letters import DeadLetters
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.opening import open_wal
-from tidewal.runtime.log.record import Record, RecordType
-from tidewal.runtime.log.wal import ChannelPolicy, Entry
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +100,195 @@ def test_a_log_without_letters_has_none(command: Command, tmp_path: Path):
 
     asyncio.run(make())
     assert command("dlq", "list", tmp_path / "log").out == "none\n"
+
+
+# ---- letters of groups, and what becomes of letters -----------------------------------------------------------------
+
+
+def with_log(directory: Path, work: Any) -> Any:
+    async def run() -> Any:
+        async with await open_wal(f"rocksmq://{directory}") as wal:
+            return await work(wal)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Path:
+    """The directory of a log whose group `billing` has given up two orders, and a record."""
+
+    async def work(wal: Any) -> None:
+        for name in ("orders", "events", "out"):
+            await wal.create_channel(name, ChannelPolicy())
+        await wal.append_many([Append("orders", each, 5) for each in (b"3", b"four", b"5", b"six")])
+        record = Record(RecordType.ROWS, 9, key=b"door", body=b"x")
+        await wal.append_many(
+            [Append("events", encode(record), 9), Append("events", encode(replace(record, term=3)), 9)]
+        )
+
+        async def refuse(delivered: Any) -> list[Append]:
+            return [Append("out", b"%d" % int(entry.payload)) for entry in delivered.entries]
+
+        member = await wal.join("billing", ["orders", "events"])
+        retry = RetryPolicy(attempts=2, first_pause_s=0.001)
+        await process(wal, member, refuse, Semantics.EXACTLY_ONCE, retry=retry, count=2)
+        await member.aclose()
+
+    with_log(tmp_path / "log", work)
+    return tmp_path / "log"
+
+
+def payloads_of(directory: Path, channel: str) -> list[bytes]:
+    async def work(wal: Any) -> list[bytes]:
+        return [bytes(entry.payload) async for entry in stored(wal, channel)]
+
+    return with_log(directory, work)
+
+
+def test_letters_of_groups_are_listed_and_shown(command: Command, poisoned: Path):
+    letters = listed(command, poisoned, "--group", "billing")
+    assert [each["channel"] for each in letters].count("orders") == 2
+    first = next(each for each in letters if each["channel"] == "orders")
+    assert (first["group"], first["reason"], first["attempts"], first["size"]) == ("billing", "handler", 2, 4)
+    assert first["id"].startswith("g-")
+    assert "invalid literal" in first["message"]
+    shown = json.loads(command("dlq", "show", poisoned, first["id"], "--json").out)
+    assert (shown["bytes"], shown["attempts"], shown["resolved"]) == ("four", 2, "")
+    assert listed(command, poisoned, "--group", "other") == []
+
+
+def test_a_letter_is_replayed_once_with_a_new_timestamp(command: Command, poisoned: Path):
+    id = next(each["id"] for each in listed(command, poisoned) if each["channel"] == "orders")
+    ended = command("dlq", "replay", poisoned, id)
+    assert (ended.status, ended.out) == (0, f"{id} is replayed\n"), ended.err
+    assert command("dlq", "replay", poisoned, id).out == f"{id} was replayed before\n"
+    assert command("dlq", "drop", poisoned, id).out == f"{id} was replayed before\n"
+    assert payloads_of(poisoned, "orders") == [b"3", b"four", b"5", b"six", b"four"]
+    assert json.loads(command("dlq", "show", poisoned, id, "--json").out)["resolved"] == "replayed"
+    assert id not in [each["id"] for each in listed(command, poisoned)]
+
+    async def work(wal: Any) -> list[int]:
+        return [entry.timestamp async for entry in stored(wal, "orders")]
+
+    assert with_log(poisoned, work)[-1] > 1 << 40
+
+
+def test_records_without_an_owner_are_replayed_and_those_of_owners_refused(command: Command, poisoned: Path):
+    ended = command("dlq", "replay", poisoned, "--all", "--channel", "events")
+    assert ended.status == 1
+    assert "Unsupported" in ended.err
+    again = [decode(each) for each in payloads_of(poisoned, "events")]
+    assert [(each.key, each.term) for each in again] == [(b"door", 0), (b"door", 3), (b"door", 0)]
+    assert again[-1].ts > again[0].ts
+    assert len(listed(command, poisoned, "--channel", "events")) == 1
+
+
+def test_dropped_letters_are_gone_and_their_channel_is_cut(command: Command, poisoned: Path):
+    ids = [each["id"] for each in listed(command, poisoned)]
+    ended = command("dlq", "drop", poisoned, "--all", "--reason", "handler")
+    assert ended.out.splitlines() == [f"{id} is dropped" for id in ids]
+    assert command("dlq", "list", poisoned).out == "none\n"
+    assert command("dlq", "drop", poisoned, ids[0]).status == 0
+    assert payloads_of(poisoned, "orders") == [b"3", b"four", b"5", b"six"]
+    assert len(payloads_of(poisoned, Names().group_dead_letters)) == 1  # the last word alone
+
+
+def test_what_a_group_gives_up_again_is_a_new_letter(command: Command, poisoned: Path):
+    first = next(each for each in listed(command, poisoned) if each["channel"] == "orders")
+    command("dlq", "drop", poisoned, first["id"])
+
+    async def work(wal: Any) -> None:
+        letters = GroupLetters(wal, "billing", Names().group_dead_letters, HybridClock())
+        await letters.open()
+        entry = Entry(bytes.fromhex(first["entry"]), 5, b"four")
+        await wal.append_many([letters.letter("orders", entry, "crash", "again", 2)])
+
+    with_log(poisoned, work)
+    again = [each for each in listed(command, poisoned) if each["entry"] == first["entry"]]
+    assert [each["reason"] for each in again if each["channel"] == "orders"] == ["crash"]
+
+
+def test_a_reader_that_keeps_a_dropped_entry_again_does_not_bring_it_back(command: Command, log: Path):
+    bad, late = listed(command, log)
+    assert command("dlq", "drop", log, bad["id"]).status == 0
+    asyncio.run(fill(log))
+    assert [each["channel"] for each in listed(command, log)] == ["events"]
+    ended = command("dlq", "replay", log, late["id"])
+    assert (ended.status, "BadRecord" in ended.err) == (1, True)
+
+
+def test_letters_beyond_those_that_are_listed_are_not_cut_away(
+    command: Command, poisoned: Path, monkeypatch: pytest.MonkeyPatch
+):
+    older, newer = [each["id"] for each in listed(command, poisoned, "--channel", "orders")]
+    assert command("dlq", "drop", poisoned, "--all", "--channel", "events").status == 0
+    monkeypatch.setattr(letters, "MOST_LISTED", 1)
+    assert [each["id"] for each in listed(command, poisoned)] == [newer]
+    assert command("dlq", "drop", poisoned, newer).out == f"{newer} is dropped\n"
+    assert command("dlq", "replay", poisoned, older).out == f"{older} is replayed\n"
+
+
+def test_letters_that_come_while_others_are_dropped_are_kept(
+    command: Command, poisoned: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ids = [each["id"] for each in listed(command, poisoned)]
+
+    async def given_up_meanwhile(wal: Any, names: Names) -> list[letters.DeadLetter] | None:
+        found = await letters.open_of_groups(wal, names)
+        of_group = GroupLetters(wal, "billing", names.group_dead_letters, HybridClock())
+        await of_group.open()
+        for number in (1, 2):
+            entry = Entry(bytes([number] * 8), 5, b"new")
+            await wal.append_many([of_group.letter("orders", entry, "crash", "just now", 2)])
+        return found
+
+    monkeypatch.setattr(dlq, "open_of_groups", given_up_meanwhile)
+    assert command("dlq", "drop", poisoned, *ids).status == 0
+    monkeypatch.undo()
+    assert [each["entry"] for each in listed(command, poisoned)] == ["01" * 8, "02" * 8]
+
+
+def test_a_letter_that_is_named_twice_is_replayed_once(command: Command, poisoned: Path):
+    id = next(each["id"] for each in listed(command, poisoned) if each["channel"] == "orders")
+    ended = command("dlq", "replay", poisoned, id, id)
+    assert ended.out.splitlines() == [f"{id} is replayed", f"{id} was replayed before"]
+    assert payloads_of(poisoned, "orders") == [b"3", b"four", b"5", b"six", b"four"]
+
+
+def test_a_letter_that_was_replayed_and_is_gone_is_told_so(command: Command, poisoned: Path):
+    ids = [each["id"] for each in listed(command, poisoned) if each["channel"] == "orders"]
+    assert command("dlq", "replay", poisoned, *ids).status == 0
+    assert command("dlq", "drop", poisoned, "--all").status == 0  # no open letter keeps these any more
+    before = payloads_of(poisoned, "orders")
+    ended = command("dlq", "replay", poisoned, ids[0])
+    assert (ended.status, payloads_of(poisoned, "orders")) == (0, before)
+    assert ended.out == f"{ids[0]} was replayed or dropped before, or retention has removed it\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--all", "g-00"), ("g-0000000000ffffff",), ("nothing",)])
+def test_what_names_no_letter_changes_nothing(command: Command, poisoned: Path, arguments: tuple[str, ...]):
+    before = payloads_of(poisoned, Names().group_dead_letters)
+    for what in ("replay", "drop"):
+        assert command("dlq", what, poisoned, *arguments).status == 2
+    assert payloads_of(poisoned, Names().group_dead_letters) == before
+
+
+def test_a_letter_that_was_cut_is_replayed_from_its_channel(command: Command, tmp_path: Path):
+    async def work(wal: Any) -> None:
+        await wal.create_channel(Names().group_dead_letters, ChannelPolicy(max_message_bytes=64 * 1024 + 10))
+        await wal.create_channel("orders", ChannelPolicy())
+        await wal.append("orders", b"0123456789abcdef" * 100)
+
+        async def refuse(delivered: Any) -> list[Append]:
+            raise ArithmeticError
+
+        member = await wal.join("billing", ["orders"])
+        await process(wal, member, refuse, Semantics.AT_LEAST_ONCE, retry=RetryPolicy(attempts=1), count=1)
+        await member.aclose()
+
+    with_log(tmp_path / "log", work)
+    (letter,) = listed(command, tmp_path / "log")
+    shown = json.loads(command("dlq", "show", tmp_path / "log", letter["id"], "--json").out)
+    assert (letter["size"], shown["bytes"]) == (1600, "0123456789")
+    assert command("dlq", "replay", tmp_path / "log", letter["id"]).status == 0
+    assert payloads_of(tmp_path / "log", "orders") == [b"0123456789abcdef" * 100] * 2

@@ -13,10 +13,10 @@ import typer
 from tidewal.adapters.rocksmq import machine_checks
 from tidewal.cli import doctor as doctor_module
 from tidewal.cli.doctor import examine
-from tidewal.cli.jdk import Java, find_java
 from tidewal.cli.main import main
 from tidewal.runtime.errors import PositionLost
 from tidewal.runtime.log.backend import Check
+from tidewal.spark_bridge.helpers.jdk import Java, find_java
 
 
 def run(*arguments: str) -> int:

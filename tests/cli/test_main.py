@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +26,17 @@ OWN = {
     "tidewal",
     "tidewal.cli",
     "tidewal.cli.main",
+    "tidewal.cli.one_line",
     "tidewal.runtime",
     "tidewal.runtime.errors",
     "tidewal.runtime.extras",
     "tidewal.runtime.lazy",
 }
-HEAVY = {"anyio", "asyncio", "deltalake", "importlib.metadata", "numpy", "pandas", "pyarrow", "pydantic", "yaml"}
+HEAVY = {
+    *("aiokafka", "anyio", "asyncio", "deltalake", "importlib.metadata", "lark", "msgpack", "numpy", "pandas"),
+    *("prometheus_client", "pulsar", "pyarrow", "pydantic", "pyspark", "rocksdict", "uvloop", "xxhash", "yaml"),
+}
+PRINTS_NO_RESULT = {"groups drop"}
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,9 +69,76 @@ def test_the_package_is_the_command_too():
         (["run", "--metric-port", "0"], "--metrics-port"),
         (["inspect", "--no-cuont", "x"], "--no-count"),
         (["groups", "list", "--jsn", "x"], "--json"),
+        (["query", "x", "c", "--consistency", "strnog"], "'strong'"),
+        (["search", "x", "c", "v", "[1]", "--metric", "cosin"], "'cosine'"),
+        (["insert", "x", "c", "-", "--format", "parqet"], "'parquet'"),
+        (["tail", "x", "c", "--from", "lates"], "'latest'"),
+        (["tail", "x", "c", "--log-level", "wran"], "'warn'"),
+        (["run", "--log-format", "jsn"], "'json'"),
+        (["spark", "export", "x", "c", "d", "--format", "ocr"], "'orc'"),
+        (["config", "explain", "log.levl"], "'log.level'"),
     ],
 )
 def test_a_misspelt_name_is_answered_with_the_nearest(command: Command, arguments: list[str], meant: str):
     ended = command(*arguments)
     assert ended.status == 2
-    assert meant in ended.err
+    assert meant in " ".join(ended.err.replace("│", " ").split())
+
+
+def leaves() -> Iterator[tuple[str, Any]]:
+    """All commands, those of groups by both names."""
+    for name in COMMANDS:
+        command = load(name)
+        if not hasattr(command, "commands"):
+            yield name, command
+        else:
+            yield from ((f"{name} {each}", leaf) for each, leaf in command.commands.items())
+
+
+def test_every_command_that_prints_a_result_prints_it_as_json_too():
+    without = {name for name, leaf in leaves() if not any("--json" in param.opts for param in leaf.params)}
+    assert without == PRINTS_NO_RESULT
+
+
+# What each command needs behind the log to get as far as opening it.
+BEHIND_THE_LOG = {
+    "create": ["c", "--field", "id:int64", "--primary-key", "id"],
+    "insert": ["c", "-"],
+    "query": ["c"],
+    "search": ["c", "v", "[1]"],
+    "compact": ["c"],
+    "send": ["c", "message"],
+    "status": [],
+    "tail": ["c"],
+    "inspect": [],
+    "groups list": [],
+    "groups seek": ["g", "c", "latest"],
+    "groups drop": ["g"],
+    "dlq list": [],
+    "dlq replay": ["--all"],
+    "dlq drop": ["--all"],
+    "dlq show": ["00"],
+    "verify journal": [],
+    "verify tables": [],
+    "salvage": [],
+    "spark tail": ["c"],
+    "spark count": ["c"],
+    "spark export": ["c", "d"],
+    "spark copy": ["c", "--checkpoint", "x", "--to-collection", "d"],
+}
+
+
+def test_the_commands_that_take_a_log_are_all_named_here():
+    taking = {name for name, leaf in leaves() if leaf.params[0].name in ("url", "where", "directory")}
+    assert taking == set(BEHIND_THE_LOG)
+
+
+@pytest.mark.parametrize("name", BEHIND_THE_LOG)
+def test_a_path_is_taken_wherever_a_url_is(command: Command, tmp_path: Path, name: str):
+    """There is no log at it, which each command says of the path, or of the URL that it means."""
+    missing = tmp_path / "missing"
+    ended = command(*name.split(), missing, *BEHIND_THE_LOG[name])
+    assert ended.status == 2, ended.out
+    assert str(missing) in ended.err
+    assert "no adapter" not in ended.err
+    assert ended.err.count("\n") == 1

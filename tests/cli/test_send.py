@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +78,27 @@ def test_no_line_is_no_message(log: Path):
 
 def test_a_channel_is_made_where_that_is_wanted(command: Command, log: Path):
     ended = command("send", log, "event", "opened")
-    assert (ended.status, "or events" in ended.err, "--create" in ended.err) == (2, True, True)
+    assert (ended.status, "is 'events'" in ended.err, "--create" in ended.err) == (2, True, True)
     assert command("send", log, "event", "opened", "--create").out.startswith("1 messages sent to event, ")
 
 
 def test_bytes_that_are_no_text_are_shown_in_hex(command: Command, log: Path):
-    asyncio.run(fill(log, encode(Record(RecordType.ROWS, body=b"\xff\x00")), b"no record", b"\xff"))
-    record, foreign, bad = tailed(command, log)
+    asyncio.run(fill(log, encode(Record(RecordType.ROWS, body=b"\xff\x00")), b"\xff"))
+    record, raw = tailed(command, log)
     assert record["value_hex"] == "ff00"
-    assert (foreign["type"], foreign["value"]) == ("BAD", "no record")
-    assert (bad["type"], bad["value_hex"]) == ("BAD", "ff")
+    assert (raw["type"], raw["value_hex"]) == ("RAW", "ff")
+
+
+def test_an_entry_that_is_no_record_is_raw_and_a_damaged_record_is_bad(command: Command, log: Path):
+    intact = encode(Record(RecordType.ROWS, body=b"opened"))
+    newer = intact[:2] + bytes([intact[2] + 1]) + intact[3:]
+    asyncio.run(fill(log, b"no record", b"TWO words", b"", intact[:-1], intact[:10], newer))
+    shown = tailed(command, log)
+    raw, bad = shown[:3], shown[3:]
+    assert [(each["type"], each["value"]) for each in raw] == [("RAW", text) for text in ("no record", "TWO words", "")]
+    assert all(each["time"].startswith("20") and "reason" not in each for each in raw)
+    assert [each["type"] for each in bad] == ["BAD"] * 3
+    assert all(each["reason"] for each in bad)
 
 
 def test_a_channel_that_has_an_owner_is_refused(command: Command, log: Path):
@@ -107,3 +121,36 @@ def test_channels_of_nodes_are_refused(command: Command, tmp_path: Path):
 def test_a_tag_has_a_name_and_a_value(command: Command, log: Path):
     ended = command("send", log, "events", "opened", "--tag", "floor")
     assert (ended.status, "NAME=VALUE" in ended.err) == (2, True)
+
+
+def test_the_prefix_is_that_of_the_environment(command: Command, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TIDEWAL__MSGCHANNEL__CHANNAMEPREFIX__CLUSTER"
+    monkeypatch.setenv(name, "other")
+    assert command("send", log, "by-dev-a", "text", "--create").status == 0
+    refused = command("send", log, "other-a", "text", "--create")
+    assert (refused.status, "belongs to the nodes" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("state", ["closed", "non-blocking"])
+def test_stdin_that_cannot_be_waited_for_as_usual_hangs_no_command(command: Command, log: Path, state: str):
+    program = [sys.executable, "-m", "tidewal", "send", str(log), "events"]
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    closing = {"preexec_fn": partial(os.close, 0)} if state == "closed" else {"stdin": reading}
+    process: Any = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, **closing)
+    time.sleep(2)
+    os.write(writing, b"late\n")
+    os.close(writing)
+    out, _ = process.communicate(timeout=50)
+    os.close(reading)
+    expected = [] if state == "closed" else ["late"]
+    assert out.startswith(f"{len(expected)} messages sent")
+    assert [each["value"] for each in tailed(command, log)] == expected
+
+
+def test_what_others_wrote_begins_no_line_and_commands_no_terminal(command: Command, log: Path):
+    command("send", log, "events", "one\n2030-01-01  events  ROWS  value=forged\x1b[2J\u202e", "--key", "a\nb")
+    told = command("tail", log, "events", "--no-follow").out
+    assert told.count("\n") == 1
+    assert "key=a\\nb" in told
+    assert "value=one\\n2030-01-01  events  ROWS  value=forged\\x1b[2J\\u202e\n" in told

@@ -19,10 +19,10 @@ from tests.brokers.processes import free_ports
 from tests.commands import tracebacks
 from tidewal.actors.standalone import standalone
 from tidewal.cli import spark_running
-from tidewal.cli.jdk import Java
 from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.spark_bridge.helpers import spark_session
+from tidewal.spark_bridge.helpers.jdk import Java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from tests.commands import Command, Start
+from tidewal.actors.standalone import standalone
 from tidewal.cli.status import _print
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import ChannelPolicy, From
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +71,59 @@ def test_a_node_is_told_with_its_collections_and_groups(command: Command, log: P
     assert ", healthy; time announced " in shown
     assert "limits   none is used to 80%" in shown
     assert "billing" in shown
+
+
+def test_a_node_without_a_directory_is_found_in_the_default_one(command: Command, start: Start, tmp_path: Path):
+    process = start("run", "--json")
+    assert process.stdout is not None
+    where = json.loads(process.stdout.readline())
+    assert where["wal"] == f"rocksmq://{tmp_path}/tidewal-data/log"
+    assert where["tables"] == f"{tmp_path}/tidewal-data/tables"
+    assert command("status", tmp_path / "tidewal-data").status == 0
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def test_a_collection_that_cannot_be_read_is_not_healthy(command: Command, start: Start, tmp_path: Path):
+    async def fill() -> None:
+        async with standalone(tmp_path) as node, node.client() as client:
+            await client.create_collection(CollectionSchema("things", (Field("id", "int64"),), "id"))
+            await client.insert("things", [{"id": 1}])
+            await client.flush("things")
+
+    asyncio.run(fill())
+    (part,) = (tmp_path / "tables" / "things" / "log").glob("*.parquet")
+    part.unlink()
+    process = start("run", "--data", tmp_path, "--json")
+    assert process.stdout is not None
+    process.stdout.readline()
+    while not json.loads((ended := command("status", tmp_path, "--json")).out)["node"]["collections"][0]["unreadable"]:
+        assert process.poll() is None
+    assert ended.status == 1
+    shown = command("status", tmp_path)
+    assert shown.status == 1
+    assert "not healthy: tables of 1 collections cannot be read" in shown.out
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def test_a_node_that_hangs_is_told_in_one_line(command: Command, start: Start, tmp_path: Path):
+    process = start("run", "--data", tmp_path / "data", "--json")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        ended = command("status", tmp_path / "data")
+        told = command("status", tmp_path / "data", "--json")
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert (ended.status, ended.out) == (1, "")
+    assert len(ended.err.splitlines()) == 1
+    assert "does not answer: it hangs" in ended.err
+    assert told.status == 1
+    assert json.loads(told.out)["healthy"] is False
+    process.terminate()
+    assert process.wait(30) == 0
 
 
 def test_a_log_without_a_node_is_not_healthy(command: Command, tmp_path: Path):

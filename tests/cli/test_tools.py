@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.cli.groups import start_of
 from tidewal.runtime.errors import InvalidRequest, PositionLost
-from tidewal.runtime.log.wal import ChannelPolicy, From, FromId, FromTime
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From, FromId, FromTime
+from tidewal.runtime.testing.conformance.helpers import submitted
 
 SMALL = 64 * 1024
 
@@ -53,6 +56,18 @@ def test_verify_says_that_a_log_is_intact(command: Callable[..., Any], log: Path
 
 
 @pytest.mark.slow
+def test_a_folder_without_tables_is_no_intact_one(command: Callable[..., Any], tmp_path: Path):
+    (tmp_path / "data" / "tables").mkdir(parents=True)
+    (tmp_path / "data" / "log").mkdir()
+    assert command("verify", "tables", tmp_path / "data").status == 0  # of a node without collections
+    assert command("verify", "tables", tmp_path / "data" / "tables").status == 0
+    (tmp_path / "else").mkdir()
+    for directory in (tmp_path / "data" / "log", tmp_path / "else"):
+        ended = command("verify", "tables", directory)
+        assert ended.status == 2
+        assert "holds no tables: name the directory of a node" in ended.err
+
+
 def test_verify_tells_damage_and_its_place(command: Callable[..., Any], log: Path, damaged: Path):
     ended = command("verify", "journal", log, "--json")
     assert ended.status == 1
@@ -181,6 +196,44 @@ def groups(command: Callable[..., Any], log: Path) -> list[dict[str, Any]]:
     return json.loads(ended.out)
 
 
+async def jobs(directory: str, *, stamped: bool) -> None:
+    """Five jobs in a queue, of which the group has done the first."""
+    store = await RocksMQ.open(directory, serve=False)
+    await store.create_channel("jobs", ChannelPolicy(delivery=Delivery.QUEUE))
+    for _ in range(5):
+        if stamped:
+            await store.append("jobs", b"job")
+        else:
+            await submitted(store, [Append("jobs", b"job")])
+    member = await store.join("w", ["jobs"])
+    delivered = await anext(member)
+    await member.acknowledge(delivered.parts()[0])
+    await member.aclose()
+    await store.close()
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_a_group_that_goes_an_hour_back_keeps_what_nobody_has_worked_on(
+    command: Callable[..., Any], tmp_path: Path, stamped: bool
+):
+    asyncio.run(jobs(str(tmp_path), stamped=stamped))
+    place = groups(command, tmp_path)[0]["positions"]["jobs"]
+    assert place["lag_entries"] == 4
+    assert (place["lag_s"] is not None) == stamped
+    hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    ended = command("groups", "seek", f"rocksmq://{tmp_path}", "w", "jobs", hour_ago, "--json")
+    assert json.loads(ended.out)["passed_over"] == 0
+    assert groups(command, tmp_path)[0]["positions"]["jobs"]["lag_entries"] == 4
+
+
+def test_what_a_seek_passes_over_is_said(command: Callable[..., Any], tmp_path: Path):
+    asyncio.run(jobs(str(tmp_path), stamped=True))
+    before = groups(command, tmp_path)[0]["positions"]["jobs"]
+    ended = command("groups", "seek", f"rocksmq://{tmp_path}", "w", "jobs", "latest")
+    assert f"from {before['acknowledged_to']} to {before['latest_id']}" in ended.out
+    assert "passed over: 4 entries, which are removed: the channel is a queue" in ended.out
+
+
 @pytest.mark.slow
 def test_groups_are_shown_moved_and_dropped(command: Callable[..., Any], log: Path):
     url = f"rocksmq://{log}"
@@ -189,22 +242,24 @@ def test_groups_are_shown_moved_and_dropped(command: Callable[..., Any], log: Pa
     place = workers["positions"]["a"]
     assert place["acknowledged_to"] is not None
     assert command("groups", "seek", url, "workers", "a", "latest").status == 0
-    assert not groups(command, log)[0]["positions"]["a"]["behind"]
-    assert command("groups", "seek", url, "workers", "a", "earliest").status == 0
-    assert groups(command, log)[0]["positions"]["a"]["behind"]
+    place = groups(command, log)[0]["positions"]["a"]
+    assert (place["behind"], place["lag_entries"], place["lag_s"]) == (False, 0, 0.0)
+    assert re.search(r"delivered again: \d+ entries\n", command("groups", "seek", url, "workers", "a", "earliest").out)
+    place = groups(command, log)[0]["positions"]["a"]
+    assert (place["behind"], place["lag_entries"] > 0) == (True, True)
     misspelt = command("groups", "seek", url, "wokers", "a", "earliest")
     assert misspelt.status != 0
-    assert "no group wokers" in misspelt.err
-    assert "the nearest is workers" in misspelt.err
+    assert "no group 'wokers'" in misspelt.err
+    assert "the nearest known one is 'workers'" in misspelt.err
     header, row = command("groups", "list", url).out.splitlines()
-    assert header.split() == ["group", "channel", "member", "acknowledged", "to", "state"]
+    assert header.split() == ["group", "channel", "member", "acknowledged", "to", "lag_entries", "lag_s"]
     assert row.split()[:3] == ["workers", "a", "-"]
-    assert " behind " in row
+    assert int(row.split()[4]) == place["lag_entries"]
     assert [group["name"] for group in groups(command, log)] == ["workers"]
     assert command("groups", "seek", url, "others", "a", "earliest", "--create").status == 0
     assert [group["name"] for group in groups(command, log)] == ["others", "workers"]
     assert command("groups", "drop", url, "others").status == 0
-    assert "workers: 0 members" in command("inspect", url).out
+    assert re.search(r"workers +a +- ", command("inspect", url).out)
     assert command("groups", "drop", url, "workers").status == 0
     assert groups(command, log) == []
     assert command("groups", "list", url).out == "none\n"

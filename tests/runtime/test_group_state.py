@@ -125,7 +125,8 @@ class Script:
                 return rng.choice([Published([bytes([3])]), Stage(member, b"batch", outputs)])
             case _:
                 ids = tuple(encode(MessagePlace(1, 20, rng.randrange(9))) for _ in range(rng.randrange(3)))
-                return CommitOutputs(member, [Ack(channel, number, upto, ids)], b"batch", "publisher", [], {})
+                one = Ack(channel, number, upto, ids, rng.choice([None, b"", b"noted"]))
+                return CommitOutputs(member, [one], b"batch", "publisher", [], {})
 
 
 @pytest.mark.slow
@@ -165,7 +166,7 @@ def test_every_command_comes_back_from_its_record():
         Release("m", "c0", 7),
         Stage("m", b"b", [Output(Append("out", b"\x00\xff", 9), 4)]),
         CommitOutputs(
-            "m", [Ack("c0", 7, b"u", (b"1", b"2"))], b"b", "p", [Output(Append("o", b"", 0), 5)], {"o": b"after"}
+            "m", [Ack("c0", 7, b"u", (b"1", b"2"), b"x")], b"b", "p", [Output(Append("o", b"", 0), 5)], {"o": b"after"}
         ),
         Published([b"t"]),
         Seek("m", "c0", 7, b"u"),
@@ -176,6 +177,21 @@ def test_every_command_comes_back_from_its_record():
     for command in commands:
         event = msgpack.unpackb(msgpack.packb(event_of(b"token", command)), strict_map_key=False)
         assert command_of(event) == (b"token", command)
+
+
+def test_records_and_snapshots_from_before_positions_had_metadata_are_understood():
+    old = event_of(b"token", CommitOutputs("m", [Ack("c0", 7, b"u", (b"1",))], b"", "", [], {}))
+    old["fields"]["acks"] = [each[:4] for each in old["fields"]["acks"]]
+    assert command_of(old)[1].acks == [Ack("c0", 7, b"u", (b"1",))]
+    state = new_state()
+    apply(state, join("a", "c0"))
+    apply(state, ack("a", "c0", epoch(state, "a", "c0"), encode(MessagePlace(1, 3))))
+    wire = state.to_wire()
+    wire["positions"] = {name: position[:2] for name, position in wire["positions"].items()}
+    restored = new_state()
+    restored.restore(wire)
+    assert restored.assignment("a").held["c0"].metadata == b""
+    assert restored.info() == state.info()
 
 
 @pytest.mark.parametrize("fields", [{}, None, 7, {"member": "m", "more": 1}])

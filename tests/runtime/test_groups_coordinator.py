@@ -13,8 +13,8 @@ from tidewal.runtime.errors import ChannelNotFound, Closed, Fenced, InvalidReque
 from tidewal.runtime.groups import assignment_state
 from tidewal.runtime.groups import coordinator as coordinating
 from tidewal.runtime.groups.coordinator import GroupCoordinator, epochs
-from tidewal.runtime.groups.coordinator_client import Ack
-from tidewal.runtime.groups.progress import GroupProgress
+from tidewal.runtime.groups.coordinator_client import Ack, AssignedChannel
+from tidewal.runtime.groups.progress import MAX_METADATA_BYTES, GroupProgress
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, From
 from tidewal.runtime.testing.clock import VirtualClock
 
@@ -492,6 +492,16 @@ def test_what_lies_past_the_end_cannot_be_acknowledged(coordinator):
             coordinator.commit("g", "m1", [ack], [], Heard())
     with pytest.raises(InvalidRequest):
         coordinator.seek("g", "m1", "a", epoch, id_of(6), Heard())
+
+
+def test_metadata_of_a_client_that_checks_nothing_is_checked(coordinator):
+    join(coordinator, "m1")
+    epoch = coordinator.assignment("g", "m1").held["a"].epoch
+    for metadata in (bytes(MAX_METADATA_BYTES + 1), "text"):
+        with pytest.raises(InvalidRequest):
+            coordinator.commit("g", "m1", [Ack("a", epoch, id_of(3), metadata=metadata)], [], Heard())
+    coordinator.commit("g", "m1", [Ack("a", epoch, id_of(3), metadata=b"noted")], [], Heard())
+    assert coordinator.assignment("g", "m1").held["a"] == AssignedChannel(epoch, id_of(3), frozenset(), b"noted")
 
 
 def test_a_queue_created_for_two_patterns_goes_to_one_group(coordinator, log):

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.group_model import chaos, check, passes
-from tidewal.runtime.groups.processing import Semantics
+from tidewal.runtime.errors import InvalidRequest
+from tidewal.runtime.groups.processing import Semantics, process
+from tidewal.runtime.groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
+from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.testing.clock import elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
@@ -35,3 +38,22 @@ def test_outputs_equal_the_model_whatever_fails_and_is_cancelled(semantics, seed
         run_virtual(main())
     outputs = [bytes(entry.payload) for entry in log.channels["out"].entries]
     check(semantics, written, outputs, passed)
+
+
+@pytest.mark.parametrize("retry", [None, RetryPolicy(attempts=1)], ids=["once", "retried"])
+def test_a_handler_that_is_not_async_is_refused_by_its_name_and_costs_no_entry(retry):
+    def double(delivered):
+        return []
+
+    async def main():
+        wal = MemoryWal()
+        await wal.create_channel("in", ChannelPolicy())
+        id = await wal.append("in", b"1")
+        member = await wal.join("g", ["in"])
+        with pytest.raises(InvalidRequest, match=r"the handler .*double has returned a list.*async def"):
+            await process(wal, member, double, Semantics.EXACTLY_ONCE, retry=retry)
+        assert [entry.id for entry in (await anext(member)).entries] == [id]
+        assert retry is None or not wal.log.channels[GROUP_DEAD_LETTERS].entries
+        await wal.close()
+
+    run_virtual(main())

@@ -47,6 +47,9 @@ def test_what_is_stored_is_what_was_acknowledged(data):
     for _ in range(data.draw(st.integers(0, 12)) if batches else 0):
         numbers = data.draw(st.sampled_from(batches))
         ids = data.draw(st.none() | st.sets(st.sampled_from(numbers), min_size=1))
+        if ids is None:  # of a part of it
+            end = data.draw(st.integers(1, len(numbers)))
+            numbers = numbers[data.draw(st.integers(0, end - 1)) : end]
         plan = unacknowledged.plan(batch(numbers), None if ids is None else [id_of(n) for n in sorted(ids)])
         acknowledged = set(range(1, numbers[-1] + 1)) if ids is None else ids
         if plan is None:
@@ -62,6 +65,14 @@ def test_what_is_stored_is_what_was_acknowledged(data):
     said = unacknowledged.overdue() or progress.acked_to
     assert int.from_bytes(said, "big") >= prefix, "what is done without a gap is not said cumulatively"
     assert bool(unacknowledged) == any(n not in done for numbers in batches for n in numbers)
+
+
+def test_single_ids_of_a_part_are_refused():
+    unacknowledged = Unacknowledged(b"")
+    unacknowledged.delivered(batch([1, 2, 3]).entries, id_of(3))
+    for part in ([1, 2], [2, 3]):
+        with pytest.raises(InvalidRequest, match="whole batch"):
+            unacknowledged.plan(batch(part), [id_of(2)])
 
 
 def test_an_id_of_another_batch_is_refused():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from tidewal.runtime.errors import Closed, Unavailable
+from tidewal.runtime.errors import Closed, InvalidRequest, Unavailable
 from tidewal.runtime.log.loop_thread import LoopReader, LoopThread
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Append, ChannelPolicy
@@ -34,6 +36,29 @@ def test_it_runs_coroutines_and_raises_what_they_raise(loop):
     with pytest.raises(Unavailable):
         loop.run(fail())
     assert loop.run(where(), timeout_s=20) == "test-loop-thread"
+
+
+def test_a_fork_of_the_process_is_told_at_once_and_ends_nothing(loop, monkeypatch):
+    inside = threading.Event()
+
+    @asynccontextmanager
+    async def managed() -> AsyncIterator[None]:
+        inside.set()
+        yield
+        inside.clear()
+
+    entered = loop.entered(managed())
+    entered.__enter__()
+    parent = os.getpid()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: parent + 1)
+        with pytest.raises(InvalidRequest, match="made in another process: connect again there"):
+            loop.run(asyncio.sleep(0))
+        entered.__exit__(None, None, None)
+    assert inside.is_set()
+    loop.run(asyncio.sleep(0))
+    entered.__exit__(None, None, None)
+    assert not inside.is_set()
 
 
 def test_what_takes_too_long_is_cancelled_with_the_loop(loop):

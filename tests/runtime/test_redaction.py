@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import traceback
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -18,7 +20,7 @@ from tidewal.adapters.pulsar.settings import PulsarSettings
 from tidewal.cli.main import app
 from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.config.settings import Settings
-from tidewal.runtime.errors import ConfigError, TidewalError
+from tidewal.runtime.errors import ConfigError, InvalidRequest, TidewalError
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.redaction import shown_url
 from tidewal.spark_bridge.log import open_log
@@ -47,6 +49,8 @@ WRONG = [
     f"rocksmq://?token={SECRET}",
     f"woodpecker://user:{SECRET}@host",
     f"user:{SECRET}@host",
+    f"kafka:/user:{SECRET}@broker:9092",
+    f"kafka:///user:{SECRET}@broker:9092",
     f"kafka://us\u2100er:{SECRET}@broker:9092",
 ]
 
@@ -61,6 +65,8 @@ WRONG = [
         ("pulsar://h?hunter2", "pulsar://h?***"),
         ("pulsar://h#hunter2", "pulsar://h#***"),
         ("hunter2@h", "***@h"),
+        ("kafka:/user:hunter2@h:1", "kafka:***@h:1"),
+        ("kafka:///user:hunter2@h:1/p", "kafka://***@h:1/p"),
         ("rocksmq:///home/me@work/log", "rocksmq:///home/me@work/log"),
         ("rocksmq://./me@work/log", "rocksmq://./me@work/log"),
         ("/home/me@work/log", "/home/me@work/log"),
@@ -79,6 +85,21 @@ async def test_no_error_and_no_log_line_has_a_secret(url: str, caplog: pytest.Lo
     with pytest.raises(TidewalError) as raised:
         await open_wal(url)
     assert SECRET not in "".join(traceback.format_exception(raised.value)) + caplog.text
+
+
+@pytest.mark.parametrize("wrong", [b"kafka://user:hunter2@h:1", ["kafka://user:hunter2@h:1"]])
+async def test_no_error_about_a_url_of_another_type_has_a_secret(wrong: Any):
+    with pytest.raises(InvalidRequest, match="must be text, not") as raised:
+        await open_wal(wrong)
+    assert SECRET not in raised.value.message
+
+
+@pytest.mark.parametrize("line", ['"hunter2', "@hunter2", "%hunter2", "hunter2: x: y"])
+def test_no_error_about_a_file_of_settings_has_a_secret(line: str, tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(f"kafka:\n  sasl:\n    password: {line}\n")
+    with pytest.raises(ConfigError, match=r"not valid YAML: line \d") as raised:
+        load_settings(tmp_path / "a.yaml", environment={})
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.slow

@@ -17,12 +17,14 @@ from tidewal.runtime.errors import (
     InvalidRequest,
     MessageTooLarge,
     Overloaded,
+    TidewalError,
+    Unavailable,
 )
 from tidewal.runtime.log.fragments import FragmentAssembler, fragments_of
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import Append, ChannelInfo, OnAppended
-from tidewal.runtime.rpc.client import RpcClient
+from tidewal.runtime.rpc.client import CLOSE_S, RpcClient
 from tidewal.runtime.rpc.protocol import MESSAGE_BYTES_MAX
 from tidewal.runtime.rpc.server import REMEMBERED_BYTES, Request, RpcServer
 from tidewal.runtime.testing.clock import run_virtual
@@ -245,6 +247,48 @@ def test_closing_ends_the_calls_that_wait() -> None:
             assert lost.value.outcome_unknown
 
     run_virtual(main())
+
+
+def test_on_another_event_loop_a_client_refuses_at_once() -> None:
+    caller = RpcClient(MemoryWal(), NAMES)
+
+    async def use() -> None:
+        with pytest.raises(InvalidRequest, match=r"belongs to another event loop.*connect again"):
+            await caller.call("server", "echo")
+        with pytest.raises(InvalidRequest, match="belongs to another event loop"):
+            await caller.close()
+
+    run_virtual(caller.open())
+    run_virtual(use())
+
+
+class DeafWal(MemoryWal):
+    """Its owner is gone: no channel is dropped any more, or the log says so."""
+
+    refusal: TidewalError | None = None
+
+    async def drop_channel(self, channel: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("refusal", [None, Unavailable("no owner answers")])
+def test_closing_is_best_effort_where_the_log_does_not_answer(caplog, refusal) -> None:
+    async def main() -> None:
+        wal = DeafWal()
+        wal.refusal = refusal
+        caller = RpcClient(wal, NAMES)
+        await caller.open()
+        loop = asyncio.get_running_loop()
+        began = loop.time()  # virtual
+        assert await caller.close() is False
+        assert loop.time() - began <= CLOSE_S
+        assert await caller.close() is False
+
+    run_virtual(main())
+    assert len(caplog.messages) == 1
+    assert "its reply channel is still there: " + ("no owner" if refusal else "no answer within 1 s") in caplog.text
 
 
 @pytest.mark.slow

@@ -94,7 +94,6 @@ def test_from_foreign_arrow_types() -> None:
         ((KEY, Field("v", "float_vector", dim=32_769)), "id", "dim"),
         ((KEY, Field("v", "float_vector", nullable=True, dim=2)), "id", "nullable"),
         ((KEY, Field("a", "int8", dim=2)), "id", "only a float_vector"),
-        ((KEY, Field("a", "json")), "id", "unknown type"),
     ],
 )
 def test_broken_rules(fields: tuple[Field, ...], key: str, message: str) -> None:

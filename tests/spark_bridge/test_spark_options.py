@@ -151,7 +151,7 @@ def test_topics_are_frames_as_kafkas(spark, owner, collect) -> None:
 
     for number_ in range(10):
         write(f"orders-{number_ % 2}", number_)
-    owner.append("orders-0", b"plain", 0)
+    owner.append("orders-0", b"plain", ts + 10)
     owner.append(NAMES.cuts, b"not for users", 0)
     wanted.append({"_channel": "orders-0", "value": b"plain"})
     base = {"wal": owner.url, "subscribePattern": "orders-.*"}
@@ -170,7 +170,7 @@ def test_topics_are_frames_as_kafkas(spark, owner, collect) -> None:
     rows = {bytes(row["value"]): row for row in frame.collect()}
     assert rows[b"3"]["headers"][0].asDict() == {"key": "n", "value": bytearray(b"3")}
     assert (bytes(rows[b"3"]["key"]), in_utc(rows[b"3"]["timestamp"]), rows[b"3"]["_ts"]) == (b"k", time_of(ts), ts + 3)
-    assert (rows[b"plain"]["headers"], rows[b"plain"]["timestamp"]) == (None, None)
+    assert (rows[b"plain"]["headers"], in_utc(rows[b"plain"]["timestamp"])) == (None, time_of(ts))
 
     def shown(batches: list[list[Row]]) -> list[tuple[object, bytes]]:
         return sorted((row["_channel"], bytes(row["value"])) for batch in batches for row in batch)

@@ -14,9 +14,9 @@ from ....runtime.groups.coordinator_client import AssignedChannel, MemberAssignm
 from ....runtime.groups.progress import GroupProgress
 from ....runtime.log.wal import From
 from .. import faults
-from ..catalog import ChannelCatalog, KafkaChannel
+from ..catalog import KafkaChannel
+from ..channel_access import ChannelAccess, KafkaCatalog
 from ..cluster import PAUSE_S, Cluster
-from ..management import Management
 from .offset_store import Unstable
 from .offsets import to_progress
 from .requests import CommittedOffset
@@ -40,9 +40,11 @@ class AssignedTopic:
         dropped: Callable[[AssignedTopic], None],
         before: AssignedTopic | None = None,
     ) -> None:
-        self.channel, self.start, self.before = channel, start, before
+        self.channel: KafkaChannel = channel
+        self.start: From = start
+        self.before: AssignedTopic | None = before
         self.epoch = 0
-        self.progress = GroupProgress()
+        self.progress: GroupProgress = GroupProgress()
         self.revoking_since: float | None = None
         self.commits_in_flight = 0
         self.over = False
@@ -66,8 +68,8 @@ class AssignedTopics:
         self,
         session: Session,
         cluster: Cluster,
-        catalog: ChannelCatalog,
-        management: Management,
+        catalog: KafkaCatalog,
+        management: ChannelAccess,
         numbers: Iterator[int],
     ) -> None:
         self.by_topic: dict[str, AssignedTopic] = {}
@@ -98,7 +100,9 @@ class AssignedTopics:
             raise self._over
         ready = [assigned for assigned in self.by_topic.values() if assigned.epoch]
         held = {
-            each.channel.name: AssignedChannel(each.epoch, each.progress.acked_to, frozenset(each.progress.acked))
+            each.channel.name: AssignedChannel(
+                each.epoch, each.progress.acked_to, frozenset(each.progress.acked), each.progress.metadata
+            )
             for each in ready
         }
         return MemberAssignment(
@@ -108,11 +112,11 @@ class AssignedTopics:
     def apply(self, channels: Mapping[KafkaChannel, From], revoking: Collection[str]) -> None:
         """Set the assigned channels, with where each begins without a position. Those whose topics are in `revoking`
         are released as soon as possible."""
-        topics = {channel.topic for channel in channels}
+        topics = {channel.key for channel in channels}
         for assigned in [assigned for topic, assigned in self.by_topic.items() if topic not in topics]:
             self._drop(assigned)
         for channel, start in channels.items():
-            if channel.topic not in self.by_topic:
+            if channel.key not in self.by_topic:
                 self._take(channel, start)
         now = asyncio.get_running_loop().time()
         for topic, assigned in list(self.by_topic.items()):
@@ -149,7 +153,7 @@ class AssignedTopics:
 
     def keeps(self, assigned: AssignedTopic) -> bool:
         """Whether the channel of an ended epoch is still assigned, and no later epoch has begun."""
-        present = self.by_topic.get(assigned.channel.topic)
+        present = self.by_topic.get(assigned.channel.key)
         return present is not None and present.before is assigned
 
     def decided(self, assigned: AssignedTopic) -> None:
@@ -171,15 +175,15 @@ class AssignedTopics:
         self._next_version()
 
     def _take(self, channel: KafkaChannel, start: From, before: AssignedTopic | None = None) -> None:
-        self.by_topic[channel.topic] = assigned = AssignedTopic(channel, start, self._drop, before)
+        self.by_topic[channel.key] = assigned = AssignedTopic(channel, start, self._drop, before)
         assigned.revoking_since = None if before is None else before.revoking_since
         channel.listeners.add(assigned.dropped)
 
     def _drop(self, assigned: AssignedTopic) -> None:
         assigned.over = True
         assigned.channel.listeners.discard(assigned.dropped)
-        if self.by_topic.get(assigned.channel.topic) is assigned:
-            del self.by_topic[assigned.channel.topic]
+        if self.by_topic.get(assigned.channel.key) is assigned:
+            del self.by_topic[assigned.channel.key]
             self._next_version()
 
     def _next_version(self) -> None:
@@ -207,14 +211,14 @@ class AssignedTopics:
                 continue
             except Unstable as error:
                 trouble: Exception = error
-                await self._undo(error.topic)
+                await self._undo(error.key)
                 if asyncio.get_running_loop().time() > hanging_from:
                     hanging_from = math.inf
                     _log.warning(
                         "the position of group %s in %s stays open although its transaction has ended: the brokers "
                         "have lost its end. `kafka-transactions.sh find-hanging` shows it, and `abort` there ends it",
                         self._session.group,
-                        error.topic,
+                        error.key,
                     )
             except (TidewalError, *faults.Foreign) as error:
                 trouble = error
@@ -238,21 +242,21 @@ class AssignedTopics:
 
     async def _start_epochs(self, missing: list[AssignedTopic]) -> None:
         offset_store = self._session.offset_store
-        found = await offset_store.positions([assigned.channel.topic for assigned in missing])
+        found = await offset_store.positions([assigned.channel.key for assigned in missing])
         first: dict[str, CommittedOffset] = {}
         for assigned in missing:
-            if assigned.channel.topic in found:
+            if assigned.channel.key in found:
                 continue
             if await self._catalog.bind_queue(self._session.group, assigned.channel):
                 await self._management.ensure(assigned.channel)
-                first[assigned.channel.topic] = await offset_store.beginning(assigned.channel, assigned.start)
+                first[assigned.channel.key] = await offset_store.beginning(assigned.channel, assigned.start)
             else:
                 self.release(assigned)
         first = {topic: at for topic, at in first.items() if topic in self.by_topic}
         if first:
             await offset_store.store(first)
         for assigned in missing:
-            position = {**found, **first}.get(assigned.channel.topic)
+            position = {**found, **first}.get(assigned.channel.key)
             if not assigned.over and position is not None:
                 assigned.progress = to_progress(assigned.channel, position)
                 assigned.epoch, assigned.before = next(self._numbers), None

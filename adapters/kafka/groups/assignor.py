@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.protocol.group import MemberAssignment, ProtocolMetadata
@@ -18,7 +18,8 @@ from ....runtime.groups.assignment import assign
 from ....runtime.groups.subscriptions import Subscription
 from ....runtime.log.wal import From
 from ..catalog import KafkaChannel
-from ..cluster import PARTITION
+from ..topics import foreign_channel
+from .requests import by_topic
 
 PROTOCOL_TYPE = "consumer"  # Kafka's own tools can show this type
 PROTOCOL = "tidewal"
@@ -28,9 +29,10 @@ VERSION = 0
 @dataclass(frozen=True, slots=True)
 class MemberMetadata:
     """What a member sends when it joins. `known_to` is the end of the catalog when it first joined: in channels that
-    are created later the group begins at the first entry. `turn` makes the metadata differ from the previous one, so
+    are created later the group begins at the first entry, and so in partitions of foreign topics beyond the number of
+    `partitions`, by topic. `turn` makes the metadata differ from the previous one, so
     that Kafka begins a round. Kafka keeps the positions in the `topics` of a member's metadata, however long ago the
-    last commit was. `held` are the topics that the member has."""
+    last commit was. `held` are the keys of the channels that the member has."""
 
     id: str
     channels: Sequence[str]
@@ -39,6 +41,7 @@ class MemberMetadata:
     topics: Sequence[str]
     held: frozenset[str]
     turn: int
+    partitions: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def encode(self) -> bytes:
         fields = {
@@ -48,6 +51,7 @@ class MemberMetadata:
             "known_to": self.known_to,
             "held": sorted(self.held),
             "turn": self.turn,
+            **({"partitions": dict(self.partitions)} if self.partitions else {}),
         }
         return ProtocolMetadata(VERSION, list(self.topics), json.dumps(fields).encode()).encode()
 
@@ -64,13 +68,14 @@ class MemberMetadata:
             decoded.subscription,
             frozenset(fields["held"]),
             fields["turn"],
+            fields.get("partitions", {}),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TopicAssignment:
-    """The leader's assignment for one member: topics, those of them that it has to release, and those in which the
-    group begins at the end where it has no position."""
+    """The leader's assignment for one member: channels by their keys, those of them that it has to release, and those
+    in which the group begins at the end where it has no position."""
 
     topics: frozenset[str]
     revoking: frozenset[str] = frozenset()
@@ -78,18 +83,24 @@ class TopicAssignment:
 
     def encode(self) -> bytes:
         fields = {"wanted_back": sorted(self.revoking), "from_latest": sorted(self.from_latest)}
-        topics = [(topic, [PARTITION]) for topic in sorted(self.topics)]
+        assigned = by_topic((key, ()) for key in sorted(self.topics))
+        topics = [(topic, [number for (number,) in numbers]) for topic, numbers in assigned]
         return MemberAssignment(VERSION, topics, json.dumps(fields).encode()).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> TopicAssignment:
-        """Decode an assignment; empty data is an empty one. Raises `ValueError`, `KeyError` for other clients' data."""
+    def decode(cls, data: bytes, *, foreign: bool = False) -> TopicAssignment:
+        """Decode an assignment, of foreign topics or of a log's own; empty data is an empty one. Raises `ValueError`,
+        `KeyError` for other clients' data."""
         if not data:
             return cls(frozenset())
         decoded: Any = MemberAssignment.decode(data)
         fields = json.loads(decoded.user_data or b"")
-        topics = frozenset(topic for topic, _ in decoded.assignment)
-        return cls(topics, frozenset(fields["wanted_back"]), frozenset(fields["from_latest"]))
+        keys = (
+            foreign_channel(topic, number) if foreign else topic
+            for topic, numbers in decoded.assignment
+            for number in numbers
+        )
+        return cls(frozenset(keys), frozenset(fields["wanted_back"]), frozenset(fields["from_latest"]))
 
 
 def assign_topics(
@@ -102,9 +113,9 @@ def assign_topics(
     for channel in channels:
         if not channel.policy.ephemeral and channel.queue_of in (None, group):
             subscribed = frozenset(member for member, each in subscriptions.items() if each.takes(channel.name))
-            subscribers[channel.topic] = subscribed
+            subscribers[channel.key] = subscribed
             if all(_begins_at_end(members[member], channel) for member in subscribed):
-                from_latest.add(channel.topic)
+                from_latest.add(channel.key)
     holders = {topic: member for member, metadata in sorted(members.items()) for topic in metadata.held}
     targets = assign(subscribers, {topic: holders.get(topic) for topic in subscribers})
     assignments: dict[str, TopicAssignment] = {}
@@ -118,4 +129,8 @@ def assign_topics(
 
 
 def _begins_at_end(metadata: MemberMetadata, channel: KafkaChannel) -> bool:
-    return metadata.start is From.LATEST and channel.incarnation < metadata.known_to
+    if channel.foreign:
+        known = channel.number < metadata.partitions.get(channel.topic, 0)
+    else:
+        known = channel.incarnation < metadata.known_to
+    return metadata.start is From.LATEST and known

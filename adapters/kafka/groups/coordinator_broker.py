@@ -14,11 +14,6 @@ from .. import faults
 from ..cluster import CONTROL, Cluster
 
 
-def group_id(prefix: str, group: str) -> str:
-    """A group's name in Kafka, where the groups of all logs are in one namespace."""
-    return f"{prefix}.{group}"
-
-
 class CoordinatorType(IntEnum):
     """What a broker coordinates, by Kafka's numbers."""
 
@@ -34,6 +29,7 @@ class Code(IntEnum):
     NOT_COORDINATOR = 16
     METADATA_TOO_LARGE = 12
     ILLEGAL_GENERATION = 22
+    INCONSISTENT_PROTOCOL = 23
     UNKNOWN_MEMBER = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27

@@ -13,13 +13,14 @@ from ....runtime.errors import InvalidRequest
 from ....runtime.groups.progress import GroupProgress
 from ....runtime.log.wal import GroupInfo
 from .. import faults
-from ..catalog import ChannelCatalog, KafkaChannel
-from ..cluster import PARTITION, Cluster
+from ..catalog import KafkaChannel
+from ..channel_access import KafkaCatalog
+from ..cluster import Cluster
 from .assignor import MemberMetadata, TopicAssignment
-from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType, group_id
+from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
 from .offset_store import FOREVER
 from .offsets import to_position, to_progress
-from .requests import CommittedOffset, OffsetFetch
+from .requests import CommittedOffset, OffsetFetch, by_topic
 from .session import NO_GENERATION
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ NO_MEMBER = ""
 class GroupAdmin:
     """The administration of groups. Belongs to the I/O loop."""
 
-    def __init__(self, cluster: Cluster, catalog: ChannelCatalog) -> None:
+    def __init__(self, cluster: Cluster, catalog: KafkaCatalog) -> None:
         self._cluster, self._catalog = cluster, catalog
 
     async def groups(self) -> list[GroupInfo]:
@@ -44,7 +45,7 @@ class GroupAdmin:
         """Store the position of a group in a channel. Raises `InvalidRequest` where the group has members."""
         coordinator = self._coordinator(group)
         at = to_position(channel, GroupProgress(position))
-        topics = [(channel.topic, [(PARTITION, at.offset, at.metadata)])]
+        topics = by_topic([(channel.key, (at.offset, at.metadata))])
         request = OffsetCommitRequest(self._id(group), NO_GENERATION, NO_MEMBER, FOREVER, topics)
         has_members = (Code.UNKNOWN_MEMBER, Code.ILLEGAL_GENERATION, Code.REBALANCE_IN_PROGRESS)
 
@@ -72,7 +73,7 @@ class GroupAdmin:
 
     async def _names(self) -> set[str]:
         """The names of all groups: every broker lists those that it coordinates."""
-        prefix = group_id(self._cluster.options.prefix, "")
+        prefix = self._cluster.options.group_id("")
         answers = await asyncio.gather(
             *(self._cluster.ask(node, ListGroupsRequest()) for node in self._cluster.nodes())
         )
@@ -92,11 +93,11 @@ class GroupAdmin:
         code, _, _, _, _, described, *_ = response.groups[0]
         if coordinator.check(code, but=(Code.GROUP_NOT_FOUND,)):
             return {}
-        names = {channel.topic: channel.name for channel in self._catalog.all()}
+        names = {channel.key: channel.name for channel in self._catalog.all()}
         members: dict[str, frozenset[str]] = {}
         for id, _, _, metadata, assignment in described:
             try:
-                decoded = TopicAssignment.decode(assignment)
+                decoded = TopicAssignment.decode(assignment, foreign=self._cluster.options.foreign)
                 members[MemberMetadata.decode(metadata).id] = frozenset(names[t] for t in decoded.topics if t in names)
             except (ValueError, KeyError):  # another client, or the group is rebalancing
                 members[id] = frozenset()
@@ -105,11 +106,11 @@ class GroupAdmin:
     async def _positions(self, group: str, coordinator: CoordinatorBroker) -> dict[str, bytes | None]:
         response = await coordinator.ask(OffsetFetch(self._id(group), None, stable=False))
         coordinator.check(response.error_code, but=(Code.GROUP_NOT_FOUND,))
-        channels = {channel.topic: channel for channel in self._catalog.all()}
+        channels = {channel.place: channel for channel in self._catalog.all()}
         positions: dict[str, bytes | None] = {}
         for topic, partitions, _ in response.topics or ():
-            channel = channels.get(topic)
-            for _, offset, _, metadata, _, _ in partitions:
+            for number, offset, _, metadata, _, _ in partitions:
+                channel = channels.get((topic, number))
                 if channel is not None and offset >= 0:
                     positions[channel.name] = to_progress(channel, CommittedOffset(offset, metadata or "")).acked_to
         return dict(sorted(positions.items()))
@@ -122,4 +123,4 @@ class GroupAdmin:
         return CoordinatorBroker(self._cluster, CoordinatorType.GROUP, self._id(group))
 
     def _id(self, group: str) -> str:
-        return group_id(self._cluster.options.prefix, group)
+        return self._cluster.options.group_id(group)

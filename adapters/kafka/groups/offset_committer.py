@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -19,11 +18,11 @@ from typing import Any
 from ....runtime.errors import TidewalError, Unavailable
 from ....runtime.groups.coordinator_client import Ack
 from ....runtime.groups.progress import Change, GroupProgress, check_new
-from ....runtime.log.wal import Append, Delivery
+from ....runtime.log.wal import Delivery
 from ..catalog import KafkaChannel
+from ..channel_access import ChannelAccess, EncodedEntries
 from ..cluster import Cluster
-from ..management import Management
-from ..positions import HALF_BYTES, Row, to_rows
+from ..positions import HALF_BYTES, Row
 from ..send_queue import ROW_BYTES
 from .assigned_topics import AssignedTopic, epoch_over
 from .offsets import offset_behind, to_position
@@ -42,7 +41,7 @@ class CommitStep:
 
     acks: Sequence[Ack]
     assigned_topics: Sequence[AssignedTopic]
-    outputs: Sequence[Append]
+    outputs: EncodedEntries
     channels: Mapping[str, KafkaChannel]  # of the outputs
     answer: asyncio.Future[list[bytes]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -54,7 +53,7 @@ class OffsetCommitter:
         self,
         session: Session,
         cluster: Cluster,
-        management: Management,
+        management: ChannelAccess,
         producer: Callable[[KafkaChannel], TransactionalProducer],
         connection: Callable[[KafkaChannel], int],
     ) -> None:
@@ -67,7 +66,7 @@ class OffsetCommitter:
         self._running: asyncio.Task[None] | None = None
 
     async def commit(
-        self, acks: Sequence[Ack], outputs: Sequence[Append], channels: Mapping[str, KafkaChannel]
+        self, acks: Sequence[Ack], outputs: EncodedEntries, channels: Mapping[str, KafkaChannel]
     ) -> list[bytes]:
         """`CoordinatorClient.commit`, of at least one acknowledgement; `channels` are those of the outputs by name.
         Once begun it is completed, also when the caller is cancelled."""
@@ -93,7 +92,7 @@ class OffsetCommitter:
     async def _run(self) -> None:
         try:
             while self._steps:
-                if self._steps[0].outputs:
+                if self._steps[0].outputs.names:
                     await self._transact(self._steps.popleft())
                 else:
                     await self._acknowledge(self._take_acknowledgements())
@@ -105,7 +104,7 @@ class OffsetCommitter:
 
     def _take_acknowledgements(self) -> list[CommitStep]:
         steps: list[CommitStep] = []
-        while self._steps and not self._steps[0].outputs:
+        while self._steps and not self._steps[0].outputs.names:
             steps.append(self._steps.popleft())
         return steps
 
@@ -116,9 +115,7 @@ class OffsetCommitter:
         for step in steps:
             try:
                 moved = self._moved(step, progress)
-                positions |= {
-                    assigned.channel.topic: to_position(assigned.channel, at) for assigned, at in moved.items()
-                }
+                positions |= {assigned.channel.key: to_position(assigned.channel, at) for assigned, at in moved.items()}
             except TidewalError as error:
                 self._answer(step, error)
                 continue
@@ -158,14 +155,14 @@ class OffsetCommitter:
         return result
 
     async def _transaction(self, step: CommitStep) -> list[bytes]:
-        for name in {output.channel for output in step.outputs}:
+        for name in step.channels:
             await self._cluster.retrying(
                 f"commit to {name}", lambda name=name: self._management.ensure(step.channels[name])
             )
         moved = self._moved(step, {})
-        positions = {assigned.channel.topic: to_position(assigned.channel, at) for assigned, at in moved.items()}
+        positions = {assigned.channel.key: to_position(assigned.channel, at) for assigned, at in moved.items()}
         batches, indexes = self._batches(step)
-        topics = {channel.topic: self._connection(channel) for channel in step.channels.values()}
+        topics = {channel.key: self._connection(channel) for channel in step.channels.values()}
         producer = self._producer(
             min((assigned.channel for assigned in step.assigned_topics), key=lambda each: each.incarnation)
         )
@@ -175,11 +172,11 @@ class OffsetCommitter:
             await self._session.offset_store.store_within(name, identity, positions)
 
         offsets = await self._attempts(step, lambda: producer.commit(group_id, batches, topics, store))
-        ids = [b""] * len(step.outputs)
+        ids = [b""] * len(step.outputs.names)
         for channel in step.channels.values():
             numbers = (
                 at + number
-                for at, rows in zip(offsets[channel.topic], batches[channel.topic], strict=True)
+                for at, rows in zip(offsets[channel.key], batches[channel.key], strict=True)
                 for number in range(len(rows))
             )
             for index, number in zip(indexes[channel.name], numbers, strict=True):
@@ -197,18 +194,16 @@ class OffsetCommitter:
         raise Unavailable("a transaction was aborted on every attempt; none of it took effect")
 
     def _batches(self, step: CommitStep) -> tuple[dict[str, list[list[Row]]], dict[str, list[int]]]:
-        """The outputs as batches by topic, and their indexes by channel."""
+        """The outputs as batches by channel's key, and their indexes by channel."""
+        names, rows, sizes = step.outputs
         indexes: dict[str, list[int]] = {}
-        for index, output in enumerate(step.outputs):
-            indexes.setdefault(output.channel, []).append(index)
+        for index, name in enumerate(names):
+            indexes.setdefault(name, []).append(index)
         limit = self._cluster.options.batch_bytes
-        now_ms = int(time.time() * 1000)
         batches: dict[str, list[list[Row]]] = {}
         for name, own in indexes.items():
-            outputs = [step.outputs[index] for index in own]
-            payloads = [bytes(output.payload) for output in outputs]
-            rows = to_rows([output.timestamp for output in outputs], payloads, now_ms)
-            batches[step.channels[name].topic] = list(_split_rows(rows, [len(each) for each in payloads], limit))
+            split = _split_rows([rows[index] for index in own], [sizes[index] for index in own], limit)
+            batches[step.channels[name].key] = list(split)
         return batches, indexes
 
     def _moved(
@@ -220,8 +215,8 @@ class OffsetCommitter:
         moved: dict[AssignedTopic, GroupProgress] = {}
         for ack, assigned in zip(step.acks, step.assigned_topics, strict=True):
             progress = moved[assigned] = deepcopy(moved.get(assigned) or before.get(assigned) or assigned.progress)
-            check_new(ack, progress, step.outputs)
-            progress.apply(Change(self._session.group, ack.channel, ack.upto, ack.ids))
+            check_new(ack, progress, step.outputs.names)
+            progress.apply(Change(self._session.group, ack.channel, ack.upto, ack.ids, metadata=ack.metadata))
         return moved
 
     def _check(self, step: CommitStep) -> None:
@@ -248,13 +243,15 @@ class OffsetCommitter:
             step.answer.set_result(result)
 
 
-async def forget(management: Management, channel: KafkaChannel, position: bytes) -> None:
+async def forget(management: ChannelAccess, channel: KafkaChannel, position: bytes) -> None:
     """Remove the entries of a queue before its group's position. A failure is logged: the next step removes them."""
     if channel.policy.delivery is Delivery.QUEUE:
         try:
             await management.remove_before(channel, offset_behind(channel, position))
         except TidewalError as error:
-            _log.warning("acknowledged entries of %s cannot be removed: %s", channel.name, error)
+            _log.warning(
+                "acknowledged entries of %s cannot be removed: %s", channel.name, error, extra={"channel": channel.name}
+            )
 
 
 def _split_rows(rows: Sequence[Row], sizes: Sequence[int], limit: int) -> Iterable[list[Row]]:

@@ -13,10 +13,11 @@ from ....runtime.groups.progress import GroupProgress
 from ....runtime.log.wal import From
 from .. import faults
 from ..catalog import KafkaChannel
-from ..cluster import LATEST, PARTITION, PAUSE_S, Cluster
+from ..cluster import LATEST, PAUSE_S, Cluster
+from ..topics import place_of
 from .coordinator_broker import Code
 from .offsets import id_before, to_position
-from .requests import CommittedOffset, OffsetFetch, TxnOffsetCommit
+from .requests import CommittedOffset, OffsetFetch, TxnOffsetCommit, by_topic
 
 if TYPE_CHECKING:
     from .session import Session
@@ -26,11 +27,11 @@ FOREVER = -1  # how long positions are kept: as the brokers' settings say
 
 
 class Unstable(Exception):
-    """An open transaction may still move the position in a topic."""
+    """An open transaction may still move the position in a partition."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"an open transaction may move the position in {topic}")
-        self.topic = topic
+    def __init__(self, key: str) -> None:
+        super().__init__(f"an open transaction may move the position in {key}")
+        self.key = key
 
 
 class OffsetStore:
@@ -40,35 +41,38 @@ class OffsetStore:
     def __init__(self, cluster: Cluster, session: Session, connection: int) -> None:
         self._cluster, self._session, self._connection = cluster, session, connection
 
-    async def positions(self, topics: Sequence[str]) -> dict[str, CommittedOffset]:
-        """The group's positions by topic, without topics that have none. Raises `Unstable`, and the library's
+    async def positions(self, keys: Sequence[str]) -> dict[str, CommittedOffset]:
+        """The group's positions by partition's key, without those that have none. Raises `Unstable`, and the library's
         errors."""
         coordinator = self._session.coordinator
-        request = OffsetFetch(self._session.group_id, topics, stable=True)
+        request = OffsetFetch(self._session.group_id, keys, stable=True)
         response = await coordinator.ask(request, self._connection)
         coordinator.check(response.error_code)
+        asked = {place_of(key): key for key in keys}
         found: dict[str, CommittedOffset] = {}
-        for topic, ((_, offset, _, metadata, code, _),), _ in response.topics:
-            if coordinator.check(code, but=(Code.UNSTABLE_OFFSET,)):
-                raise Unstable(topic)
-            if offset >= 0:
-                found[topic] = CommittedOffset(offset, metadata or "")
+        for topic, partitions, _ in response.topics:
+            for number, offset, _, metadata, code, _ in partitions:
+                key = asked[topic, number]
+                if coordinator.check(code, but=(Code.UNSTABLE_OFFSET,)):
+                    raise Unstable(key)
+                if offset >= 0:
+                    found[key] = CommittedOffset(offset, metadata or "")
         return found
 
     async def beginning(self, channel: KafkaChannel, start: From) -> CommittedOffset:
         """The position at which a group without one begins. Raises the library's errors."""
         if start is From.LATEST:
-            offset = await self._cluster.offset(channel.topic, LATEST) or 0
+            offset = await self._cluster.offset(channel.topic, LATEST, channel.number) or 0
         else:
-            offset, _ = await self._cluster.bounds(channel.topic)
+            offset, _ = await self._cluster.bounds(*channel.place)
         return to_position(channel, GroupProgress(id_before(channel, offset)))
 
     async def store(self, positions: Mapping[str, CommittedOffset]) -> None:
-        """Store positions by topic. Raises what ended the session, `Overloaded` and what `faults.mapped` has, with
-        `outcome_unknown` where an attempt may have stored them."""
+        """Store positions by partition's key. Raises what ended the session, `Overloaded` and what `faults.mapped`
+        has, with `outcome_unknown` where an attempt may have stored them."""
         session = self._session
         deadline = asyncio.get_running_loop().time() + self._cluster.options.delivery_timeout_s
-        topics = [(topic, [(PARTITION, at.offset, at.metadata)]) for topic, at in positions.items()]
+        topics = by_topic((key, (at.offset, at.metadata)) for key, at in positions.items())
         unsure = False
         while True:
             try:
@@ -95,8 +99,8 @@ class OffsetStore:
     async def store_within(
         self, transaction: str, producer: tuple[int, int], positions: Mapping[str, CommittedOffset]
     ) -> None:
-        """Store positions by topic as part of a transaction, given by its name and its producer's id and epoch. Raises
-        what ended the session, `Overloaded`, and what `Cluster.retrying` does."""
+        """Store positions by partition's key as part of a transaction, given by its name and its producer's id and
+        epoch. Raises what ended the session, `Overloaded`, and what `Cluster.retrying` does."""
         session = self._session
 
         async def attempt() -> bool:
@@ -122,7 +126,11 @@ class OffsetStore:
         stale = (Code.ILLEGAL_GENERATION, Code.REBALANCE_IN_PROGRESS, Code.UNKNOWN_MEMBER)
         code = self._session.coordinator.check(*codes, but=(*stale, Code.METADATA_TOO_LARGE))
         if code == Code.METADATA_TOO_LARGE:
-            raise Overloaded("the brokers do not accept so many single acknowledgements", limit="single_acks")
+            raise Overloaded(
+                "the brokers do not accept so much metadata of a position, or so many single acknowledgements: see"
+                " offset.metadata.max.bytes, or acknowledge what lies before them",
+                limit="single_acks",
+            )
         if code:
             self._session.refused(code)
         return not code

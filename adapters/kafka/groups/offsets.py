@@ -1,11 +1,13 @@
 """A group's position in a channel as a committed offset, with what is acknowledged beyond it in the offset's metadata.
 
-The committed offset is that of the entry after the position, as Kafka's tools expect. The metadata are runs of
-acknowledged offsets: `gap,length;gap,length`, where each gap counts from the end of the run before.
+The committed offset is that of the entry after the position, as Kafka's tools expect. Its metadata are runs of
+acknowledged offsets: `gap,length;gap,length`, where each gap counts from the end of the run before; behind a space
+follows what members have stored with the position, in base64.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 
 from ....runtime.errors import Overloaded
@@ -34,10 +36,12 @@ def to_position(channel: KafkaChannel, progress: GroupProgress) -> CommittedOffs
     would be too long."""
     offset = offset_behind(channel, progress.acked_to)
     metadata = ";".join(f"{gap},{length}" for gap, length in _runs(offset, sorted(map(_offset, progress.acked))))
+    if progress.metadata:
+        metadata += f" {b64encode(progress.metadata).decode()}"
     if len(metadata) > METADATA_BYTES or len(progress.acked) > MAX_SINGLE_ACKS:
         raise Overloaded(
             f"there are {len(progress.acked)} single acknowledgements in {channel.name} after an entry that is not"
-            f" acknowledged; acknowledge that one",
+            f" acknowledged, too many beside {len(progress.metadata)} bytes of metadata; acknowledge that one",
             limit="single_acks",
         )
     return CommittedOffset(offset, metadata)
@@ -47,8 +51,10 @@ def to_progress(channel: KafkaChannel, position: CommittedOffset) -> GroupProgre
     """The progress for a committed offset. Metadata of other clients is ignored."""
     acked: set[bytes] = set()
     at = position.offset
+    runs, _, encoded = position.metadata.partition(" ")
     try:
-        for run in filter(None, position.metadata.split(";")):
+        metadata = b64decode(encoded, validate=True)
+        for run in filter(None, runs.split(";")):
             gap, length = map(int, run.split(","))
             at += gap
             if gap < 0 or len(acked) + length > MAX_SINGLE_ACKS:
@@ -56,8 +62,9 @@ def to_progress(channel: KafkaChannel, position: CommittedOffset) -> GroupProgre
             acked.update(channel.prefix + offset.to_bytes(HALF_BYTES, "big") for offset in range(at, at + length))
             at += length
     except (ValueError, OverflowError):
-        acked = set()
-    return GroupProgress(id_before(channel, position.offset), acked)
+        acked.clear()
+        metadata = b""
+    return GroupProgress(id_before(channel, position.offset), acked, metadata)
 
 
 def _runs(begin: int, offsets: Iterable[int]) -> list[tuple[int, int]]:

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
+from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64
 
-from ..cluster import PARTITION
+from ..bases import KafkaRequest, RequestStruct, Response, Schema
 from ..requests import NAME, NO_TAGS, TAGGED, structures, topics
+from ..topics import place_of
 
 NO_LEADER_EPOCH = -1
 _BY_NAME = "topic", NAME
@@ -26,9 +26,18 @@ class CommittedOffset(NamedTuple):
     metadata: str
 
 
+def by_topic(partitions: Iterable[tuple[str, tuple[Any, ...]]]) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    """Fields of partitions, by their keys (`topics.place_of`), as requests carry them: by topic, behind the number."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for key, fields in partitions:
+        topic, number = place_of(key)
+        found.setdefault(topic, []).append((number, *fields))
+    return list(found.items())
+
+
 class OffsetFetchResponse_v7(Response):
-    API_KEY = 9  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
-    API_VERSION = 7  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    API_KEY: ClassVar[int] = 9
+    API_VERSION: ClassVar[int] = 7
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
         topics(
@@ -45,10 +54,10 @@ class OffsetFetchResponse_v7(Response):
 
 
 class OffsetFetchRequest_v7(RequestStruct):
-    FLEXIBLE_VERSION = True
-    API_KEY = 9
-    API_VERSION = 7
-    RESPONSE_TYPE = OffsetFetchResponse_v7
+    FLEXIBLE_VERSION: ClassVar[bool] = True
+    API_KEY: ClassVar[int] = 9
+    API_VERSION: ClassVar[int] = 7
+    RESPONSE_TYPE: ClassVar[type[Response]] = OffsetFetchResponse_v7
     SCHEMA = Schema(
         ("group_id", NAME),
         ("topics", structures(_BY_NAME, ("partitions", CompactArray(Int32)))),
@@ -57,22 +66,25 @@ class OffsetFetchRequest_v7(RequestStruct):
     )
 
 
-class OffsetFetch(Request[OffsetFetchRequest_v7]):
-    """The committed offsets of a group; `topics` of None asks for all that there are."""
+class OffsetFetch(KafkaRequest[OffsetFetchRequest_v7]):
+    """The committed offsets of a group in partitions, by their keys; None asks for all that there are."""
 
-    API_KEY = 9
+    API_KEY: ClassVar[int] = 9
 
-    def __init__(self, group_id: str, topics: Sequence[str] | None, *, stable: bool) -> None:
-        self._group_id, self._topics, self._stable = group_id, topics, stable
+    def __init__(self, group_id: str, keys: Sequence[str] | None, *, stable: bool) -> None:
+        self._group_id, self._keys, self._stable = group_id, keys, stable
 
     def build(self, request_struct_class: type[OffsetFetchRequest_v7]) -> OffsetFetchRequest_v7:
-        topics = None if self._topics is None else [(topic, [PARTITION], NO_TAGS) for topic in self._topics]
+        topics = None
+        if self._keys is not None:
+            asked = by_topic((key, ()) for key in self._keys)
+            topics = [(topic, [number for (number,) in numbers], NO_TAGS) for topic, numbers in asked]
         return request_struct_class(self._group_id, topics, self._stable, NO_TAGS)
 
 
 class TxnOffsetCommitResponse_v3(Response):
-    API_KEY = 28  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- as the library does
-    API_VERSION = 3  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] -- likewise
+    API_KEY: ClassVar[int] = 28
+    API_VERSION: ClassVar[int] = 3
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
         topics(_BY_NAME, ("partition", Int32), ("error_code", Int16)),
@@ -81,10 +93,10 @@ class TxnOffsetCommitResponse_v3(Response):
 
 
 class TxnOffsetCommitRequest_v3(RequestStruct):
-    FLEXIBLE_VERSION = True
-    API_KEY = 28
-    API_VERSION = 3
-    RESPONSE_TYPE = TxnOffsetCommitResponse_v3
+    FLEXIBLE_VERSION: ClassVar[bool] = True
+    API_KEY: ClassVar[int] = 28
+    API_VERSION: ClassVar[int] = 3
+    RESPONSE_TYPE: ClassVar[type[Response]] = TxnOffsetCommitResponse_v3
     SCHEMA = Schema(
         ("transactional_id", NAME),
         ("group_id", NAME),
@@ -104,10 +116,10 @@ class TxnOffsetCommitRequest_v3(RequestStruct):
     )
 
 
-class TxnOffsetCommit(Request[TxnOffsetCommitRequest_v3]):
+class TxnOffsetCommit(KafkaRequest[TxnOffsetCommitRequest_v3]):
     """Commit offsets as part of a transaction, as a member of a generation."""
 
-    API_KEY = 28
+    API_KEY: ClassVar[int] = 28
 
     def __init__(
         self,
@@ -126,8 +138,10 @@ class TxnOffsetCommit(Request[TxnOffsetCommitRequest_v3]):
         group_id, generation, member = self._group
         no_instance: Any = None
         topics = [
-            (topic, [(PARTITION, at.offset, NO_LEADER_EPOCH, at.metadata, NO_TAGS)], NO_TAGS)
-            for topic, at in self._positions
+            (topic, partitions, NO_TAGS)
+            for topic, partitions in by_topic(
+                (key, (at.offset, NO_LEADER_EPOCH, at.metadata, NO_TAGS)) for key, at in self._positions
+            )
         ]
         return request_struct_class(
             self._transactional_id, group_id, *self._producer, generation, member, no_instance, topics, NO_TAGS

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.groups.forwarding_client import ForwardingClient
-from ..catalog import ChannelCatalog
+from ..channel_access import ChannelAccess, KafkaCatalog
 from ..cluster import Cluster
 from ..io_thread import IoThread
-from ..management import Management
 from .sessions import Sessions
 
 T = TypeVar("T")
@@ -20,7 +19,7 @@ T = TypeVar("T")
 class Groups(ForwardingClient):
     """The consumer groups of a log, as `CoordinatorClient` from any loop. What says so belongs to the I/O loop."""
 
-    def __init__(self, cluster: Cluster, catalog: ChannelCatalog, management: Management, io: IoThread) -> None:
+    def __init__(self, cluster: Cluster, catalog: KafkaCatalog, management: ChannelAccess, io: IoThread) -> None:
         self._cluster, self._io = cluster, io
         self._opening: asyncio.Task[None] | None = None
         self._sessions = Sessions(cluster, catalog, management, io)

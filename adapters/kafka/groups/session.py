@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,9 @@ from ....runtime.errors import Fenced, InvalidRequest, TidewalError, Unavailable
 from ....runtime.groups.subscriptions import Subscription
 from ....runtime.log.wal import From
 from .. import faults
-from ..catalog import ChannelCatalog, KafkaChannel
+from ..catalog import KafkaChannel
+from ..channel_access import ChannelAccess, KafkaCatalog
 from ..cluster import PAUSE_S, Cluster
-from ..management import Management
 from .assigned_topics import AssignedTopics
 from .assignor import PROTOCOL, PROTOCOL_TYPE, MemberMetadata, TopicAssignment, assign_topics
 from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
@@ -43,6 +44,7 @@ HEARTBEATS = 4  # in one session timeout, at least
 CATALOG_S = 1.0  # how long an assignment waits for the newest channels: the next one may include them
 NO_GENERATION = -1
 NO_INSTANCE: Any = None
+_NOT_JOINED = (Code.MEMBER_ID_REQUIRED, Code.UNKNOWN_MEMBER, Code.INCONSISTENT_PROTOCOL)
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +68,8 @@ class Session:
         self,
         membership: Membership,
         cluster: Cluster,
-        catalog: ChannelCatalog,
-        management: Management,
+        catalog: KafkaCatalog,
+        management: ChannelAccess,
         connections: tuple[int, int],
         numbers: Iterator[int],
         peers: Sessions,
@@ -76,21 +78,23 @@ class Session:
         """`connections` are for joining, which may take long, and for other requests. `known_as` is Kafka's id of the
         same member in an earlier session, so that joining need not wait for the end of that session; "" for none."""
         self.membership = membership
-        self.group, self.group_id = membership.group, membership.group_id
-        self.coordinator = CoordinatorBroker(cluster, CoordinatorType.GROUP, membership.group_id)
-        self.offset_store = OffsetStore(cluster, self, connections[1])
-        self.kafka_member = known_as
-        self.generation = NO_GENERATION
-        self.assigned_topics = AssignedTopics(self, cluster, catalog, management, numbers)
+        self.group: str = membership.group
+        self.group_id: str = membership.group_id
+        self.coordinator: CoordinatorBroker = CoordinatorBroker(cluster, CoordinatorType.GROUP, membership.group_id)
+        self.offset_store: OffsetStore = OffsetStore(cluster, self, connections[1])
+        self.kafka_member: str = known_as
+        self.generation: int = NO_GENERATION
+        self.assigned_topics: AssignedTopics = AssignedTopics(self, cluster, catalog, management, numbers)
         self.over: TidewalError | None = None
         self._cluster, self._catalog = cluster, catalog
         self._joining, self._connection = connections
         self._subscription = Subscription(membership.channels)
         self._known_to = catalog.applied_to
+        self._partitions = Counter(channel.topic for channel in self._subscribed() if channel.foreign)
         self._turn = 0
         self._led_subscriptions: Sequence[Subscription] = ()  # of all members, while this one is the leader
         self._assigned_channels: frozenset[tuple[int, str | None]] = frozenset()
-        self.in_join = False
+        self.in_join: bool = False
         self._rejoin = asyncio.Event()
         self._heartbeat_due = asyncio.Event()
         self._joined = asyncio.Event()  # set while the generation is known
@@ -191,9 +195,14 @@ class Session:
         response = await self.coordinator.ask(asking, self._joining)
         code = self.coordinator.check(
             response.error_code,
-            but=(Code.MEMBER_ID_REQUIRED, Code.UNKNOWN_MEMBER, Code.INVALID_SESSION_TIMEOUT),
+            but=(*_NOT_JOINED, Code.INVALID_SESSION_TIMEOUT),
         )
         self._note_answer()
+        if code == Code.INCONSISTENT_PROTOCOL:
+            raise InvalidRequest(
+                f"group {self.group_id} has members of another client, which do not divide channels as Tidewal does:"
+                " end them first, or take another group"
+            )
         if code == Code.INVALID_SESSION_TIMEOUT and self._session_s < LEAST_SESSION_S:
             self._session_s = LEAST_SESSION_S
             return await self._join_once()
@@ -227,7 +236,8 @@ class Session:
             raise self._not_a_member()
         if code:
             return False
-        await self._apply(TopicAssignment.decode(response.member_assignment))
+        foreign = self._cluster.options.foreign
+        await self._apply(TopicAssignment.decode(response.member_assignment, foreign=foreign))
         self._joined.set()
         return True
 
@@ -238,9 +248,10 @@ class Session:
             membership.channels,
             membership.start,
             self._known_to,
-            [channel.topic for channel in self._catalog.all() if self._subscription.takes(channel.name)],
+            sorted({channel.topic for channel in self._subscribed()}),
             frozenset(self.assigned_topics.by_topic),
             self._turn,
+            self._partitions,
         )
         session_ms = int(self._session_s * 1000)
         protocols = [(PROTOCOL, metadata.encode())]
@@ -262,10 +273,10 @@ class Session:
         return [(member, assignment.encode()) for member, assignment in assignments.items()]
 
     async def _apply(self, assignment: TopicAssignment) -> None:
-        known = {channel.topic: channel for channel in self._catalog.all()}
+        known = {channel.key: channel for channel in self._catalog.all()}
         if not assignment.topics <= known.keys():
             await self._learn_of_channels()
-            known = {channel.topic: channel for channel in self._catalog.all()}
+            known = {channel.key: channel for channel in self._catalog.all()}
         channels = {
             known[topic]: From.LATEST if topic in assignment.from_latest else From.EARLIEST
             for topic in sorted(assignment.topics & known.keys())
@@ -276,6 +287,9 @@ class Session:
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(CATALOG_S):
                 await self._catalog.sync()
+
+    def _subscribed(self) -> list[KafkaChannel]:
+        return [channel for channel in self._catalog.all() if self._subscription.takes(channel.name)]
 
     def _assignable_channels(self) -> frozenset[tuple[int, str | None]]:
         wanted = (

@@ -12,18 +12,18 @@ from ....runtime.groups.progress import GroupProgress
 from ....runtime.groups.subscriptions import Subscription
 from ....runtime.log.checks import check_name, check_size
 from ....runtime.log.wal import Append, From, GroupInfo
-from ..catalog import ChannelCatalog, KafkaChannel
+from ..catalog import KafkaChannel
+from ..channel_access import ChannelAccess, EncodedEntries, KafkaCatalog
 from ..cluster import Cluster
 from ..io_thread import IoThread
-from ..management import Management
 from .assigned_topics import epoch_over
-from .coordinator_broker import group_id
 from .group_admin import GroupAdmin
 from .offset_committer import OffsetCommitter, forget
 from .offsets import to_position
 from .session import Membership, Session
 from .transaction import TransactionalProducer
 
+NO_OUTPUTS = EncodedEntries((), (), ())
 CONNECTION = 1  # of all sessions, for short requests; each session joins over a connection of its own
 APPEND_CONNECTIONS = range(CONNECTION + 1, CONNECTION + 5)  # for the entries of transactions
 FIRST_JOIN_CONNECTION = APPEND_CONNECTIONS.stop
@@ -33,7 +33,7 @@ class Sessions:
     """The sessions of this process's members, and the administration of groups: `CoordinatorClient`, on the I/O
     loop."""
 
-    def __init__(self, cluster: Cluster, catalog: ChannelCatalog, management: Management, io: IoThread) -> None:
+    def __init__(self, cluster: Cluster, catalog: KafkaCatalog, management: ChannelAccess, io: IoThread) -> None:
         self._cluster, self._catalog, self._management, self._io = cluster, catalog, management, io
         self._admin = GroupAdmin(cluster, catalog)
         self._sessions: dict[tuple[str, str], tuple[Session, OffsetCommitter]] = {}
@@ -54,7 +54,7 @@ class Sessions:
             await self._check(group, channels)
         self._forget(group, member)
         joining = self._free.pop() if self._free else next(self._join_connections)
-        id = group_id(self._cluster.options.prefix, group)
+        id = self._cluster.options.group_id(group)
         session = Session(
             Membership(group, id, member, tuple(channels), start, session_timeout_s),
             self._cluster,
@@ -85,10 +85,13 @@ class Sessions:
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
         """`CoordinatorClient.commit`."""
         _, committer = self._find(group, member)
-        channels = {name: await self._management.find(name) for name in {output.channel for output in outputs}}
-        for output in outputs:
-            check_size(output.channel, len(output.payload), channels[output.channel].policy.max_message_bytes)
-        return await committer.commit(acks, outputs, channels)
+        for name in {output.channel for output in outputs}:
+            await self._management.subscribed(name)
+        encoded = self._management.route(self._management.encode(outputs)) if outputs else NO_OUTPUTS
+        channels = {name: await self._management.find(name) for name in set(encoded.names)}
+        for name, size in zip(encoded.names, encoded.sizes, strict=True):
+            check_size(name, size, channels[name].policy.max_message_bytes)
+        return await committer.commit(acks, encoded, channels)
 
     async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
         """`CoordinatorClient.release`."""
@@ -112,7 +115,7 @@ class Sessions:
             await committer.finish(assigned)
             if not assigned_topics.keeps(assigned):
                 raise epoch_over(channel, assignment_epoch)
-            await session.offset_store.store({assigned.channel.topic: to_position(assigned.channel, GroupProgress(at))})
+            await session.offset_store.store({assigned.channel.key: to_position(assigned.channel, GroupProgress(at))})
         finally:
             assigned_topics.decided(assigned)
         await forget(self._management, assigned.channel, at)
@@ -161,7 +164,7 @@ class Sessions:
         await self._producer(group_id, channel).fence()
 
     def _producer(self, group_id: str, channel: KafkaChannel) -> TransactionalProducer:
-        name = f"{group_id}/{channel.topic}"
+        name = f"{group_id}/{channel.key}"
         producer = self._producers.get(name)
         if producer is None:
             producer = self._producers[name] = TransactionalProducer(self._cluster, name)
@@ -171,7 +174,8 @@ class Sessions:
         """Check that a member may subscribe to these channels. Raises what `Wal.join` does."""
         check_name("group", group)
         for name in sorted(Subscription(channels).names):
-            await self._management.open_to(group, await self._management.find(name))
+            for channel in await self._management.subscribed(name):
+                await self._management.open_to(group, channel)
 
     def _forget(self, group: str, member: str) -> None:
         """End the session that a member had, and keep Kafka's member id of it."""

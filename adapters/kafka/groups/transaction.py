@@ -25,10 +25,12 @@ from aiokafka.protocol.transaction import (
 from ....runtime.errors import TidewalError, Unavailable, of_unknown_outcome
 from .. import faults
 from ..batch import ProducerBatch
-from ..cluster import PARTITION, Cluster
+from ..cluster import Cluster
 from ..positions import Row
 from ..sender import ACKS_ALL, written_at
+from ..topics import place_of
 from .coordinator_broker import Code, CoordinatorBroker, CoordinatorType
+from .requests import by_topic
 
 OPEN_MS = 60_000  # after that Kafka aborts an open transaction
 FIRST_LOOK_S, LAST_LOOK_S = 0.002, 0.1  # pauses between checks whether a commit is visible
@@ -85,17 +87,17 @@ class TransactionalProducer:
         connections: Mapping[str, int],
         store: Callable[[str, tuple[int, int]], Awaitable[None]],
     ) -> dict[str, list[int]]:
-        """Append the batches by topic, over `connections` by topic, and call `store` with the name and the producer's
-        id and epoch, in one transaction. Returns the offsets of the batches by topic once readers may see them. Raises
-        `Aborted`, what `store` raises, and what `Cluster.retrying` does: then none of it took effect, unless the error
-        says `outcome_unknown`."""
+        """Append the batches by channel's key, over `connections` by key, and call `store` with the name and the
+        producer's id and epoch, in one transaction. Returns the offsets of the batches by key once readers may see
+        them. Raises `Aborted`, what `store` raises, and what `Cluster.retrying` does: then none of it took effect,
+        unless the error says `outcome_unknown`."""
         async with self._lock:
             identity = self._identity or await self._begin()
             try:
                 await self._open(identity, group_id, list(batches))
                 await store(self.name, identity)
                 offsets = await asyncio.gather(
-                    *(self._append(topic, identity, each, connections[topic]) for topic, each in batches.items())
+                    *(self._append(key, identity, each, connections[key]) for key, each in batches.items())
                 )
             except BaseException as error:
                 self._identity = None
@@ -118,9 +120,9 @@ class TransactionalProducer:
         except TidewalError as error:
             _log.warning("the transaction %s stays open until Kafka aborts it: %s", self.name, error)
 
-    async def _open(self, identity: tuple[int, int], group_id: str, topics: Sequence[str]) -> None:
+    async def _open(self, identity: tuple[int, int], group_id: str, keys: Sequence[str]) -> None:
         async def add_topics() -> None:
-            request = AddPartitionsToTxnRequest(self.name, *identity, [(topic, [PARTITION]) for topic in topics])
+            request = AddPartitionsToTxnRequest(self.name, *identity, _partitions(keys))
             response = await self._coordinator.ask(request)
             self._check(*(code for _, partitions in response.errors for _, code in partitions))
 
@@ -132,23 +134,24 @@ class TransactionalProducer:
         await self._cluster.retrying("add a group to a transaction", add_group)
 
     async def _append(
-        self, topic: str, identity: tuple[int, int], batches: Sequence[Sequence[Row]], connection: int
+        self, key: str, identity: tuple[int, int], batches: Sequence[Sequence[Row]], connection: int
     ) -> list[int]:
         offsets: list[int] = []
+        topic, number = place_of(key)
         for rows in batches:
-            sequence = self._sequences.get(topic, 0)
+            sequence = self._sequences.get(key, 0)
             built = ProducerBatch(rows, transactional=True).build(identity, sequence)
 
             async def attempt(built: Any = built) -> int:
                 timeout_ms = int(self._cluster.options.request_timeout_s * 1000)
-                request = ProduceRequest(self.name, ACKS_ALL, timeout_ms, [(topic, [(PARTITION, built)])])
-                response = await self._cluster.ask_leader(topic, request, connection)
+                request = ProduceRequest(self.name, ACKS_ALL, timeout_ms, [(topic, [(number, built)])])
+                response = await self._cluster.ask_leader(topic, request, connection, number)
                 if response.topics[0][1][0][1] in _ENDED:
                     raise Aborted
                 return written_at(response)
 
-            offsets.append(await self._cluster.retrying(f"append to {topic}", attempt))
-            self._sequences[topic] = sequence + len(rows)
+            offsets.append(await self._cluster.retrying(f"append to {key}", attempt))
+            self._sequences[key] = sequence + len(rows)
         return offsets
 
     async def _end(self, identity: tuple[int, int]) -> None:
@@ -200,3 +203,7 @@ class TransactionalProducer:
         if any(code in _ENDED for code in codes):
             raise Aborted
         self._coordinator.check(*codes)
+
+
+def _partitions(keys: Sequence[str]) -> list[tuple[str, list[int]]]:
+    return [(topic, [number for (number,) in numbers]) for topic, numbers in by_topic((key, ()) for key in keys)]

@@ -11,11 +11,11 @@ from ....runtime.errors import ChannelNotFound, InvalidRequest
 from ....runtime.groups.commands import ChannelIdentity
 from ....runtime.groups.positions import just_before
 from ....runtime.groups.subscriptions import Subscription
-from ....runtime.log.checks import is_name
-from ....runtime.log.wal import Delivery
+from ....runtime.log.checks import is_name, not_found
+from ....runtime.log.wal import Capabilities, Delivery
 from ..admin import Admin
 from ..ids import MessagePlace, before_ledger, encode
-from ..topics import QUEUE_PROPERTY, Topic, TopicContents, channel_of
+from ..topics import QUEUE_PROPERTY, Topic, TopicContents, channel_of, is_foreign
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ class FinderSource(Protocol):
 
     @property
     def admin(self) -> Admin: ...
+
+    capabilities: Capabilities
 
     async def blocking(self, call: Callable[[], T]) -> T: ...
 
@@ -43,19 +45,35 @@ class ChannelFinder:
     async def names(self) -> list[str]:
         """The names of possible channels: some may be topics that Tidewal did not create."""
         topics = await self._source.blocking(self._source.admin.topics)
-        return [channel for channel in map(channel_of, topics) if is_name(channel)]
+        fits = is_foreign if self._source.capabilities.foreign_topics else is_name
+        return [channel for channel in map(channel_of, topics) if fits(channel)]
 
     async def asked_for(self, group: str, channels: Sequence[str]) -> dict[str, ChannelIdentity]:
         """The channels that the group may read of `channels`, which are names and patterns. Raises `ChannelNotFound`
         and `InvalidRequest` for a name that the group may not read."""
         subscription = Subscription(channels)
-        named = sorted(subscription.names)
+        named = (
+            await self._partitions(subscription)
+            if self._source.capabilities.foreign_topics
+            else sorted(subscription.names)
+        )
         found = dict(zip(named, await asyncio.gather(*(self.named(group, name) for name in named)), strict=True))
         if any("*" in channel for channel in channels):
             others = [name for name in await self.names() if name not in found and subscription.takes(name)]
             matched = await self.look_at(group, others)
             found |= {name: each for name, each in matched.items() if each is not None}
         return found
+
+    async def _partitions(self, subscription: Subscription) -> list[str]:
+        """The channels of the foreign topics that are named. Raises `ChannelNotFound`."""
+        there = await self.names()
+        named = {
+            channel for name in subscription.names for channel in there if name in (channel, channel.split(":")[0])
+        }
+        missing = sorted(subscription.names - named - {channel.split(":")[0] for channel in named})
+        if missing:
+            raise not_found(missing[0])
+        return sorted(named)
 
     async def named(self, group: str, channel: str) -> ChannelIdentity:
         """The channel, with a free queue bound to the group. Raises `ChannelNotFound`, and `InvalidRequest` where the

@@ -19,13 +19,20 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ....runtime.errors import ChannelNotFound, Closed, TidewalError, Unavailable, of_unknown_outcome
+from ....runtime.errors import (
+    ChannelNotFound,
+    Closed,
+    TidewalError,
+    Unavailable,
+    Unsupported,
+    of_unknown_outcome,
+)
 from ....runtime.groups.commands import Command, CommitOutputs, Output, Published
 from ....runtime.groups.coordinator_client import Ack
 from ....runtime.groups.group_log import GroupLog
 from ....runtime.groups.group_state import Decided
 from ....runtime.log.checks import check_size
-from ....runtime.log.wal import Append, ChannelPolicy
+from ....runtime.log.wal import Append, Capabilities, ChannelPolicy
 from ..client import (
     NUMBER_PROPERTY,
     OK,
@@ -41,7 +48,7 @@ from ..failures import call_failure, unknown_outcome
 from ..ids import MessagePlace, decode_end, encode, encode_end, pack
 from ..topics import TopicContents
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
 T = TypeVar("T")
 
@@ -55,6 +62,8 @@ class OutputHost(Protocol):
 
     @property
     def timeout_ms(self) -> int: ...
+
+    capabilities: Capabilities
 
     async def blocking(self, call: Callable[[], T]) -> T: ...
 
@@ -91,7 +100,14 @@ class OutputPublisher:
     # ---- committing -------------------------------------------------------------------------------------------------
 
     async def check(self, outputs: Sequence[Append]) -> None:
-        """Check the outputs before a commit. Raises `MessageTooLarge`, `ChannelNotFound`; then nothing is committed."""
+        """Check the outputs before a commit. Raises `MessageTooLarge`, `ChannelNotFound`, `Unsupported`; then nothing
+        is committed."""
+        if outputs and self._wal.capabilities.foreign_topics:
+            raise Unsupported(
+                "commits with outputs need topics in which Pulsar removes duplicates, and nothing is changed about"
+                " topics that others made: acknowledge and append, at least once",
+                capability="atomic_commits",
+            )
         for channel in {output.channel for output in outputs}:
             policy = await self._wal.blocking(partial(self._wal.policy, channel))
             for output in outputs:

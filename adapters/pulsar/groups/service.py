@@ -28,7 +28,7 @@ from . import session as group_session
 from .channels import ChannelFinder
 from .session import GroupSession
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
 T = TypeVar("T")
 
@@ -175,7 +175,9 @@ class Groups:
             try:
                 await self._wal.truncate(channel, next_id(upto))
             except TidewalError as error:
-                log.warning("acknowledged entries of %s cannot be removed: %s", channel, error)
+                log.warning(
+                    "acknowledged entries of %s cannot be removed: %s", channel, error, extra={"channel": channel}
+                )
 
     async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
         await self._of(group, member).log.ask(Release(member, channel, assignment_epoch))

@@ -27,7 +27,7 @@ from . import outputs as group_outputs
 from .channels import ChannelFinder
 from .outputs import OutputPublisher
 
-log = logging.getLogger("tidewal.pulsar")
+log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
 T = TypeVar("T")
 
@@ -50,7 +50,9 @@ class GroupSession:
 
     def __init__(self, wal: GroupSessionHost, group: str, finder: ChannelFinder) -> None:
         self.group = group
-        self.log = GroupLog(wal, group, group_topic(group), clock=SystemClock(), new_id=partial(os.urandom, ID_BYTES))
+        self.log: GroupLog = GroupLog(
+            wal, group, group_topic(group), clock=SystemClock(), new_id=partial(os.urandom, ID_BYTES)
+        )
         self._wal = wal
         self._finder = finder
         self._output_publisher = OutputPublisher(wal, self.log)

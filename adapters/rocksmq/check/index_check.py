@@ -48,6 +48,7 @@ class IndexCheck:
         self._first_epoch: int | None = None
         self._matched = 0  # index entries that point at a frame with their id
         self._reachable: dict[int, tuple[int, int]] = {}  # channel → epoch and end of what its last index entry covers
+        self._complete_to = self.durable_to()  # the index of a process that was killed ends there; opening completes it
 
     def frame(self, epoch: int, offset: int, firsts: dict[int, int]) -> Iterator[str]:
         """What is wrong about a frame's entries; `firsts` maps each channel in it to its first id there."""
@@ -63,7 +64,7 @@ class IndexCheck:
                 if self._get(TIME_KEY.pack(b"T", channel, earlier, id)) != value:
                     yield f"the index does not find id {id:016x} of channel {channel} by its time"
                 self._reachable[channel] = epoch, offset + SPAN_BYTES
-            elif self._reachable.get(channel, (0, 0)) <= (epoch, offset):
+            elif self._reachable.get(channel, (0, 0)) <= (epoch, offset) < self._complete_to:
                 yield f"the index does not find id {id:016x} of channel {channel}"
                 self._reachable[channel] = epoch, offset + SPAN_BYTES  # once is enough
 

@@ -24,7 +24,7 @@ class JournalCopy:
         self._salt = 0
         self._file: int | None = None
         self._end = 0
-        self.size = 0  # bytes of all segments that are finished
+        self.size: int = 0  # bytes of all segments that are finished
 
     def begin_segment(self) -> None:
         """End the segment in writing and begin the next. Its first frame must hold a snapshot. Raises `OSError`."""

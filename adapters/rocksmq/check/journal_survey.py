@@ -88,7 +88,7 @@ class JournalSurvey:
     def __init__(self, disk: Disk, journal: str) -> None:
         """Raises `FormatTooNew`, and `OSError` where the directory cannot be listed."""
         self.disk = disk
-        self.reader = PatientDisk(disk)
+        self.reader: PatientDisk = PatientDisk(disk)
         self.segments: list[SegmentFile] = []
         self.vanished: list[str] = []  # recycled between listing and opening
         try:

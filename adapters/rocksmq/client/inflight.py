@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from ....runtime.clock import Clock
 from ....runtime.errors import OutcomeUnknown, TidewalError, Unavailable, of_unknown_outcome
 from ....runtime.log.admission import PendingBytes
+from ....runtime.log.checks import check_plain
 from ....runtime.log.payloads import owned
 from ....runtime.log.wal import Append, OnAppended
 from ..journal.dedup_table import CLIENT_EXPIRY_S
@@ -25,8 +27,11 @@ class InflightAppend:
     __slots__ = ("done", "entries", "sent_to", "size", "submitted_s")
 
     def __init__(self, entries: Sequence[Append], done: OnAppended, size: int, submitted_s: float) -> None:
-        self.entries, self.done, self.size, self.submitted_s = entries, done, size, submitted_s
-        self.sent_to = 0
+        self.entries: Sequence[Append] = entries
+        self.done: OnAppended = done
+        self.size: int = size
+        self.submitted_s: float = submitted_s
+        self.sent_to: int = 0
 
 
 class InflightAppends:
@@ -38,8 +43,8 @@ class InflightAppends:
     """
 
     def __init__(self, pending: PendingBytes, clock: Clock, lost: Callable[[Owner], None]) -> None:
-        self.lock = pending.lock
-        self.client = os.urandom(CLIENT_ID_BYTES)  # the random id of this process
+        self.lock: threading.RLock = pending.lock
+        self.client: bytes = os.urandom(CLIENT_ID_BYTES)  # the random id of this process
         self._pending, self._clock, self._lost = pending, clock, lost
         self._owner: Owner | None = None
         self._boot = 0  # of the owner
@@ -117,13 +122,15 @@ class InflightAppends:
 
 
 def _frozen(entries: Sequence[Append]) -> tuple[Sequence[Append], int]:
-    """The entries with payloads that the caller cannot change, and the bytes that they take in memory."""
+    """The entries with payloads that the caller cannot change, and the bytes that they take in memory. Raises
+    `Unsupported` for a key or headers."""
+    check_plain([entry[3] for entry in entries], [entry[4] for entry in entries])
     if len(entries) == 1 and type(entries[0][1]) is bytes:
         return (entries[0],), ENTRY_OVERHEAD_BYTES + len(entries[0][1])
     size = ENTRY_OVERHEAD_BYTES * len(entries)
     frozen: list[Append] = []
     for entry in entries:
-        channel, payload, timestamp = entry
+        channel, payload, timestamp, _, _ = entry
         content = owned(payload)
         size += len(content)
         frozen.append(entry if content is payload else Append(channel, content, timestamp))

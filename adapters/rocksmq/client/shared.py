@@ -21,18 +21,22 @@ from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.groups.group_consumer import GroupConsumer
 from ....runtime.groups.group_wal import GroupWal
 from ....runtime.log.admission import PendingBytes
+from ....runtime.log.checks import check_plain
+from ....runtime.log.stamps import present
 from ....runtime.log.wal import (
     Append,
     ChannelInfo,
     ChannelPolicy,
     Entry,
+    Headers,
     OnAppended,
     Payload,
     Start,
 )
 from ..address import Address
 from ..backend import FAILOVER_S
-from ..owner.directory import ownership_requested
+from ..log_directory import has_log
+from ..owner.directory import is_owned, ownership_requested
 from ..owner.handover import open_store
 from ..owner.store import CAPABILITIES, RocksMQ
 from .inflight import InflightAppends
@@ -45,6 +49,7 @@ T = TypeVar("T")
 
 PENDING_BYTES = 64 * 1024 * 1024
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.2  # between two attempts to find an owner
+TAKEOVER_S = 0.5  # in which one of the processes that share a directory owns it once its owner has ended
 HELLO_S = 2.0  # for an owner's first answer, at least
 
 _log = logging.getLogger(__name__)
@@ -62,10 +67,12 @@ class SharedRocksMQ(GroupWal):
         address: Address,
         *,
         takeover: bool = True,
+        owned_now: bool = False,
         failover_s: float = FAILOVER_S,
         **options: Any,
     ) -> SharedRocksMQ:
-        """Find the owner at `address`, or with `takeover` become it, with `options` of `RocksMQ.open`.
+        """Find the owner at `address`, or with `takeover` become it, with `options` of `RocksMQ.open`. With `owned_now`
+        this fails within `TAKEOVER_S` where no process owns the directory, and waits only for one that starts.
 
         Whenever the owner is lost, this process searches another for `failover_s` seconds (0: one attempt); then all
         calls that wait end with `Unavailable`, and the next call begins another search. Over `pending_bytes` (one of
@@ -74,8 +81,10 @@ class SharedRocksMQ(GroupWal):
         Raises `Unavailable`, and what `RocksMQ.open` raises.
         """
         shared = cls(address, takeover, failover_s, options)
+        shared._owned_now = owned_now and bool(address.directory)
         try:
             await shared.owner()
+            shared._owned_now = False  # from now on the owner may change
         except BaseException:
             await shared.close()
             raise
@@ -87,6 +96,7 @@ class SharedRocksMQ(GroupWal):
         inspect.signature(RocksMQ.open).bind(address.directory, **options)  # an unknown option is a TypeError now
         self._address, self._failover_s, self._options = address, failover_s, options
         self._takeover = takeover and bool(address.directory)
+        self._owned_now = False
         self._clock: Clock = options.get("clock") or SystemClock()
         self._loop = asyncio.get_running_loop()
         pending = PendingBytes(options.get("pending_bytes", PENDING_BYTES), self._shown)
@@ -150,8 +160,18 @@ class SharedRocksMQ(GroupWal):
         if not self._inflight.submit(entries, done):
             self._loop.call_soon_threadsafe(self._start_search)
 
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
+    async def append(
+        self,
+        channel: str,
+        payload: Payload,
+        timestamp: int = 0,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+    ) -> bytes:
         self._check_open()
+        check_plain((key,), (headers,))
+        timestamp = timestamp or present()
         store = self._store
         if store is not None:
             try:
@@ -259,14 +279,18 @@ class SharedRocksMQ(GroupWal):
         """Own the directory or connect to its owner, and send again what is in flight."""
         if self._closings:  # a log that this process yields has the directory until it is closed
             await asyncio.wait(set(self._closings))
-        deadline = self._clock.monotonic() + self._failover_s
+        began = self._clock.monotonic()
+        deadline = began + self._failover_s
         pause_s = FIRST_PAUSE_S
         try:
             while True:
                 try:
                     return await self._attempt(deadline)
                 except (Unavailable, DirectoryInUse, Overloaded) as error:
-                    if self._clock.monotonic() >= deadline:
+                    now = self._clock.monotonic()
+                    if self._owned_now and now >= began + TAKEOVER_S and not is_owned(self._address.directory):
+                        raise self._not_open() from None
+                    if now >= deadline:
                         raise self._no_owner(error) from error
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
@@ -333,6 +357,17 @@ class SharedRocksMQ(GroupWal):
         if not self._takeover:
             message += ". This process never owns it (read_only, own=False or a port): start one that does, e.g. a node"
         return Unavailable(message, path=str(self._address))
+
+    def _not_open(self) -> Unavailable:
+        directory = self._address.directory
+        if has_log(directory):
+            message = (
+                f"no process has the log in {directory} open, and a reader does not own it: start one that does, e.g. a"
+                " node (tidewal run), open the log without read_only, or look at it with `tidewal tail`"
+            )
+        else:
+            message = f"there is no log in {directory}: check the URL, or start a process that makes one first"
+        return Unavailable(message, path=directory)
 
     # ---- closing -----------------------------------------------------------------------------------------------------
 

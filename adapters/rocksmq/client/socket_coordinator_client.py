@@ -43,13 +43,13 @@ class SocketCoordinatorClient:
     async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
         version, held, revoking = await self._ask("group.shares", group, member, seen, wait_s, wait_s=wait_s)
         channels = {
-            channel: AssignedChannel(epoch, acked_to, frozenset(ids_of_runs(runs)))
-            for channel, (epoch, acked_to, runs) in cast("dict[str, Any]", held).items()
+            channel: AssignedChannel(epoch, acked_to, frozenset(ids_of_runs(runs)), metadata)
+            for channel, (epoch, acked_to, runs, metadata) in cast("dict[str, Any]", held).items()
         }
         return MemberAssignment(version, channels, frozenset(revoking))
 
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
-        encoded = [[ack.channel, ack.assignment_epoch, ack.upto, runs_of_ids(ack.ids)] for ack in acks]
+        encoded = [[ack.channel, ack.assignment_epoch, ack.upto, runs_of_ids(ack.ids), ack.metadata] for ack in acks]
         if not all(type(output.payload) is bytes for output in outputs):  # payloads are sent without a copy
             outputs = [output._replace(payload=owned(output.payload)) for output in outputs]
         return await self._ask("group.commit", group, member, encoded, list(outputs))

@@ -152,7 +152,7 @@ class Search:
         cursor: Cursor | None,
         piece_bytes: int,
     ) -> None:
-        self.reached = next_id - 1
+        self.reached: int = next_id - 1
         self._segments, self._sealed, self._channel, self._next_id = segments, sealed, channel, next_id
         self._cursor, self._piece_bytes = cursor, piece_bytes
         self._scanner: Scanner | None = None
@@ -193,7 +193,7 @@ class Walk:
         cursor: Cursor | None,
         piece_bytes: int = READ_BYTES,
     ) -> None:
-        self.reached = next_id - 1
+        self.reached: int = next_id - 1
         self._piece_bytes = piece_bytes
         self._scanner: Scanner | None = None
         self._segments, self._index, self._channel = segments, index, channel

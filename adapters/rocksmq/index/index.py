@@ -85,7 +85,7 @@ class Index:
     def __init__(self, path: str, failed: Callable[[], None] = lambda: None) -> None:
         """Open the index at `path`, or begin anew where that fails. `failed` is called when it cannot be used. Raises
         `OSError` for a directory that cannot be removed."""
-        self.rebuilt = False
+        self.rebuilt: bool = False
         self._path, self._failed = path, failed
         self._lock = threading.Lock()
         self._unwritten: list[tuple[int, IndexEntry]] = []

@@ -8,7 +8,7 @@ the whole table. Each segment begins with a snapshot, so no older segment is nee
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any, cast
 
@@ -26,11 +26,12 @@ ID_BYTES = 8
 INCARNATION_SHIFT = 40
 CHANNEL_BYTES = 64  # what a channel takes in a snapshot beside its name, at most ...
 POSITION_BYTES = 16  # ... a group's position in a channel, beside the group's name
+METADATA_BYTES = 3  # ... the metadata of a position, beside its length
 SINGLE_ACK_BYTES = 10  # ... and each single acknowledgement
 HOLD_BYTES = 11  # ... a hold, beside its name
 LOSS_BYTES = 40
 
-encode_id = Struct(">Q").pack  # the id of a number
+encode_id: Callable[[int], bytes] = Struct(">Q").pack  # the id of a number
 
 
 def decode_id(id: bytes) -> int:
@@ -64,7 +65,16 @@ class JournalledChannel:
 
 
 def _position_bytes(group: str, progress: GroupProgress | None) -> int:
-    return 0 if progress is None else POSITION_BYTES + len(group) + SINGLE_ACK_BYTES * len(progress.acked)
+    if progress is None:
+        return 0
+    metadata = METADATA_BYTES + len(progress.metadata) if progress.metadata else 0
+    return POSITION_BYTES + len(group) + SINGLE_ACK_BYTES * len(progress.acked) + metadata
+
+
+def _position(progress: GroupProgress) -> list[object]:
+    """A position as the snapshot has it: without metadata where there is none."""
+    position: list[object] = [progress.acked_to, runs_of_ids(progress.acked)]
+    return [*position, progress.metadata] if progress.metadata else position
 
 
 def create(state: JournalledChannel) -> bytes:
@@ -89,7 +99,7 @@ def hold(number: int, holder: str, id: int | None) -> bytes:
 
 def acked(number: int, change: Change) -> bytes:
     """The control record of one change of a group's position in the channel with that number."""
-    return _pack("acked", number, change.group, change.upto, change.ids, change.reset)
+    return _pack("acked", number, change.group, change.upto, change.ids, change.reset, change.metadata)
 
 
 def forget(group: str) -> bytes:
@@ -111,13 +121,14 @@ class ChannelTable:
 
     def __init__(self) -> None:
         self.by_number: dict[int, JournalledChannel] = {}
-        self.clients = DedupTable()
-        self.next_number = 1
-        self.boot = 0
-        self.floor = 0  # no dropped channel ever assigned a higher id
-        self.wall_ms = 0  # when the last snapshot was taken
-        self.size = 0  # what all channels take in a snapshot, about; clients have limits of their own
-        self.log_ms = 0  # the log's own time (`Ages` in `retention.py`): as of the snapshot; now, while the log is open
+        self.clients: DedupTable = DedupTable()
+        self.next_number: int = 1
+        self.boot: int = 0
+        self.floor: int = 0  # no dropped channel ever assigned a higher id
+        self.wall_ms: int = 0  # when the last snapshot was taken
+        self.size: int = 0  # what all channels take in a snapshot, about; clients have limits of their own
+        # the log's own time (`Ages` in `retention.py`): as of the snapshot; now, while the log is open
+        self.log_ms: int = 0
 
     def apply(self, body: Payload) -> None:
         """Let one control record take effect. Raises `FormatTooNew` for one that this version does not know."""
@@ -167,13 +178,21 @@ class ChannelTable:
             state.holds[holder] = id
         self.size += (len(state.holds) - before) * (HOLD_BYTES + len(holder))
 
-    def _acked(self, number: int, group: str, upto: bytes | None, ids: Sequence[bytes], reset: bool) -> None:
+    def _acked(
+        self,
+        number: int,
+        group: str,
+        upto: bytes | None,
+        ids: Sequence[bytes],
+        reset: bool,
+        metadata: bytes | None = None,  # records from before positions had metadata have none
+    ) -> None:
         if (state := self.by_number.get(number)) is None:
             return
         known = state.groups.get(group)
         before = known or GroupProgress()
-        after = GroupProgress(before.acked_to, before.acked.copy())  # a copy: other threads read the object
-        after.apply(Change(group, state.name, upto, tuple(ids), reset))
+        after = replace(before, acked=before.acked.copy())  # a copy: other threads read the object
+        after.apply(Change(group, state.name, upto, tuple(ids), reset, metadata))
         state.groups[group] = after
         self.size += _position_bytes(group, after) - _position_bytes(group, known)
 
@@ -213,7 +232,7 @@ class ChannelTable:
                 s.max_timestamp,
                 s.truncated_to,
                 s.holds,
-                {group: [progress.acked_to, runs_of_ids(progress.acked)] for group, progress in s.groups.items()},
+                {group: _position(progress) for group, progress in s.groups.items()},
             ]
             for s in self.by_number.values()
         ]
@@ -231,7 +250,8 @@ class ChannelTable:
         return _pack("snapshot", fields)
 
     def _restore(self, fields: dict[str, Any]) -> None:
-        """Also from snapshots without groups and clients, in which each channel carries its own policy."""
+        """Also from snapshots without groups (or their metadata) and clients, in which each channel carries its own
+        policy."""
         self.next_number, self.boot = fields["next_number"], fields["boot"]
         self.floor, self.wall_ms = fields["floor"], fields["wall_ms"]
         self.log_ms = fields.get("log_ms", self.wall_ms)
@@ -240,8 +260,8 @@ class ChannelTable:
         for number, name, policy, floor, last_id, max_timestamp, truncated_to, holds, *groups in fields["channels"]:
             known = policies[policy] if isinstance(policy, int) else decode_policy(policy)
             state = JournalledChannel(number, name, known, floor, last_id, max_timestamp, truncated_to, holds)
-            for group, (acked_to, runs) in groups[0].items() if groups else ():
-                state.groups[group] = GroupProgress(acked_to, set(ids_of_runs(runs)))
+            for group, (acked_to, runs, *metadata) in groups[0].items() if groups else ():
+                state.groups[group] = GroupProgress(acked_to, set(ids_of_runs(runs)), *metadata)
             self.by_number[number] = state
         self.clients.restore(fields.get("clients", ()))
         for number, losses in fields.get("losses", ()):

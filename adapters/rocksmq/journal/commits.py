@@ -15,7 +15,7 @@ from ....runtime.errors import ChannelNotFound, DiskPressure
 from ..index.index import Index, SegmentSummary
 from ..metrics import RocksMQMetrics
 from ..owner.channel_cache import TailBudget
-from .channels import encode_id
+from .channels import ChannelTable, encode_id
 from .frame import ALIGNMENT, CONTROL, ROW_BYTES, encode, frame_bytes, pack_row
 from .pending import Columns, PendingWrites, Row
 from .recovery import Recovered
@@ -33,8 +33,11 @@ class WrittenCommit:
     def __init__(
         self, commit: PendingWrites, segment: Segment, columns: Columns, body_bytes: int, started: float
     ) -> None:
-        self.commit, self.segment, self.columns, self.body_bytes = commit, segment, columns, body_bytes
-        self.started = started  # when the write began, by `time.perf_counter`
+        self.commit: PendingWrites = commit
+        self.segment: Segment = segment
+        self.columns: Columns = columns
+        self.body_bytes: int = body_bytes
+        self.started: float = started  # when the write began, by `time.perf_counter`
 
 
 class Commits:
@@ -56,9 +59,9 @@ class Commits:
     ) -> None:
         """`deliver` makes entries visible to readers: it is called with the channels' numbers, their rows, and the
         bytes of all bodies."""
-        self.table = recovered.table
-        self.sealed = recovered.sealed
-        self.stats = SegmentStats(self.table, index, recovered.extents)
+        self.table: ChannelTable = recovered.table
+        self.sealed: dict[int, SegmentSummary] = recovered.sealed
+        self.stats: SegmentStats = SegmentStats(self.table, index, recovered.extents)
         self._disk, self._segments, self._index, self._clock = disk, segments, index, clock
         self._deliver, self._budget, self._metrics = deliver, budget, metrics
         self._need_spare, self._keep_ready = need_spare, keep_ready

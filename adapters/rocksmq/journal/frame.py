@@ -11,7 +11,7 @@ journal's own records (`channels.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from struct import Struct
 from typing import NamedTuple, cast
@@ -33,7 +33,7 @@ _CHECKSUM = Struct("<Q")
 _ROW = Struct("<IIQQ")
 HEADER_BYTES = _HEADER.size
 ROW_BYTES = _ROW.size
-pack_row = _ROW.pack  # channel number, body length, id, timestamp
+pack_row: Callable[[int, int, int, int], bytes] = _ROW.pack  # channel number, body length, id, timestamp
 
 
 def frame_bytes(count: int, body_bytes: int) -> int:
@@ -90,8 +90,8 @@ class Scanner:
     def __init__(
         self, disk: Disk, file: int, epoch: int, salt: int, offset: int, end: int, piece_bytes: int = READ_BYTES
     ) -> None:
-        self.offset = offset
-        self.found = FrameFault.NOTHING
+        self.offset: int = offset
+        self.found: FrameFault = FrameFault.NOTHING
         self.end = end
         self._disk, self._file = disk, file
         self._epoch, self._salt = epoch & 0xFFFFFFFF, salt

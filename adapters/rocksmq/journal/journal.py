@@ -76,7 +76,7 @@ class Journal:
         """`capacity` is the size that a frame may have, in bytes. A caller that adds to `pending` holds `lock`, and
         calls `schedule` or `wake` afterwards."""
         self.failure: JournalFailed | None = None
-        self.pending = PendingWrites()
+        self.pending: PendingWrites = PendingWrites()
         self._disk, self._commits, self._clock, self._lock, self._notifiers = disk, commits, clock, lock, notifiers
         self._metrics = metrics
         self._limit = min(COMMIT_BYTES, capacity // 2)
@@ -85,7 +85,7 @@ class Journal:
         self._turn: LoopNotifier | _Thread | None = WRITER  # which loop or thread has it; changes under the lock
         self._syncing: _SyncingCommit | None = None
         self._last_checked: _SyncingCommit | None = None
-        self.last_waiters = (
+        self.last_waiters: int = (
             1  # how many waited for the last commit of a loop: once so many wait, others will hardly come
         )
         self._awaited = False  # the thread waits until the loop with the turn has begun a sync or released the turn

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from ....runtime.errors import PositionLost
+from ....runtime.log.wal import Entry
 
 
 class Loss(NamedTuple):
@@ -26,7 +27,7 @@ ACCEPT = "tidewal salvage DIR NEW --accept"  # the way out for readers that cann
 
 Losses = tuple[Loss, ...]  # by id
 
-EntryT = TypeVar("EntryT", bound="tuple[bytes, int, object]")
+EntryT = TypeVar("EntryT", bound="tuple[bytes, int, object] | Entry")
 
 
 def before_loss(losses: Losses, channel: str, wanted: int, reached: int, entries: Sequence[EntryT]) -> Sequence[EntryT]:

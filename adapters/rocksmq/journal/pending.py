@@ -43,9 +43,13 @@ class PendingWrite:
         control: bool = False,
         notifier: LoopNotifier | None = None,
     ) -> None:
-        self.notifier = notifier  # whose loop waits for it, if it is a loop's
-        self.done, self.rows, self.size, self.written, self.urgent = done, rows, size, written, urgent
-        self.control = control
+        self.notifier: LoopNotifier | None = notifier  # whose loop waits for it, if it is a loop's
+        self.done: OnAppended = done
+        self.rows: Sequence[Row] = rows
+        self.size: int = size
+        self.written: Callable[[], None] | None = written
+        self.urgent: bool = urgent
+        self.control: bool = control
 
 
 def control(record: bytes, wall_ms: int, done: OnAppended, *, creates: int = 0) -> PendingWrite:
@@ -64,11 +68,11 @@ class PendingWrites:
         self.rows: list[Row] = []
         self.waiting: list[Waiting] = []  # what is not acknowledged yet
         self.notifier: LoopNotifier | None = None  # of the loop to which the futures in `waiting` belong
-        self.shared = False  # whether another loop or a thread waits, too
-        self.calls = 0  # how many of `waiting` are callbacks
-        self.size = 0
+        self.shared: bool = False  # whether another loop or a thread waits, too
+        self.calls: int = 0  # how many of `waiting` are callbacks
+        self.size: int = 0
         self.written: list[Callable[[], None]] = []
-        self.urgent = False  # whether some write may be urgent
+        self.urgent: bool = False  # whether some write may be urgent
 
     def add(self, write: PendingWrite) -> None:
         """Add a write behind the others."""

@@ -223,4 +223,9 @@ class Recovery:
 
 
 def _corrupt(segment: Segment, offset: int) -> CorruptLog:
-    return CorruptLog(f"{segment.path} is damaged at offset {offset}", path=segment.path, offset=offset)
+    return CorruptLog(
+        f"{segment.path} is damaged at offset {offset}: `tidewal verify journal` shows what is lost, `tidewal salvage` "
+        "saves the rest",
+        path=segment.path,
+        offset=offset,
+    )

@@ -27,11 +27,11 @@ class Registry:
         table = self._table = recovered.table
         self._snapshot_bytes = 4 * snapshot_bytes
         self._room = snapshot_bytes - sum([CHANNEL_BYTES + len(state.name) for state in table.by_number.values()])
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.names: dict[str, LiveChannel] = {}
         self.by_number: dict[int, LiveChannel] = {}
-        self.boot = table.boot + 1
-        self.budget = TailBudget(tail_bytes)
+        self.boot: int = table.boot + 1
+        self.budget: TailBudget = TailBudget(tail_bytes)
         self._next_number = table.next_number
         self._floor = table.floor
         self._ephemeral_floor = self.boot << INCARNATION_SHIFT

@@ -116,7 +116,12 @@ class Retention:
         """Report the groups that lose entries now and lost none while ids up to `before` were removed."""
         for group, progress in channel.groups.copy().items():
             if before <= int.from_bytes(progress.acked_to, "big") < channel.removed_to:
-                _log.warning("retention cut group %s off in channel %s: it was too far behind", group, channel.name)
+                _log.warning(
+                    "retention cut group %s off in channel %s: it was too far behind",
+                    group,
+                    channel.name,
+                    extra={"channel": channel.name},
+                )
                 self._metrics.groups_cut_off.inc()
 
 

@@ -22,7 +22,7 @@ class SegmentStats:
     `SPAN_BYTES`; each channel in it gets one index entry, at its first frame there."""
 
     def __init__(self, table: ChannelTable, index: Index, extents: Extents) -> None:
-        self.extents = extents
+        self.extents: Extents = extents
         self._table, self._index = table, index
         self._frames: list[tuple[int, Columns, int]] = []  # not counted yet: offset, rows, bytes of bodies
         self._entries: dict[int, IndexEntry] = {}

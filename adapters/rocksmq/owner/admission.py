@@ -14,9 +14,9 @@ class Admission:
     def __init__(
         self, path: str, journal: Journal, *, commit_bytes: int, pending_bytes: int, free_space_bytes: int
     ) -> None:
-        self.closing = False
+        self.closing: bool = False
         self.pressure: tuple[str, str] | None = None  # why data is refused for want of space or a reserve; the limit
-        self.room = 0  # bytes that may be pending; below 0 while appends are refused
+        self.room: int = 0  # bytes that may be pending; below 0 while appends are refused
         self._path, self._journal = path, journal
         self._commit_bytes, self._pending_bytes, self._free_space_bytes = commit_bytes, pending_bytes, free_space_bytes
         self._update_room()

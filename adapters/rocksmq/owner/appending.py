@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ....runtime.errors import TidewalError
-from ....runtime.log.checks import check_size
-from ....runtime.log.payloads import owned
+from ....runtime.log.checks import check_plain, check_size
+from ....runtime.log.payloads import check_timestamps, owned
 from ....runtime.log.wal import Append, ControlAppend, Durability, OnAppended, Payload
 from ....runtime.loop_bridge import LoopNotifier, LoopNotifiers
 from ..journal.channels import encode_id
@@ -22,6 +22,7 @@ from ..journal.registry import Registry
 from .admission import Admission
 from .channel_cache import LiveChannel
 
+STAMPS = 1 << 64  # timestamps that the journal can hold are below
 STAMP_BYTES, STAMP_ENTRY_BYTES = 128, 24  # what the record of a stamp may take, and for each entry
 
 Stamp: TypeAlias = Callable[[Sequence[int]], bytes]
@@ -45,7 +46,7 @@ class Appender:
             return future
         settle = partial(settle_first, notifier, future)
         try:
-            self.submit(((channel, payload, timestamp),), settle)
+            self.submit((Append(channel, payload, timestamp),), settle)
         except TidewalError as error:
             settle(error)
         return future
@@ -58,6 +59,8 @@ class Appender:
         with registry.lock:
             found = registry.names.get(channel)
             if found is None or type(payload) is not bytes or len(payload) > found.plain_bytes:
+                return 0
+            if type(timestamp) is not int or not 0 <= timestamp < STAMPS:
                 return 0
             pending = self._journal.pending
             size = pending.size + ROW_BYTES + len(payload)
@@ -75,7 +78,7 @@ class Appender:
 
     def submit(
         self,
-        entries: Sequence[tuple[str, Payload, int]],
+        entries: Sequence[Append],
         done: OnAppended,
         *,
         notifier: LoopNotifier | None = None,
@@ -90,7 +93,9 @@ class Appender:
         the journal's table when `done` is called. A write with records or a stamp is acknowledged when it is durable,
         whatever the channels ask for.
         """
-        names, payloads, timestamps = zip(*entries, strict=True) if entries else ((), (), ())
+        names, payloads, timestamps, keys, headers = zip(*entries, strict=True) if entries else ((), (), (), (), ())
+        check_plain(keys, headers)
+        check_timestamps(timestamps)
         with self._registry.lock:
             self._admission.check_writable()
             channels = self._registry.find_all(names)
@@ -131,7 +136,7 @@ class Appender:
         refused. To be called on a loop; the journal is not woken: call `Journal.schedule`.
         """
         registry, journal = self._registry, self._journal
-        names, payloads, timestamps = zip(*entries, strict=True)
+        names, payloads, timestamps, _, _ = zip(*entries, strict=True)
         size = ROW_BYTES + STAMP_BYTES + (ROW_BYTES + STAMP_ENTRY_BYTES) * len(entries)
         with registry.lock:
             channels: list[LiveChannel] = []

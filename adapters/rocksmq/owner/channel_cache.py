@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import itemgetter
 from typing import cast
 
 from ....runtime.groups.progress import GroupProgress
-from ....runtime.log.wal import ChannelPolicy, Delivery, Durability, Entry, Payload
+from ....runtime.log.wal import ChannelPolicy, Delivery, Durability, Entry, Headers, Payload
 from ....runtime.loop_bridge import LoopNotifier
 from ..journal.channels import JournalledChannel, encode_id
 from ..journal.losses import Losses
@@ -29,14 +29,17 @@ TAKE_BYTES = 1024 * 1024  # handed to a reader at once, unless one entry is larg
 TAKE_ENTRIES = 4096
 ENTRY_OVERHEAD_BYTES = 200  # what an entry costs in memory beside its payload
 
-_make_entry = cast("Callable[[tuple[bytes, int, Payload]], Entry]", partial(tuple.__new__, Entry))
+_make_entry = cast("Callable[[tuple[bytes, int, Payload, None, Headers]], Entry]", partial(tuple.__new__, Entry))
+_NO_KEYS: Iterable[None] = repeat(None)
+_NO_HEADERS: Iterable[Headers] = repeat(())
 _id_of, _timestamp_of, _payload_of = itemgetter(1), itemgetter(2), itemgetter(3)
 
 
 def entries_of(rows: Sequence[Row]) -> list[Entry]:
     """The rows as entries."""
     keys = map(encode_id, map(_id_of, rows))
-    return list(map(_make_entry, zip(keys, map(_timestamp_of, rows), map(_payload_of, rows), strict=True)))
+    columns = zip(keys, map(_timestamp_of, rows), map(_payload_of, rows), _NO_KEYS, _NO_HEADERS)  # noqa: B905 -- endless
+    return list(map(_make_entry, columns))
 
 
 class Tail:
@@ -46,8 +49,9 @@ class Tail:
 
     def __init__(self, forgotten_to: int, forgotten_timestamp: int) -> None:
         self.rows: list[Row] = []
-        self.forgotten_to = forgotten_to  # highest id that is not here any more
-        self.forgotten_timestamp = forgotten_timestamp  # highest timestamp of the entries that are not here any more
+        # highest id, and highest timestamp, of the entries that are not here any more
+        self.forgotten_to: int = forgotten_to
+        self.forgotten_timestamp: int = forgotten_timestamp
 
     def forget(self, count: int) -> None:
         """Forget the oldest `count` entries."""

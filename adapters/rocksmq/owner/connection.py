@@ -59,7 +59,7 @@ class ReceiveMemory:
     """The bytes of large requests that are being received, over all connections. First come, first served."""
 
     def __init__(self, limit: int) -> None:
-        self.reserved = 0
+        self.reserved: int = 0
         self._limit = limit
         self._waiting: deque[Connection] = deque()
 
@@ -102,18 +102,20 @@ class Connection:
         frame_bytes: int,
         secret: bytes | None,
     ) -> None:
-        self.number, self.secret = number, secret
+        self.number: int = number
+        self.secret: bytes | None = secret
         self.client: bytes | None = None
-        self.greeted = self.closed = False
-        self.in_flight = 0  # bytes of appends; changed under a lock of its own, which is only held for moments
+        self.greeted = False
+        self.closed: bool = False
+        self.in_flight: int = 0  # bytes of appends; changed under a lock of its own, which is only held for moments
         self._counting = threading.Lock()
         self.tasks: dict[asyncio.Task[None], int] = {}  # requests that wait, by their seq
-        self.turn = asyncio.Lock()  # one answer with entries is made at a time
+        self.turn: asyncio.Lock = asyncio.Lock()  # one answer with entries is made at a time
         self.readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()  # by channel and the next id
         self._loop, self._socket, self._server, self._limits = loop, connection, server, limits
         self._memory, self._frame_bytes = memory, frame_bytes
         self._inbox = Inbox(connection, self._check)
-        self.outbox = Outbox(loop, connection, self._failed, self._drained)
+        self.outbox: Outbox = Outbox(loop, connection, self._failed, self._drained)
         self._reserved = 0
         self._reading = self._ending = self._resuming = False
         self._room: asyncio.Event = asyncio.Event()

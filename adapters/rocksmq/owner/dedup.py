@@ -32,9 +32,9 @@ class KnownClient:
     __slots__ = ("attempts", "newest", "settled", "unrecorded")
 
     def __init__(self) -> None:
-        self.settled = 0
-        self.newest = 0  # the highest number that ever came
-        self.unrecorded = 0  # attempts that are in flight, or not in the table yet but will be
+        self.settled: int = 0
+        self.newest: int = 0  # the highest number that ever came
+        self.unrecorded: int = 0  # attempts that are in flight, or not in the table yet but will be
         self.attempts: dict[int, FirstAttempt] = {}
 
 
@@ -55,8 +55,12 @@ class FirstAttempt:
         recorded: bool,
         several: bool = False,
     ) -> None:
-        self._lock, self.known, self.first, self.shape = lock, known, first, shape
-        self.recorded, self.several = recorded, several  # `recorded`: the table will have its result
+        self._lock = lock
+        self.known: KnownClient = known
+        self.first: int = first
+        self.shape: Shape = shape
+        self.recorded: bool = recorded  # the table will have its result
+        self.several: bool = several
         self.result: list[bytes] | TidewalError | None = None
         self.done: OnAppended | None = done
         self.waiting: list[tuple[int, OnAppended]] = []  # the number, and the callback of the append that came again
@@ -91,7 +95,7 @@ class Deduplicator:
         self._lock = threading.Lock()
         self._table, self._registry, self._appender, self._clock = table, registry, appender, clock
         self._clients: OrderedDict[bytes, KnownClient] = OrderedDict()  # the client that asked last is last
-        self.count = 0  # of all numbers that are kept here
+        self.count: int = 0  # of all numbers that are kept here
         table.applied = self._recorded
 
     def submit(self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended) -> None:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Generator
 
 from ....runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable, FormatTooNew, IncompleteLog
+from ....runtime.file_sync import sync_file, sync_path
 
 FORMAT_VERSION = 1
 INCOMPLETE = "incomplete"  # in place of the version, while a salvage writes the directory
@@ -25,7 +26,7 @@ class Directory:
     def __init__(self, path: str, *, complete: bool = True) -> None:
         """Create if absent, and lock. With `complete=False` a new directory counts as incomplete until `set_complete`:
         no process can open it. Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `IncompleteLog`."""
-        self.path = os.path.abspath(path)
+        self.path: str = os.path.abspath(path)
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             if not complete:
@@ -91,13 +92,9 @@ class Directory:
         with open(path + ".new", "w", encoding="ascii") as file:
             file.write(f"tidewal rocksmq {version}\n")
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         os.rename(path + ".new", path)
-        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_path(self.path)
 
 
 def read_format(directory: str) -> str | None:
@@ -150,6 +147,23 @@ def locked(directory: str) -> Generator[bool]:
         yield unowned
     finally:
         os.close(lock)
+
+
+def is_owned(directory: str) -> bool:
+    """Whether a process owns the directory now. Where that cannot be asked, True."""
+    try:
+        lock = os.open(os.path.join(directory, "LOCK"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 class OwnershipRequest:

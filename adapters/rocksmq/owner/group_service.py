@@ -13,10 +13,10 @@ These requests belong to the protocol that `adapters/rocksmq/protocol.py` descri
     group.drop      group                                           → nil
     beat            group member                                    → nil
 
-`start` is "earliest" or "latest". An assignment is [epoch, acked to, single ids], an ack [channel, epoch, upto or nil,
-single ids]; single ids travel as runs: first number, count, first number, count, … `outputs` are entries.
-`group.shares` waits up to `wait_s` (≤ `WAIT_LIMIT_S`) for another version than `seen`, unless that is nil. Every
-request of a member is a heartbeat of its session; `beat` is nothing else.
+`start` is "earliest" or "latest". An assignment is [epoch, acked to, single ids, metadata], an ack [channel, epoch,
+upto or nil, single ids, metadata or nil]; single ids travel as runs: first number, count, first number, count, …
+`outputs` are entries. `group.shares` waits up to `wait_s` (≤ `WAIT_LIMIT_S`) for another version than `seen`, unless
+that is nil. Every request of a member is a heartbeat of its session; `beat` is nothing else.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class GroupService(ClientResources):
                         changed.clear()
                         assignment = self._coordinator.assignment(group, member)
         held = {
-            name: [channel.epoch, channel.acked_to, runs_of_ids(channel.acked)]
+            name: [channel.epoch, channel.acked_to, runs_of_ids(channel.acked), channel.metadata]
             for name, channel in assignment.held.items()
         }
         return [assignment.version, held, sorted(assignment.revoking)]
@@ -161,10 +161,10 @@ def _list(argument: object) -> list[object]:
 
 def _ack(argument: object) -> Ack:
     match _list(argument):
-        case [str(channel), int(epoch), bytes() | None as upto, runs]:
-            return Ack(channel, epoch, upto, tuple(_ids(_list(runs))))
+        case [str(channel), int(epoch), bytes() | None as upto, runs, bytes() | None as metadata]:
+            return Ack(channel, epoch, upto, tuple(_ids(_list(runs))), metadata)
         case _:
-            raise InvalidRequest("an acknowledgement is a channel, an epoch, an id and runs of ids")
+            raise InvalidRequest("an acknowledgement is a channel, an epoch, an id, runs of ids and metadata")
 
 
 def _ids(runs: list[object]) -> list[bytes]:

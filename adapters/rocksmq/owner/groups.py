@@ -42,11 +42,16 @@ class JournalGroups:
 
     def commit(self, outputs: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
         """Append `outputs` and store the positions in one frame; `done` gets the ids of the outputs. Raises as
-        `Wal.submit` does, `InvalidRequest` for what is no id, and `Overloaded` for first positions and single
-        acknowledgements when too much is kept already (`limit`: "snapshot_bytes")."""
-        if any(change.ids or change.group not in self._registry.find(change.channel).groups for change in changes):
+        `Wal.submit` does, `InvalidRequest` for what is no id, and `Overloaded` for first positions, single
+        acknowledgements and metadata that grows when too much is kept already (`limit`: "snapshot_bytes")."""
+        if any(map(self._adds, changes)):
             self._registry.check_snapshot()
         self._appender.submit(outputs, done, records=[self._record(change) for change in changes])
+
+    def _adds(self, change: Change) -> bool:
+        """Whether the snapshot that begins each segment becomes larger by the change."""
+        known = self._registry.find(change.channel).groups.get(change.group)
+        return known is None or bool(change.ids) or len(change.metadata or b"") > len(known.metadata)
 
     def _record(self, change: Change) -> bytes:
         for id in change.ids:

@@ -31,7 +31,7 @@ class Reader(AsyncIterator[Sequence[Entry]]):
         self._name = channel
         self._start = start
         self._channel: LiveChannel | None = None
-        self.next_id = 0  # what comes next; 0 until something was read or waited for
+        self.next_id: int = 0  # what comes next; 0 until something was read or waited for
         self._cursor: Cursor | None = None
         self._piece_bytes = FIRST_PIECE_BYTES
         self._waiter: asyncio.Future[None] | None = None

@@ -16,13 +16,14 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from ....runtime.errors import Overloaded, to_wire
 from ..address import LOOPBACK, SOCKET_NAME, TOKEN_NAME, socket_path
-from ..protocol import encode
+from ..protocol import ProtocolFrame, encode
 from .connection import Connection, ConnectionLimits, ReceiveMemory
 from .group_service import GroupService
 from .requests import Requests
@@ -57,7 +58,8 @@ class Server:
         self._directory, self._wanted_port = directory, tcp_port
         self._limits, self._frame_bytes = limits or ConnectionLimits(), frame_bytes
         self._requests = Requests(store, groups, boot, frame_bytes)
-        self.handle, self.handled = self._requests.handle, store.wake  # a request; all that were received together
+        self.handle: Callable[[Connection, ProtocolFrame], None] = self._requests.handle
+        self.handled: Callable[[], None] = store.wake  # once all requests that were received together are handled
         self._memory = ReceiveMemory(self._limits.receiving_bytes)
         self._connections: set[Connection] = set()
         self._numbers = itertools.count(1)
@@ -90,17 +92,16 @@ class Server:
     # ---- listening ---------------------------------------------------------------------------------------------------
 
     def _listen_at_socket(self) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener = socket.socket(socket.AF_UNIX)
         self._listeners.append(listener)
         self._remove(SOCKET_NAME)
-        os.fchmod(listener.fileno(), 0o600)  # before bind: the file is never open to others
         with socket_path(self._directory) as path:
-            listener.bind(path)
+            _bind_for_one_user(listener, path)
         listener.listen(BACKLOG)
         listener.setblocking(False)
 
     def _listen_at_port(self, port: int) -> None:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener = socket.socket(socket.AF_INET)
         self._listeners.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
@@ -190,3 +191,18 @@ class Server:
                 connection.close()
         limits = self._limits
         self._loop.call_later(min(SWEEP_S, limits.hello_s, limits.stalled_s, limits.idle_s), self._sweep)
+
+
+def _bind_for_one_user(listener: socket.socket, path: str) -> None:
+    """Bind so that the file is at no moment open to other users. Raises `OSError`."""
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # the file gets it
+    except OSError:  # macOS has no modes of sockets; the mask is the process's, so only there
+        mask = os.umask(0o077)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(mask)
+        os.chmod(path, 0o600)
+    else:
+        listener.bind(path)

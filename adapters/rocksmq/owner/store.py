@@ -24,12 +24,15 @@ from ....runtime.groups.coordinator import GroupCoordinator, epochs
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.groups.group_wal import GroupWal
 from ....runtime.groups.local_coordinator_client import LocalCoordinatorClient
+from ....runtime.log.checks import check_plain
+from ....runtime.log.stamps import present, stamped
 from ....runtime.log.wal import (
     Append,
     Capabilities,
     ChannelInfo,
     ChannelPolicy,
     Entry,
+    Headers,
     OnAppended,
     Payload,
     Start,
@@ -197,7 +200,7 @@ class RocksMQ(GroupWal):
     def _adopt(self, recovered: Recovered, tail_bytes: int, pending_bytes: int, free_space_bytes: int) -> None:
         self.recovery: RecoveryReport = recovered.report
         recovered.table.drop_temporary()
-        self.history = History(self._segments, self._index, recovered.sealed)
+        self.history: History = History(self._segments, self._index, recovered.sealed)
         self._registry = Registry(recovered, tail_bytes, self._segments.capacity // 7)  # an eighth of a segment
         self._maintenance = Maintenance(lambda: self._segments.wants_spare, self._segments.prepare_spare, self._tick)
         commits = Commits(
@@ -363,12 +366,21 @@ class RocksMQ(GroupWal):
         """Let the journal commit what `submit_each_from` has queued. From a loop."""
         self._journal.schedule(self._notifiers.current())
 
-    async def append(self, channel: str, payload: Payload, timestamp: int = 0) -> bytes:
-        return await self._appender.append(channel, payload, timestamp)
+    async def append(
+        self,
+        channel: str,
+        payload: Payload,
+        timestamp: int = 0,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+    ) -> bytes:
+        check_plain((key,), (headers,))
+        return await self._appender.append(channel, payload, timestamp or present())
 
     async def append_many(self, entries: Sequence[Append]) -> list[bytes]:
         future, done = self._notifiers.promise()
-        self._appender.submit(entries, done, notifier=self._notifiers.current())
+        self._appender.submit(stamped(entries), done, notifier=self._notifiers.current())
         return await future
 
     # ---- reading -----------------------------------------------------------------------------------------------------

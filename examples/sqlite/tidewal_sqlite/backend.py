@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from tidewal import errors
 from tidewal.adapters import Capabilities, Check, Inspection, Metric, Wal, WalBackend, counter
-from tidewal.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from .settings import SqliteSettings
@@ -71,7 +71,7 @@ def path_of(url: str) -> str:
     """The absolute path of the file that a URL names. Raises `ConfigError`."""
     parts = urlsplit(url)
     if parts.netloc not in ("", ".", "..") or parts.path in ("", "/"):
-        raise ConfigError(f"{url!r}: write sqlite:///absolute/path or sqlite://./relative/path", key="wal")
+        raise errors.ConfigError(f"{url!r}: write sqlite:///absolute/path or sqlite://./relative/path", key="wal")
     return os.path.abspath(parts.netloc + unquote(parts.path))
 
 

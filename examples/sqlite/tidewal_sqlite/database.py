@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from tidewal import Append, ChannelPolicy, From, FromId, FromTime
+from tidewal import Append, ChannelPolicy, From, FromId, FromTime, errors
 from tidewal.adapters import (
     ChannelInfo,
     Entry,
@@ -20,7 +20,6 @@ from tidewal.adapters import (
     not_found,
     other_policy,
 )
-from tidewal.runtime.errors import ChannelNotFound, PositionLost, TidewalError
 
 READ_BYTES = 1024 * 1024  # what one call reads at most, and one entry more
 LARGEST = 2**63 - 1  # of an id
@@ -109,18 +108,18 @@ class Database:
     def _first(self, channel: Channel) -> bytes | None:
         return id_of(self._number("SELECT min(id) FROM entries WHERE channel = ?", channel.number))
 
-    def append(self, submits: Iterable[Sequence[Append]]) -> list[list[bytes] | TidewalError]:
+    def append(self, submits: Iterable[Sequence[Append]]) -> list[list[bytes] | errors.TidewalError]:
         """Append in one commit; for each submit the ids, or why nothing of it was appended."""
         with self._sql:
             self._sql.execute("BEGIN IMMEDIATE")
             return [self._append(entries) for entries in submits]
 
-    def _append(self, entries: Sequence[Append]) -> list[bytes] | TidewalError:
+    def _append(self, entries: Sequence[Append]) -> list[bytes] | errors.TidewalError:
         try:
             channels = {name: self._channel(name) for name in {entry.channel for entry in entries}}
             for entry in entries:
                 check_size(entry.channel, len(entry.payload), channels[entry.channel].policy.max_message_bytes)
-        except TidewalError as error:
+        except errors.TidewalError as error:
             return error
         insert = "INSERT INTO entries (channel, timestamp, payload) VALUES (?, ?, ?)"
         rows = [(channels[entry.channel].number, entry.timestamp, entry.payload) for entry in entries]
@@ -155,14 +154,14 @@ class Database:
                 break
         channel = self._channel(name)  # looked at last, so that what was removed meanwhile is noticed
         if channel.number != number:
-            raise ChannelNotFound(f"channel {name} was dropped", channel=name)
+            raise errors.ChannelNotFound(f"channel {name} was dropped", channel=name)
         if behind < channel.removed and not channel.policy.ephemeral:
             raise self._lost(channel, behind.to_bytes(8, "big"))
         return entries
 
-    def _lost(self, channel: Channel, id: bytes) -> PositionLost:
+    def _lost(self, channel: Channel, id: bytes) -> errors.PositionLost:
         text = f"channel {channel.name} does not go on at {id.hex()}: it was removed, or never there"
-        return PositionLost(text, requested=id, first_available=self._first(channel), channel=channel.name)
+        return errors.PositionLost(text, requested=id, first_available=self._first(channel), channel=channel.name)
 
     def id_at(self, name: str, timestamp: int) -> bytes | None:
         return id_of(self._at(self._channel(name), timestamp))

@@ -11,8 +11,19 @@ from contextlib import suppress
 from threading import Lock
 from typing import Self, TypeVar
 
-from tidewal.adapters import Append, ChannelInfo, ChannelPolicy, Entry, Metrics, OnAppended, Start, WalBase, as_bytes
-from tidewal.runtime.errors import Closed, TidewalError, Unavailable
+from tidewal import errors
+from tidewal.adapters import (
+    Append,
+    ChannelInfo,
+    ChannelPolicy,
+    Entry,
+    Metrics,
+    OnAppended,
+    Start,
+    WalBase,
+    as_bytes,
+    check_plain,
+)
 
 from .backend import BACKEND
 from .database import Database
@@ -52,7 +63,7 @@ class SqliteWal(WalBase):
         try:
             file = await asyncio.to_thread(Database, path, read_only=read_only, busy_timeout_s=settings.busy_timeout_s)
         except sqlite3.Error as error:
-            raise Unavailable(f"sqlite://{path}: {error}") from error
+            raise errors.Unavailable(f"sqlite://{path}: {error}") from error
         return cls(f"sqlite://{path}", file, settings.poll_s, metrics or Metrics("sqlite"))
 
     async def _call(self, call: Callable[..., T], *arguments: object) -> T:
@@ -63,7 +74,7 @@ class SqliteWal(WalBase):
         try:
             return await asyncio.wrap_future(running)
         except sqlite3.Error as error:
-            raise Unavailable(f"{self._shown}: {error}") from error
+            raise errors.Unavailable(f"{self._shown}: {error}") from error
 
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         await self._call(self._file.create, channel, policy)
@@ -78,6 +89,7 @@ class SqliteWal(WalBase):
         await self._call(self._file.drop, channel)
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        check_plain([entry.key for entry in entries], [entry.headers for entry in entries])
         taken = [entry._replace(payload=as_bytes(entry.payload)) for entry in entries]
         with self._lock:
             self._check_open()
@@ -87,13 +99,13 @@ class SqliteWal(WalBase):
     def _commit(self) -> None:
         """Append all that waits, in one commit. Often there is nothing: an earlier call has taken it."""
         submits = [self._pending.popleft() for _ in range(len(self._pending))]
-        results: Sequence[list[bytes] | TidewalError] = ()
+        results: Sequence[list[bytes] | errors.TidewalError] = ()
         try:
             if submits:
                 results = self._file.append([entries for entries, _ in submits])
                 self._commits.inc()
         except sqlite3.Error as error:  # where the commit itself fails, it may have happened
-            results = [Unavailable(f"{self._shown}: {error}", outcome_unknown=True)] * len(submits)
+            results = [errors.Unavailable(f"{self._shown}: {error}", outcome_unknown=True)] * len(submits)
         for (_, done), result in zip(submits, results, strict=True):
             done(result)
         self._wake_readers()
@@ -104,7 +116,7 @@ class SqliteWal(WalBase):
 
     async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         number, behind = await self._call(self._file.start, channel, start)
-        with suppress(Closed):
+        with suppress(errors.Closed):
             while True:
                 news, wake = self._notifiers.promise()
                 self._waiting.add(wake)  # before looking, so that nothing is missed

@@ -19,6 +19,7 @@ _MODULES = (
     "channels",
     "deliveries",
     "group_helpers",
+    "group_metadata",
     "group_positions",
     "group_steps",
     "groups",
@@ -35,6 +36,7 @@ from .backend_under_test import BackendUnderTest  # noqa: E402
 from .capabilities import TestCapabilities  # noqa: E402
 from .channels import TestChannels  # noqa: E402
 from .deliveries import TestDeliveries  # noqa: E402
+from .group_metadata import TestGroupMetadata  # noqa: E402
 from .group_positions import TestGroupPositions  # noqa: E402
 from .group_steps import TestGroupSteps  # noqa: E402
 from .groups import TestGroups  # noqa: E402
@@ -49,6 +51,7 @@ __all__ = [
     "TestCapabilities",
     "TestChannels",
     "TestDeliveries",
+    "TestGroupMetadata",
     "TestGroupPositions",
     "TestGroupSteps",
     "TestGroups",

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ...errors import Closed, InvalidRequest, MessageTooLarge, TidewalError
-from ...log.wal import Append, ChannelPolicy, Durability, Entry, From, Payload, Wal
+from ...clock import SystemClock, compose
+from ...errors import Closed, InvalidRequest, MessageTooLarge, TidewalError, Unsupported
+from ...log.wal import TOMBSTONE, Append, ChannelPolicy, Durability, Entry, From, Payload, Wal
 from .backend_under_test import ConformanceTests
 from .helpers import PLAIN, WITHIN_S, on_loop, payloads, submitted, take
 
@@ -62,6 +63,18 @@ class TestAppending(ConformanceTests):
         assert [(e.id, e.timestamp, bytes(e.payload)) for e in entries] == [(ids[0], 5, b"1"), (ids[2], 7, b"3")]
         assert (await take(wal, "b", From.EARLIEST, 1))[0].id == ids[1]
 
+    async def test_entries_without_a_timestamp_get_the_present_time(self, wal: Wal) -> None:
+        """But for `submit`: what appends by it has its own time, or none."""
+        await wal.create_channel("a", PLAIN)
+        before = compose(SystemClock().wall_ms())
+        await wal.append("a", b"now")
+        await wal.append_many([Append("a", b"now"), Append("a", b"then", 7), Append("a", b"now")])
+        after = compose(SystemClock().wall_ms())
+        await submitted(wal, [Append("a", b"never")])
+        first, second, then, third, never = [each.timestamp for each in await take(wal, "a", From.EARLIEST, 5)]
+        assert before <= first <= second == third <= after
+        assert (then, never) == (7, 0)
+
     async def test_nothing_to_append_is_fine(self, wal: Wal) -> None:
         assert await wal.append_many([]) == []
 
@@ -84,7 +97,7 @@ class TestAppending(ConformanceTests):
     @pytest.mark.parametrize("payload", ["text", 5, None, [1, 2]], ids=repr)
     async def test_a_payload_that_is_no_bytes_is_refused_by_name(self, wal: Wal, payload: Any) -> None:
         await wal.create_channel("a", PLAIN)
-        named = f"not {type(payload).__name__}: encode it first"
+        named = type(payload).__name__
         with pytest.raises(InvalidRequest, match=named):
             await wal.append("a", payload)
         for entries in ([Append("a", payload)], [Append("a", b"good"), Append("a", payload)]):
@@ -94,6 +107,32 @@ class TestAppending(ConformanceTests):
                 await submitted(wal, entries)
         await wal.append("a", b"after")
         assert payloads(await take(wal, "a", From.EARLIEST, 1)) == [b"after"]
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            Append("a", b"x", key=b"k"),
+            Append("a", b"x", key=b""),
+            Append("a", b"x", headers=(("h", None),)),
+            Append("a", TOMBSTONE),
+        ],
+        ids=["key", "empty-key", "headers", "tombstone"],
+    )
+    async def test_what_a_channel_cannot_carry_is_refused_and_not_dropped(self, wal: Wal, entry: Append) -> None:
+        await wal.create_channel("a", PLAIN)
+        for entries in ([entry], [Append("a", b"good"), entry]):
+            with pytest.raises(Unsupported, match="topics that others made"):
+                await wal.append_many(entries)
+            with pytest.raises(Unsupported):
+                await submitted(wal, entries)
+        with pytest.raises(Unsupported):
+            await wal.append("a", entry.payload, key=entry.key, headers=entry.headers)
+        if wal.capabilities.groups:
+            await wal.append("a", b"input")
+            member = await wal.join("g", ["a"])
+            with pytest.raises(Unsupported):
+                await member.commit([await anext(member)], [entry])
+            await member.aclose()
 
     async def test_the_size_limit_is_exact_and_harmless(self, wal: Wal) -> None:
         await wal.create_channel("a", ChannelPolicy(max_message_bytes=100))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from ...errors import InvalidRequest, PositionLost
@@ -17,7 +19,7 @@ UNTIL_ACKED = ChannelPolicy(delivery=Delivery.UNTIL_ACKED)
 class TestDeliveries(ConformanceTests):
     """Queues, and channels that keep entries until every group has acknowledged them."""
 
-    needed = GROUPS
+    needed: ClassVar[tuple[str, ...]] = GROUPS
 
     async def test_a_queue_forgets_what_is_acknowledged_and_has_one_group(self, wal: Wal) -> None:
         await create(wal, "jobs", policy=QUEUE)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from ...clock import SystemClock, compose
 from ...errors import ChannelNotFound, Closed, Fenced, InvalidRequest, PositionLost
 from ...log.wal import Append, From, FromId, FromTime, Wal
 from .backend_under_test import BackendUnderTest, ConformanceTests
 from .group_helpers import GROUPS, collect, idle_member, one, position
-from .helpers import WITHIN_S, create, fill
+from .helpers import WITHIN_S, create, fill, submitted, take
 
 
 async def cut_off(backend: BackendUnderTest) -> tuple[Wal, list[bytes]]:
@@ -31,7 +32,7 @@ async def cut_off(backend: BackendUnderTest) -> tuple[Wal, list[bytes]]:
 class TestGroupPositions(ConformanceTests):
     """What is acknowledged, committed and sought, and what a group remembers of it."""
 
-    needed = GROUPS
+    needed: ClassVar[tuple[str, ...]] = GROUPS
 
     async def test_an_output_that_is_no_bytes_is_refused_and_the_batch_stays(self, wal: Wal) -> None:
         await create(wal, "a", "out")
@@ -163,6 +164,35 @@ class TestGroupPositions(ConformanceTests):
         again = await wal.join("g", ["a"])
         first = 11 if first == 10 else first  # the latest is another one now
         assert await collect(again, 12 - first) == {"a": ids[first:]}
+
+    async def test_outputs_without_a_timestamp_get_the_present_time(self, wal: Wal) -> None:
+        await create(wal, "a", "out")
+        await fill(wal, "a", 1)
+        member = await wal.join("g", ["a"])
+        before = compose(SystemClock().wall_ms())
+        await member.commit([await one(member, 1)], [Append("out", b"now"), Append("out", b"then", 7)])
+        after = compose(SystemClock().wall_ms())
+        now, then = [entry.timestamp for entry in await take(wal, "out", From.EARLIEST, 2)]
+        assert before <= now <= after
+        assert then == 7
+
+    async def test_seeking_a_time_passes_over_no_entry_that_has_none(self, wal: Wal) -> None:
+        await create(wal, "a")
+        ids = await submitted(wal, [Append("a", b"never")] * 3)
+        hour = compose(3_600_000)
+        now = compose(SystemClock().wall_ms())
+        for delivered in (3, 4):  # without an entry that has a time, and with one behind
+            await wal.seek_group("g", "a", From.LATEST)
+            await wal.seek_group("g", "a", FromTime(now - hour))
+            member = await wal.join("g", ["a"])
+            assert await collect(member, delivered) == {"a": ids}
+            await member.seek("a", FromTime(now - hour))
+            assert await collect(member, delivered) == {"a": ids}
+            await member.aclose()
+            if delivered == 3:
+                ids.append(await wal.append("a", b"now"))
+        await wal.seek_group("g", "a", FromTime(now + hour))
+        assert await position(wal, "g", "a") == ids[-1]
 
     async def test_seeking_a_group_is_refused_while_somebody_has_the_channel(self, wal: Wal) -> None:
         await create(wal, "a")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 import pytest
 
 from ...errors import Closed, Fenced, InvalidRequest, Overloaded
 from ...groups.processing import Semantics, process
+from ...groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
+from ...log.record import decode
 from ...log.wal import Append, Delivered, From, Wal
-from .backend_under_test import ConformanceTests
-from .group_helpers import GROUPS, batches, one, outputs_of
+from .backend_under_test import BackendUnderTest, ConformanceTests
+from .group_helpers import GROUPS, batches, collect, idle_member, one, outputs_of, position
 from .helpers import WITHIN_S, create, fill, payloads, take
 
 
@@ -26,7 +29,7 @@ async def acknowledged(wal: Wal, id: bytes) -> None:
 class TestGroupSteps(ConformanceTests):
     """What becomes of a batch whose step failed, was cancelled, or whose end was not seen."""
 
-    needed = GROUPS
+    needed: ClassVar[tuple[str, ...]] = GROUPS
 
     @pytest.mark.parametrize("semantics", list(Semantics))
     async def test_processing_again_with_the_same_member_loses_nothing_that_failed(
@@ -114,6 +117,73 @@ class TestGroupSteps(ConformanceTests):
         assert isinstance(first, list)
         assert isinstance(second, InvalidRequest)
         assert await outputs_of(wal) == [b"once"]
+
+    async def test_a_batch_is_acknowledged_and_committed_in_parts(self, backend: BackendUnderTest) -> None:
+        wal = await backend.wal()
+        await create(wal, "a", "out")
+        ids = await fill(wal, "a", 6)
+        member = await wal.join("g", ["a"])
+        parts = (await one(member, 6)).parts()
+        await member.acknowledge(parts[1])
+        assert await position(wal, "g", "a") == ids[1]
+        await member.commit([parts[2]], [Append("out", b"2")], metadata={"a": b"third"})
+        with pytest.raises(InvalidRequest):
+            await member.commit([parts[2]], [Append("out", b"again")])
+        await member.commit([parts[3]], [Append("out", b"3")])
+        await member.acknowledge(parts[0])  # done already
+        await wal.close()
+        wal = await backend.wal()
+        assert await position(wal, "g", "a") == ids[3]
+        member = await wal.join("g", ["a"])
+        assert member.metadata("a") == b"third"
+        assert await collect(member, 2) == {"a": ids[4:]}
+        assert await outputs_of(wal) == [b"2", b"3"]
+
+    async def test_a_paused_channel_waits_and_the_others_go_on(self, wal: Wal) -> None:
+        await create(wal, "a", "b")
+        member = await wal.join("g", ["a", "b"])
+        member.pause("a")
+        first = await fill(wal, "a", 2)
+        other = await fill(wal, "b", 2)
+        assert await collect(member, 2) == {"b": other}
+        await idle_member(member)
+        member.resume("a")
+        member.resume("a")
+        assert await collect(member, 2) == {"a": first}
+        member.pause("a")
+        member.resume("a")
+        assert await collect(member, len(second := await fill(wal, "a", 1, 2))) == {"a": second}
+        with pytest.raises(Fenced):
+            member.pause("nowhere")
+        member.resume("nowhere")
+
+    @pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.EXACTLY_ONCE])
+    async def test_a_poison_entry_becomes_a_dead_letter_and_the_channel_goes_on(
+        self, wal: Wal, semantics: Semantics
+    ) -> None:
+        await create(wal, "a", "out")
+        ids = await fill(wal, "a", 4)
+
+        async def handle(delivered: Delivered) -> Sequence[Append]:
+            if b"2" in payloads(delivered.entries):
+                raise ArithmeticError("poison")
+            return [Append("out", bytes(entry.payload)) for entry in delivered.entries]
+
+        member = await wal.join("g", ["a"])
+        retry = RetryPolicy(attempts=2, first_pause_s=0.001)
+        processing = asyncio.create_task(process(wal, member, handle, semantics, retry=retry))
+        assert payloads(await take(wal, "out", From.EARLIEST, 3)) == [b"0", b"1", b"3"]
+        (entry,) = await take(wal, GROUP_DEAD_LETTERS, From.EARLIEST, 1)
+        letter = decode(entry.payload)
+        assert (letter.key, bytes(letter.body)) == (ids[2], b"2")
+        assert {name: letter.tags[name] for name in ("channel", "group", "reason", "attempts")} == {
+            "channel": "a",
+            "group": "g",
+            "reason": "handler",
+            "attempts": 2,
+        }
+        await member.aclose()
+        await processing
 
     @pytest.mark.parametrize("semantics", list(Semantics))
     async def test_processing_ends_when_the_member_leaves_while_a_handler_works(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -17,7 +18,7 @@ from .helpers import WITHIN_S, create, fill
 class TestGroups(ConformanceTests):
     """Who gets what of a group, how channels move between members, and how it ends."""
 
-    needed = GROUPS
+    needed: ClassVar[tuple[str, ...]] = GROUPS
 
     @pytest.mark.slow
     async def test_each_group_gets_everything_in_order(self, wal: Wal) -> None:

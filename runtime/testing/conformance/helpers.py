@@ -25,8 +25,8 @@ async def create(wal: Wal, *channels: str, policy: ChannelPolicy = PLAIN) -> Non
 
 
 async def fill(wal: Wal, channel: str, count: int, first: int = 0) -> list[bytes]:
-    """Append the numbers from `first` on, each with ten times itself as its timestamp."""
-    return await wal.append_many([Append(channel, str(i).encode(), i * 10) for i in range(first, first + count)])
+    """Append the numbers from `first` on, each with ten times itself and one as its timestamp."""
+    return await wal.append_many([Append(channel, str(i).encode(), i * 10 + 1) for i in range(first, first + count)])
 
 
 async def take(wal: Wal, channel: str, start: Start, count: int) -> list[Entry]:

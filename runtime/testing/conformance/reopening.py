@@ -14,12 +14,12 @@ class TestReopening(ConformanceTests):
         wal = await backend.wal()
         policy = ChannelPolicy(retention_s=60.0, retention_bytes=10**9)
         await wal.create_channel("a", policy)
-        ids = await wal.append_many([Append("a", bytes([i]), i) for i in range(20)])
+        ids = await wal.append_many([Append("a", bytes([i]), i + 1) for i in range(20)])
         await wal.close()
         wal = await backend.wal()
         assert (await wal.describe("a")).policy == policy
         assert await wal.latest_id("a") == ids[-1]
-        assert await wal.id_at("a", 7) == ids[7]
+        assert await wal.id_at("a", 7) == ids[6]
         more = await wal.append("a", b"more")
         assert more > ids[-1]
         entries = await take(wal, "a", From.EARLIEST, 21)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Callable
@@ -292,6 +293,52 @@ def test_meaning(text: str, expected: list[int]) -> None:
     ],
 )
 def test_errors_say_where_and_what(text: str, position: int, message: str) -> None:
+    with pytest.raises(InvalidFilter, match=message) as caught:
+        selected(text, ROWS)
+    assert caught.value.position == position
+
+
+# ---- strings --------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(), st.booleans())
+def test_a_string_of_json_is_that_string(text: str, ascii: bool) -> None:
+    rows: list[Row] = [{"name": text}, {"name": text + "x"}]
+    assert selected(f"name == {json.dumps(text, ensure_ascii=ascii)}", rows) == [0]
+    assert selected(f"name in [{json.dumps(text, ensure_ascii=ascii)}]", rows) == [0]
+
+
+def test_every_escape_means_what_it_says() -> None:
+    assert selected(
+        r"""name == '\"\'\\\/\b\f\n\r\t\u00e9\u00E9\ud83d\ude00'""", [{"name": "\"'\\/\b\f\n\r\té" + "é😀"}]
+    ) == [0]
+
+
+def test_a_pattern_has_escapes_of_its_own() -> None:
+    rows: list[Row] = [{"name": name} for name in ("100%", "100x", "a_b", "axb", "\\", "é%", "\n")]
+    assert selected(r'name like "100\%"', rows) == [0]
+    assert selected(r'name like "a\_b"', rows) == [2]
+    assert selected(r'name like "\\\\"', rows) == [4]
+    assert selected(r'name like "\u00e9\%"', rows) == [5]
+    assert selected(r'name like "\n"', rows) == [6]
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "message"),
+    [
+        (r'name == "a\q"', 10, r"\\q is no escape"),
+        (r'name == "\x41"', 9, r"\\x is no escape"),
+        (r'name == "\u12"', 9, r"\\u is no escape"),
+        (r'name == "\U0001F600"', 9, r"\\U is no escape"),
+        (r'name == "100\%"', 12, r"\\% is no escape"),
+        (r'name like "%\q"', 12, r"\\q is no escape"),
+        (r'name in ["a", "\d"]', 15, r"\\d is no escape"),
+        ('name == "\\\n"', 9, "is no escape"),
+        (r'name == "\ud83d"', 8, "half a character"),
+        (r'name == "\ude00\ud83d"', 8, "half a character"),
+    ],
+)
+def test_an_escape_that_there_is_not_is_named(text: str, position: int, message: str) -> None:
     with pytest.raises(InvalidFilter, match=message) as caught:
         selected(text, ROWS)
     assert caught.value.position == position

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
-from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorType, group_id
+from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorType
 from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
@@ -108,7 +108,7 @@ async def test_a_pipeline_survives_the_death_of_its_coordinator(kafka3, opening,
         members = [tasks.create_task(copy(await opening(kafka3), copied)) for _ in range(2)]
         producing = tasks.create_task(produce())
         await copied.more(COPIES_PER_KILL)
-        group = group_id(wal._options.prefix, "copiers")
+        group = wal._options.group_id("copiers")
         await wal.groups()
         key = group if kind is CoordinatorType.GROUP else f"{group}/{wal._catalog.find('in-0').topic}"
         dead = await coordinator_of(wal, kind, key)

@@ -11,8 +11,8 @@ from aiokafka.protocol.fetch import FetchRequest_v11
 from aiokafka.protocol.produce import ProduceRequest_v8
 
 from tidewal.adapters.kafka.catalog import ChannelCatalog
+from tidewal.adapters.kafka.channel_access import SEEN_S
 from tidewal.adapters.kafka.cluster import Cluster
-from tidewal.adapters.kafka.management import SEEN_S
 from tidewal.adapters.kafka.requests import NO_ID, FetchById, ProduceById
 from tidewal.runtime.errors import ChannelNotFound, CorruptLog
 from tidewal.runtime.log.wal import ChannelPolicy, From, FromId

@@ -19,7 +19,7 @@ from tidewal.adapters.kafka.groups.offsets import METADATA_BYTES, id_before, to_
 from tidewal.adapters.kafka.groups.requests import CommittedOffset
 from tidewal.adapters.kafka.positions import prefix
 from tidewal.runtime.errors import Overloaded
-from tidewal.runtime.groups.progress import GroupProgress
+from tidewal.runtime.groups.progress import MAX_METADATA_BYTES, GroupProgress
 from tidewal.runtime.log.wal import ChannelPolicy, From
 from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
 
@@ -37,10 +37,12 @@ def id_at(of, offset):
 
 
 @pytest.mark.slow
-@given(st.integers(0, 2**16), st.integers(0, 2**62), st.sets(st.integers(1, 300), max_size=200))
-def test_a_position_is_read_as_it_was_written(number, offset, gaps):
+@given(
+    st.integers(0, 2**16), st.integers(0, 2**62), st.sets(st.integers(1, 300), max_size=200), st.binary(max_size=2048)
+)
+def test_a_position_is_read_as_it_was_written(number, offset, gaps, metadata):
     of = channel(number)
-    progress = GroupProgress(id_before(of, offset), {id_at(of, offset + gap) for gap in gaps})
+    progress = GroupProgress(id_before(of, offset), {id_at(of, offset + gap) for gap in gaps}, metadata)
     position = to_position(of, progress)
     assert position.offset == offset
     assert to_progress(of, position) == progress
@@ -62,10 +64,23 @@ def test_more_single_acknowledgements_than_brokers_take_are_refused():
     assert to_progress(of, to_position(of, GroupProgress(id_before(of, 0), run))).acked == run
 
 
-@pytest.mark.parametrize("metadata", ["", "hello", "1,2,3", "1;2", "-1,5", "9" * 30 + ",1"])
+def test_metadata_leave_room_for_single_acknowledgements():
+    of = channel(3)
+    singles = {id_at(of, offset) for offset in range(1, 600, 2)}
+    largest = GroupProgress(id_before(of, 0), singles, b"\xff" * MAX_METADATA_BYTES)
+    assert len(to_position(of, largest).metadata) <= METADATA_BYTES
+    assert to_progress(of, to_position(of, largest)) == largest
+    with pytest.raises(Overloaded, match="too many beside 2048 bytes of metadata"):
+        to_position(of, replace(largest, acked=singles | {id_at(of, offset) for offset in range(601, 2000, 2)}))
+
+
+OTHERS = ["", "hello", "1,2,3", "1;2", "-1,5", "9" * 30 + ",1", "1,1 no base64", "1,1 \xe4\xf6\xfc", " ", "x eHh4"]
+
+
+@pytest.mark.parametrize("metadata", OTHERS)
 def test_what_others_write_into_metadata_says_nothing(metadata):
     of = channel(1)
-    assert to_progress(of, CommittedOffset(7, metadata)).acked_to == id_at(of, 6)
+    assert to_progress(of, CommittedOffset(7, metadata)) == GroupProgress(id_at(of, 6))
 
 
 def test_a_huge_run_in_metadata_is_not_believed():

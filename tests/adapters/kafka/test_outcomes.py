@@ -58,7 +58,7 @@ class Broker:
         self._producers += 1
         return SimpleNamespace(error_code=0, producer_id=self._producers, producer_epoch=0)
 
-    async def ask_leader(self, topic, request, connection):
+    async def ask_leader(self, topic, request, connection, partition=0):
         if self.cut_off:
             raise kafka_errors.NodeNotReadyError
         batch = MemoryRecords(bytes(request._topics[0][1][0][1])).next_batch()
@@ -79,7 +79,7 @@ class Broker:
         self.log += payloads
         return known[-1][2]
 
-    def leader(self, topic):
+    def leader(self, topic, partition=0):
         return 1 if self.led else None
 
     async def refresh(self):

@@ -441,10 +441,10 @@ class Leader:
     def __init__(self, code: int = 0, data: bytes = b"", first: int = 0) -> None:
         self._code, self._data, self._first = code, data, first
 
-    async def ask_leader(self, topic: str, request: Any, connection: int = 0) -> Any:
+    async def ask_leader(self, topic: str, request: Any, connection: int = 0, partition: int = 0) -> Any:
         return SimpleNamespace(API_VERSION=4, topics=[(topic, [(0, self._code, 0, 0, [], self._data)])])
 
-    async def offset(self, topic: str, timestamp: int) -> int:
+    async def offset(self, topic: str, timestamp: int, partition: int = 0) -> int:
         return self._first
 
 

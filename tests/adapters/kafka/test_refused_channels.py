@@ -55,7 +55,7 @@ class Brokers(Cluster):
     async def delete_topic(self, topic):
         self.made.pop(topic, None)
 
-    def leader(self, topic):
+    def leader(self, topic, partition=0):
         return 1 if topic in self.made else None
 
     async def refresh(self):

@@ -49,7 +49,7 @@ class FakeCluster:
         self._producers += 1
         return SimpleNamespace(error_code=0, producer_id=self._producers, producer_epoch=0)
 
-    async def ask_leader(self, topic, request, connection):
+    async def ask_leader(self, topic, request, connection, partition=0):
         self.under_way()
         batch = MemoryRecords(bytes(request._topics[0][1][0][1])).next_batch()
         self.sent.append(Sent(batch.producer_id, batch.base_sequence, tuple(record.value for record in batch)))
@@ -59,7 +59,7 @@ class FakeCluster:
         code, offset = (answer.errno, -1) if isinstance(answer, type) else (0, answer)
         return SimpleNamespace(topics=[(topic, [(0, code, offset, -1, 0)])])
 
-    def leader(self, topic):
+    def leader(self, topic, partition=0):
         return 1 if self.led else None
 
     async def refresh(self):

@@ -51,7 +51,7 @@ class Starting(Cluster):
             self.made.add(name)
         return SimpleNamespace(topic_errors=[(name, 0, None)])
 
-    def leader(self, topic):
+    def leader(self, topic, partition=0):
         return 1 if topic in self.made else None
 
     def topics(self):

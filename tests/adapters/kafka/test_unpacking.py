@@ -8,15 +8,18 @@ import tracemalloc
 import pytest
 from aiokafka import AIOKafkaProducer, codec
 from aiokafka.record import MemoryRecords
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from tidewal.adapters.kafka.batch import ProducerBatch
-from tidewal.adapters.kafka.fetching import entries
+from tidewal.adapters.kafka.fetching import entries, foreign_entries, readable
 from tidewal.adapters.kafka.options import CODECS
 from tidewal.adapters.kafka.positions import prefix, to_rows
 from tidewal.adapters.kafka.topics import UNPACKED_BYTES
 from tidewal.adapters.kafka.unpacking import split
 from tidewal.runtime.clock import compose
-from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.errors import CorruptLog
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, Tombstone
 
 NOW_MS = 1_700_000_000_000
 LIMIT = 100_000
@@ -98,3 +101,58 @@ async def test_a_compression_bomb_is_a_bad_record_of_its_channel(kafka, opening,
     found = await helpers.take(wal, "a", From.EARLIEST, 3)
     assert helpers.payloads(found) == [b"fine", b"", b"behind"]
     assert found[-1].id == behind[0]
+
+
+def test_a_batch_of_others_that_cannot_be_unpacked_is_an_error_and_no_record_without_value():
+    data = batch(bytes(LIMIT + 1))
+    with pytest.raises(CorruptLog, match="cannot be unpacked") as caught:
+        foreign_entries(list(split(data)), 0, b"id", LIMIT)
+    assert (caught.value.fields["offset"], caught.value.fields["last_offset"]) == (0, 0)
+
+
+class NoText(str):
+    """The name of a header as programs in C may write it."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        return b"\xff"
+
+
+def test_a_name_of_a_header_that_is_no_text_makes_its_batch_one_that_cannot_be_unpacked():
+    builder = _DefaultRecordBatchBuilderPy(2, 0, 0, -1, -1, -1, LIMIT)
+    builder.append(0, NOW_MS, b"k", b"fine", [])
+    builder.append(1, NOW_MS, b"k", b"odd", [(NoText("n"), b"v")])
+    data = bytes(builder.build())
+    with pytest.raises(CorruptLog, match="offsets 0 to 1 cannot be unpacked"):
+        foreign_entries(list(split(data)), 0, b"id", LIMIT)
+    assert read(data) == [b""]
+
+
+def test_what_lies_before_a_batch_that_cannot_be_unpacked_is_read_before_the_error():
+    data = batch(b"before") + batch(bytes(LIMIT + 1)) + batch(b"behind")
+    found, error = readable(foreign_entries, list(split(data)), 0, b"id", LIMIT)
+    assert [entry.payload for entry in found] == [b"before"]
+    assert isinstance(error, CorruptLog)
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_in_the_formats_before_batches_are_read(magic, codec):
+    data = b""
+    for first in (10, 12):
+        builder = LegacyRecordBatchBuilder(magic, codec, 1 << 20)
+        for offset in (0, 1):
+            builder.append(offset, timestamp=5000 + offset, key=b"k", value=None if offset else b"%d" % first)
+        built = bytearray(builder.build())
+        if codec:  # the broker writes the last offset into the set, and relative ones stay within it
+            built[:8] = (first + 1 if magic else 1).to_bytes(8, "big")
+        data += bytes(built)
+    found = foreign_entries(list(split(data)), 0, b"", LIMIT)
+    assert [(entry.payload, isinstance(entry.payload, Tombstone), entry.key) for entry in found] == [
+        (b"10", False, b"k"),
+        (b"", True, b"k"),
+        (b"12", False, b"k"),
+        (b"", True, b"k"),
+    ]
+    assert {entry.time.timestamp() for entry in found} == ({5, 5.001} if magic else {0})

@@ -75,16 +75,16 @@ async def test_positions_and_times_go_across_ledgers(open_wal, web, helpers):
     for ledger in range(4):
         for batch in range(3):
             begin = ledger * 30 + batch * 10
-            ids += await wal.append_many([Append("a", b"x", 10 * i) for i in range(begin, begin + 10)])
+            ids += await wal.append_many([Append("a", b"x", 10 * i + 1) for i in range(begin, begin + 10)])
         await asyncio.to_thread(web.new_ledger, "a")
     assert len({id[:8] for id in ids}) == 4
     for index in (0, 9, 10, 29, 30, 31, 64, 119):
-        assert await wal.id_at("a", 10 * index) == ids[index]
-        assert await wal.id_at("a", 10 * index - 5) == ids[index]
-        assert (await helpers.take(wal, "a", FromTime(10 * index), 1))[0].id == ids[index]
+        assert await wal.id_at("a", 10 * index + 1) == ids[index]
+        assert await wal.id_at("a", 10 * index - 4) == ids[index]
+        assert (await helpers.take(wal, "a", FromTime(10 * index + 1), 1))[0].id == ids[index]
         taken = await helpers.take(wal, "a", FromId(ids[index], inclusive=True), 120 - index)
         assert [entry.id for entry in taken] == ids[index:]
-    assert await wal.id_at("a", 1191) is None
+    assert await wal.id_at("a", 1192) is None
     assert (await wal.describe("a")).latest_id == await wal.latest_id("a") == ids[-1]  # the newest ledger is empty
     async with asyncio.timeout(BOUND_S):
         await helpers.until(lambda: len(read) >= 120)
@@ -95,7 +95,7 @@ async def test_positions_and_times_go_across_ledgers(open_wal, web, helpers):
 async def test_late_entries_of_an_earlier_owner_hide_no_time(open_wal, helpers):
     wal = await open_wal()
     await wal.create_channel("a", PLAIN)
-    times = [*range(0, 400, 10), 5, 6, *range(400, 500, 10), 7]
+    times = [1, *range(10, 400, 10), 5, 6, *range(400, 500, 10), 7]
     ids = [await wal.append("a", b"x", time) for time in times]
     for time in (0, 10, 195, 200, 395, 400, 490):
         expected = next(id for id, found in zip(ids, times, strict=True) if found >= time)

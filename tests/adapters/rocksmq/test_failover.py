@@ -17,6 +17,8 @@ from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.adapters.rocksmq.client import owner_connection, shared
 from tidewal.adapters.rocksmq.client.inflight import InflightAppends
 from tidewal.adapters.rocksmq.journal.dedup_table import CLIENT_EXPIRY_S
+from tidewal.adapters.rocksmq.owner.directory import Directory
+from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.errors import (
     ChannelNotFound,
     Closed,
@@ -220,6 +222,59 @@ async def test_a_process_that_only_reads_goes_on_over_owners_and_never_is_one(op
     assert helpers.payloads(entries) == [b"1", b"2", b"3"]
     await wal.close()
     await reading
+
+
+async def test_a_reader_is_told_at_once_that_no_process_has_the_log_open(opening, directory):
+    """Although calls would wait for ever for another owner."""
+    async with asyncio.timeout(60):
+        with pytest.raises(Unavailable, match=f"there is no log in {directory}: check the URL"):
+            await opening(read_only=True, failover_s=1e9)
+        assert not Path(directory).exists()  # noqa: ASYNC240 -- a moment in a test
+        await (await opening()).close()
+        with pytest.raises(Unavailable, match=r"no process has the log in .* open.*without read_only"):
+            await opening(read_only=True, failover_s=1e9)
+
+
+async def test_a_reader_waits_for_an_owner_that_starts(directory, helpers):
+    held = Directory(directory)  # a process that has the directory, and does not answer yet
+    clock = Hand()
+    opened = asyncio.ensure_future(open_wal(f"rocksmq://{directory}", read_only=True, clock=clock))
+    await helpers.until(lambda: clock.asked > 2)
+    clock.now += 10
+    asked = clock.asked
+    await helpers.until(lambda: clock.asked > asked + 4)
+    assert not opened.done()
+    held.close()
+    with pytest.raises(Unavailable, match="no process has the log"):
+        await opened
+
+
+async def test_a_reader_that_was_connected_waits_for_the_next_owner(opening, directory, helpers):
+    owner = await opening()
+    await owner.create_channel("a", PLAIN)
+    clock = Hand()
+    wal = await open_wal(f"rocksmq://{directory}", read_only=True, clock=clock)
+    await owner.close()
+    described = asyncio.ensure_future(wal.describe("a"))
+    asked = clock.asked
+    await helpers.until(lambda: clock.asked > asked + 2)
+    clock.now += 10
+    asked = clock.asked
+    await helpers.until(lambda: clock.asked > asked + 4)
+    assert not described.done()
+    await opening(own=True)
+    assert (await described).name == "a"
+    await wal.close()
+
+
+class Hand(SystemClock):
+    """A clock that a test puts forward; it counts how often it is asked."""
+
+    now, asked = 0.0, 0
+
+    def monotonic(self) -> float:
+        self.asked += 1
+        return self.now
 
 
 async def test_an_unknown_option_is_refused_at_once(tmp_path):

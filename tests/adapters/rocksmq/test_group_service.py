@@ -322,7 +322,7 @@ def threads_of(remote):
 
 # ---- hostile requests ------------------------------------------------------------------------------------------------
 
-GOOD_ACK = ["a", 1, None, []]
+GOOD_ACK = ["a", 1, None, [], None]
 
 
 @pytest.mark.slow
@@ -342,12 +342,13 @@ GOOD_ACK = ["a", 1, None, []]
         ("group.shares", ["g", "m", b"", 0]),
         ("group.commit", ["g", "m", GOOD_ACK, []]),
         ("group.commit", ["g", "m", [GOOD_ACK], ["no entry"]]),
-        ("group.commit", ["g", "m", [["a", 1, "id", []]], []]),
-        ("group.commit", ["g", "m", [["a", 1, None, [1]]], []]),
-        ("group.commit", ["g", "m", [["a", 1, None, [1, MAX_SINGLE_ACKS + 1]]], []]),
-        ("group.commit", ["g", "m", [["a", 1, None, [1 << 63, 1]]], []]),
-        ("group.commit", ["g", "m", [["a", 1, None, [1, -1]]], []]),
-        ("group.commit", ["g", "m", [["a", 1, None, ["1", "1"]]], []]),
+        ("group.commit", ["g", "m", [["a", 1, "id", [], None]], []]),
+        ("group.commit", ["g", "m", [["a", 1, None, [1], None]], []]),
+        ("group.commit", ["g", "m", [["a", 1, None, [1, MAX_SINGLE_ACKS + 1], None]], []]),
+        ("group.commit", ["g", "m", [["a", 1, None, [1 << 63, 1], None]], []]),
+        ("group.commit", ["g", "m", [["a", 1, None, [1, -1], None]], []]),
+        ("group.commit", ["g", "m", [["a", 1, None, ["1", "1"], None]], []]),
+        ("group.commit", ["g", "m", [["a", 1, None, [], "text"]], []]),
         ("group.seek", ["g", "m", "a", 1, "id"]),
         ("group.move", ["g", "a", None]),
         ("group.move", ["g", "a", b"no id of this log"]),

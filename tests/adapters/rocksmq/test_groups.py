@@ -417,6 +417,14 @@ def test_a_snapshot_from_before_groups_is_understood():
     assert restored(table).by_number[7].groups == {"g": GroupProgress(encode_id(42))}
 
 
+def test_positions_from_before_they_had_metadata_are_understood():
+    table = ChannelTable()
+    table.apply(records.create(JournalledChannel(7, "a", PLAIN)))
+    table.apply(msgpack.packb(["acked", 7, "g", encode_id(42), [encode_id(44)], False]))
+    expected = {"g": GroupProgress(encode_id(42), {encode_id(44)})}
+    assert table.by_number[7].groups == restored(table).by_number[7].groups == expected
+
+
 def test_records_of_a_later_version_are_reported_by_type():
     with pytest.raises(FormatTooNew):
         ChannelTable().apply(msgpack.packb(["merge", 1]))

@@ -19,7 +19,7 @@ from tidewal.adapters.rocksmq import RocksMQ, SharedRocksMQ
 from tidewal.adapters.rocksmq.address import Address
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner.directory import OwnershipRequest, ownership_requested
-from tidewal.adapters.rocksmq.protocol import HEADER, encode
+from tidewal.adapters.rocksmq.protocol import HEADER, VERSION, encode
 from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, TidewalError, Unavailable, from_wire
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
@@ -168,8 +168,8 @@ async def test_a_stranger_at_the_port_cannot_make_it_let_go(opening, directory, 
     for requests in (
         [[1, "stand_down"]],
         [[0, "stand_down"]],
-        [[1, "hello", 2, bytes(16)], [2, "stand_down"]],
-        [[1, "hello", 2, bytes(16), bytes(32)], [2, "stand_down"]],
+        [[1, "hello", VERSION, bytes(16)], [2, "stand_down"]],
+        [[1, "hello", VERSION, bytes(16), bytes(32)], [2, "stand_down"]],
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", wal.tcp_port)
         writer.write(b"".join(encode(request)[0] for request in requests))

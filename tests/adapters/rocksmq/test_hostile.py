@@ -21,7 +21,7 @@ from tidewal.adapters.rocksmq.address import socket_path
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner.connection import APPEND_OVERHEAD_BYTES, ConnectionLimits
 from tidewal.adapters.rocksmq.owner.server import Server
-from tidewal.adapters.rocksmq.protocol import APPENDS, HEAD_BYTES, HEADER, ROW, encode, encode_request
+from tidewal.adapters.rocksmq.protocol import APPENDS, HEAD_BYTES, HEADER, ROW, VERSION, encode, encode_request
 from tidewal.runtime.errors import (
     BadRecord,
     ChannelNotFound,
@@ -35,7 +35,7 @@ from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 FRAME_BYTES = 1024 * 1024
 CLIENT = bytes(range(16))
-HELLO = encode([1, "hello", 2, CLIENT])[0]
+HELLO = encode([1, "hello", VERSION, CLIENT])[0]
 NOTHING = Usage(0, 0, 0, 0, 0)
 ANSWER_S = 10.0  # how long a test waits for what comes at once
 
@@ -179,9 +179,9 @@ async def test_a_broken_frame_gets_a_typed_error_and_ends_the_connection(store, 
     ("first", "error"),
     [
         ([1, "hello", 1, None], Unsupported),
-        ([1, "hello", 3, None, b"more"], Unsupported),
+        ([1, "hello", VERSION + 1, None, b"more"], Unsupported),
         ([1, "hello"], InvalidRequest),
-        ([1, "hello", 2, b"short"], InvalidRequest),
+        ([1, "hello", VERSION, b"short"], InvalidRequest),
         ([1, "hello", "2", None], InvalidRequest),
         ([1, "channels"], InvalidRequest),
         ([1, "append", 1, 0, []], InvalidRequest),
@@ -355,9 +355,10 @@ async def test_a_client_that_says_nothing_is_cut_off(serve, peers):
 
 
 async def test_a_client_that_waits_for_an_answer_is_not_idle(store, serve, peers):
-    serve(idle_s=0.02, hello_s=0.02, stalled_s=0.02)
-    waiting, idle = await peers(), await peers()
+    serve(idle_s=0.5, hello_s=60.0, stalled_s=60.0)
+    waiting = await peers()
     waiting.send(encode([5, "read", "a", ["latest"], None, 60.0])[0])
+    idle = await peers()
     await idle.ended()  # by then the other has been silent as long
     await store.append("a", b"x")
     assert (await waiting.answer())[0] == 5
@@ -576,11 +577,11 @@ async def test_two_hundred_connections_at_once(store, serve, peers):
 DYING = """
 import os, socket, sys
 from tidewal.adapters.rocksmq.address import socket_path
-from tidewal.adapters.rocksmq.protocol import HEADER, encode
+from tidewal.adapters.rocksmq.protocol import HEADER, VERSION, encode
 peer = socket.socket(socket.AF_UNIX)
 with socket_path(sys.argv[1]) as path:
     peer.connect(path)
-peer.sendall(encode([1, "hello", 2, bytes(16)])[0] + encode([2, "read", "a", ["latest"], None, 60.0])[0])
+peer.sendall(encode([1, "hello", VERSION, bytes(16)])[0] + encode([2, "read", "a", ["latest"], None, 60.0])[0])
 peer.sendall(HEADER.pack(1000, 1, 900_000) + bytes(300_000))
 print("half", flush=True)
 sys.stdin.read()
@@ -614,3 +615,15 @@ async def test_the_owner_stops_in_the_middle_of_everything(store, serve, peers, 
     assert usage(server) == NOTHING
     held.waiting.pop()()  # its answer finds no client
     assert len(await helpers.take(store, "a", From.EARLIEST, 1)) == 1
+
+
+@pytest.mark.parametrize("timestamp", [1 << 64, -1, 1.5, "now"])
+async def test_a_timestamp_that_no_frame_holds_is_refused_and_stops_no_journal(tmp_path, timestamp):
+    async with await RocksMQ.open(str(tmp_path / "log")) as wal:
+        await wal.create_channel("a", ChannelPolicy())
+        for entries in ([Append("a", b"x", timestamp)], [Append("a", b"x"), Append("a", b"y", timestamp)]):
+            with pytest.raises(InvalidRequest, match="timestamp"):
+                await wal.append_many(entries)
+        with pytest.raises(InvalidRequest, match="timestamp"):
+            await wal.append("a", b"x", timestamp)
+        assert await wal.append("a", b"after", (1 << 64) - 1) == (1).to_bytes(8, "big")

@@ -46,7 +46,7 @@ async def write(directory: Path, rng: random.Random) -> Written:
             names = rng.choices(list(CHANNELS), [20, 1, 5], k=rng.randint(1, 4))
             timestamp += rng.randint(0, 3)
             entries = [Append(name, rng.randbytes(rng.randint(0, 1500)), timestamp) for name in names]
-            for id, (name, payload, at) in zip(await store.append_many(entries), entries, strict=True):
+            for id, (name, payload, at, *_) in zip(await store.append_many(entries), entries, strict=True):
                 written[name].append((id, at, bytes(payload)))
         await store.close()
     return written
@@ -76,8 +76,8 @@ async def check(store: RocksMQ, written: Written) -> None:
     """All is there, by id and by time."""
     assert await read_all(store) == written
     for channel, entries in written.items():
-        for _, timestamp, _ in entries[:: len(entries) // 3 + 1]:
-            first = next(id for id, at, _ in entries if at >= timestamp)
+        for _, timestamp, *_ in entries[:: len(entries) // 3 + 1]:
+            first = next(id for id, at, *_ in entries if at >= timestamp)
             assert await store.id_at(channel, timestamp) == first
             async with asyncio.timeout(BOUND_S):
                 batch = await anext(store.read(channel, FromTime(timestamp)))

@@ -143,14 +143,19 @@ async def test_bytes_damaged_anywhere_lose_what_lies_there_or_nothing(open_rocks
                 for place in frames.of(path)
                 if (frames.places[place][1] < end and start < frames.places[place][2]) or start < HEADER_BYTES
             }
+        version = (log / "FORMAT").read_bytes().split()[-1:]
+        if version and version[0].isdigit():  # a digit by chance may say a newer format, which is refused
+            shutil.copy(tmp_path / "kept" / "FORMAT", log)
         replace(log)
         store = await open_rocksmq(segment_bytes=SMALL)
         content, stopped = await read_all(store)
         there = {key for place in whole for key in frames.places[place][3]}
+        # Behind the last whole frame damage looks like a torn write: nothing says how much there was.
+        torn = {key for place in range(max(whole) + 1, len(frames.places)) for key in frames.places[place][3]}
         for name, entries in written.items():
             assert content[name].items() <= entries.items()
             for id in entries.keys() - content[name].keys():
-                last = (NUMBERS[name], int.from_bytes(id, "big")) in frames.places[-1][3]
+                last = (NUMBERS[name], int.from_bytes(id, "big")) in torn
                 assert last or any(first <= id < behind for first, behind in stopped[name]), (name, id)
                 assert (NUMBERS[name], int.from_bytes(id, "big")) not in there
                 if not last:

@@ -17,7 +17,7 @@ from tidewal.adapters.rocksmq.journal.channels import ChannelTable, JournalledCh
 from tidewal.adapters.rocksmq.journal.segment_stats import COUNT_FRAMES, SegmentStats
 from tidewal.adapters.rocksmq.journal.segments import Segment
 from tidewal.runtime.errors import Overloaded
-from tidewal.runtime.groups.progress import Change
+from tidewal.runtime.groups.progress import MAX_METADATA_BYTES, Change
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 MIB = 1024 * 1024
@@ -29,13 +29,18 @@ record = st.one_of(
     st.builds(records.drop, numbers),
     st.builds(records.hold, numbers, names, st.one_of(st.none(), ids)),
     st.builds(
-        lambda number, group, upto, single: records.acked(
-            number, Change(group, "", None if upto is None else encode_id(upto), tuple(map(encode_id, single)))
+        lambda number, group, upto, single, reset, metadata: records.acked(
+            number,
+            Change(
+                group, "", None if upto is None else encode_id(upto), tuple(map(encode_id, single)), reset, metadata
+            ),
         ),
         numbers,
         names,
         st.one_of(st.none(), ids),
         st.lists(ids, max_size=20),
+        st.booleans(),
+        st.one_of(st.none(), st.sampled_from([b"", b"x", bytes(300), bytes(MAX_METADATA_BYTES)])),
     ),
     st.builds(records.forget, names),
 )
@@ -54,6 +59,9 @@ def test_what_a_snapshot_takes_is_counted(steps):
     again = ChannelTable()
     again.apply(table.snapshot(0))
     assert again.size == table.size
+    assert {n: state.groups for n, state in again.by_number.items()} == {
+        n: state.groups for n, state in table.by_number.items()
+    }
 
 
 async def limit_of(steps: Iterable[Callable[[], Awaitable[object]]]) -> str | None:
@@ -83,6 +91,7 @@ async def fill(store) -> list[str | None]:
     joins = (partial(commit, *(Change(f"g{n}", name, encode_id(0), ()) for name in channels)) for n in range(1000))
     refused.append(await limit_of(joins))
     refused.append(await limit_of([partial(commit, Change("singles", channels[0], None, (ids[2],)))]))
+    refused.append(await limit_of([partial(commit, Change("singles", channels[0], None, metadata=b"more"))]))
     refused.append(await limit_of([partial(store.hold, channels[0], "holder", ids[0])]))
     await commit(Change("singles", channels[0], ids[0], ()))  # a position that moves on adds nothing
     return refused
@@ -92,7 +101,7 @@ async def fill(store) -> list[str | None]:
 async def test_at_every_limit_the_log_takes_writes_and_opens(open_rocksmq, segment_bytes):
     """Positions, channels, single acknowledgements and holds up to what is refused: whatever does not add goes on."""
     store = await open_rocksmq(segment_bytes=segment_bytes)
-    assert await fill(store) == ["channels", "snapshot_bytes", "snapshot_bytes", "snapshot_bytes"]
+    assert await fill(store) == ["channels", *["snapshot_bytes"] * 4]
     largest = store._segments.capacity - 1000
     for size in (1, largest, 100, largest, largest):
         await store.append("channel-1", bytes(size))

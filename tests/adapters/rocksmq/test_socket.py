@@ -77,7 +77,7 @@ def appended(connection: OwnerConnection, number: int, *entries: Append) -> asyn
 @pytest.mark.slow
 async def test_a_second_process_reads_what_the_first_wrote(store, directory):
     await store.create_channel("a", PLAIN)
-    ids = await store.append_many([Append("a", bytes(i * 5_000), i) for i in range(40)])
+    ids = await store.append_many([Append("a", bytes(i * 5_000), i + 1) for i in range(40)])
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, directory, stdout=asyncio.subprocess.PIPE)
     output, _ = await child.communicate()
     answer = json.loads(output)
@@ -87,8 +87,8 @@ async def test_a_second_process_reads_what_the_first_wrote(store, directory):
         "channels": ["a"],
         "acks": "all",
         "latest": hexes[-1],
-        "at": hexes[15],
-        "everything": [[id, i, i * 5_000] for i, id in enumerate(hexes)],
+        "at": hexes[14],
+        "everything": [[id, i + 1, i * 5_000] for i, id in enumerate(hexes)],
         "some": hexes[10:20],
     }
 

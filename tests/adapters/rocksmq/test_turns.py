@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Sequence
 from random import Random
@@ -13,6 +12,7 @@ import pytest
 from tidewal.adapters.rocksmq.journal import journal
 from tidewal.runtime.disk import Disk, Syncer
 from tidewal.runtime.errors import JournalFailed
+from tidewal.runtime.event_file import EventFile
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Durability, From, Payload
 
 BOUND_S = 20.0
@@ -23,7 +23,8 @@ class HeldSyncer:
     """Ends a sync when the test says so."""
 
     def __init__(self, disk: HeldDisk) -> None:
-        self.file = os.eventfd(0, os.EFD_NONBLOCK)
+        self._event = EventFile(blocking=False)
+        self.file = self._event.file
         self._disk = disk
 
     def start(self, file: int) -> bool:
@@ -35,13 +36,13 @@ class HeldSyncer:
         return True
 
     def end(self) -> None:
-        os.eventfd_write(self.file, 1)
+        self._event.set()
 
     def finish(self) -> bool:
         if self._disk.loops_are_quicker and threading.current_thread().name == "tidewal-journal":
             return False
         try:
-            os.eventfd_read(self.file)
+            self._event.take()
         except BlockingIOError:
             return False
         if self._disk.error is not None:

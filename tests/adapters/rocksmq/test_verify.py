@@ -14,6 +14,7 @@ import pytest
 
 from tests.adapters.rocksmq.damage import flip
 from tidewal.adapters.rocksmq.check.findings import SegmentReport
+from tidewal.adapters.rocksmq.check.index_check import IndexCheck
 from tidewal.adapters.rocksmq.check.journal_survey import ReadOnlyDisk
 from tidewal.adapters.rocksmq.check.verify import verify
 from tidewal.adapters.rocksmq.index.index import Index, IndexEntry
@@ -142,6 +143,24 @@ def test_a_torn_last_frame_is_no_damage_unless_the_index_knew_it_durable(log, se
     assert scrub(log)[-2].state == "damaged"
     shutil.rmtree(log / "index")
     assert scrub(log)[-2].state == "torn"
+
+
+@pytest.mark.slow
+async def test_the_index_of_a_process_that_was_killed_is_behind_and_that_is_no_damage(open_rocksmq, tmp_path):
+    store = await open_rocksmq(segment_bytes=SMALL)
+    await store.create_channel("a", PLAIN)
+    for commit in range(COMMITS):
+        await store.append("a", bytes(1000), commit + 1)
+    shutil.copytree(tmp_path / "log", tmp_path / "left", ignore=shutil.ignore_patterns("socket", "preparing"))
+    await store.close()
+    reports = scrub(tmp_path / "left")
+    assert [report.findings for report in reports] == [[]] * len(reports)
+    assert sum(report.entries for report in reports) == COMMITS
+    index = IndexCheck.open(str(tmp_path / "left" / "index"))
+    assert index is not None
+    in_use = reports[-2] if reports[-1].state == "spare" else reports[-1]
+    assert index.durable_to() < (in_use.epoch, in_use.end)
+    index.close()
 
 
 @pytest.mark.slow

@@ -1,23 +1,20 @@
-"""End a command in good order on SIGINT or SIGTERM, or when its node has failed."""
+"""End a program in good order on SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from ..actors.standalone import Standalone
-
-INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
+INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A signal asked the command to end, and it has ended in good order."""
+    """A signal asked the program to end, and its work has ended in good order."""
 
 
 async def until_stopped(work: Coroutine[object, object, T]) -> T:
@@ -50,18 +47,3 @@ async def until_stopped(work: Coroutine[object, object, T]) -> T:
         for each, handler in before.items():
             loop.remove_signal_handler(each)
             signal.signal(each, handler)
-
-
-async def while_healthy(node: Standalone, work: Coroutine[object, object, T]) -> T:
-    """Run `work`; when a role of `node` fails for good before it ends, cancel it and raise the role's error."""
-    task = asyncio.ensure_future(work)
-    failed = asyncio.ensure_future(node.failed())
-    try:
-        await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise failed.result()
-        return task.result()
-    finally:
-        for each in (task, failed):
-            each.cancel()
-        await asyncio.gather(task, failed, return_exceptions=True)

@@ -1,0 +1,292 @@
+"""A member of a group that delivers records, as streams wrote them, in the place of entries."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgpack
+
+from ..arguments import checked
+from ..clock import HybridClock
+from ..errors import BadRecord, Fenced, TidewalError
+from ..log.record import DECODE_ERRORS, RecordType
+from ..log.wal import Append, Delivered, Entry, GroupMember, Start, Wal
+from ..metrics.metrics import Metrics
+from ..streams.channel_reader import ChannelReader, Grants, OnBadRecord
+from .group_letters import GroupLetters
+from .metadata_layers import Layer, unwrap, wrap
+from .record_pack import RecordPack
+from .retry_policy import GROUP_DEAD_LETTERS
+
+_TIME_ONLY = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.PRODUCERS})
+
+
+@dataclass(slots=True, eq=False)
+class _Channel:
+    """The reading state of one channel in one assignment epoch."""
+
+    epoch: int
+    reader: ChannelReader
+    time: int  # the highest timestamp that was delivered
+    known: tuple[int, int]  # the highest term and number of an owner that was delivered
+    held: list[Entry] = field(default_factory=list[Entry])  # of a batch whose last part is not here yet
+    bad: list[tuple[Entry, BadRecord]] = field(default_factory=list[tuple[Entry, BadRecord]])
+    ends: dict[bytes, RecordPack] = field(default_factory=dict[bytes, RecordPack])
+    """By the last entry of each pack that is not acknowledged: what acknowledging it covers, with all behind it that
+    has no record."""
+
+
+class RecordMember(AsyncIterator[RecordPack]):
+    """Reads the channels of a group's `member` as a stream does, and delivers `RecordPack`s.
+
+    Ticks, fences, duplicates, records of superseded owners and incomplete batches are left out, and how far that came
+    is stored in the metadata of the group's position: the next member with the channel goes on without repeating any.
+    Use `RecordMember` alone then: what the caller stores lies inside its metadata, of which it takes up to 64 bytes.
+
+    What is no record, or a damaged one, goes to `on_bad`; without it, it becomes a dead letter of the group (reason
+    "record") in the channel `dead_letters`, with the acknowledgement that passes it. The channel goes on in either
+    case; only a hundred intact records in a row that cannot be read are an error, for then the reader is wrong.
+    `fences` are the known fences of channels, `grants` those that are looked up (see `ChannelReader`); without them the
+    records of the highest term count. `metrics` counts letters, and `clock` stamps them.
+    """
+
+    @checked
+    def __init__(
+        self,
+        wal: Wal,
+        member: GroupMember,
+        *,
+        on_bad: OnBadRecord | None = None,
+        dead_letters: str = GROUP_DEAD_LETTERS,
+        fences: Mapping[str, Mapping[int, bytes]] | None = None,
+        grants: Grants | None = None,
+        metrics: Metrics | None = None,
+        clock: HybridClock | None = None,
+    ) -> None:
+        self._wal, self._member, self._on_bad = wal, member, on_bad
+        self._fences, self._grants = fences or {}, grants
+        self._letters = GroupLetters(wal, member.group, dead_letters, clock or HybridClock())
+        self._channels: dict[str, _Channel] = {}
+        self._lettered = (
+            None
+            if metrics is None
+            else metrics.counter("wal_group_dead_letter_total", group=member.group, reason="record")
+        )
+
+    @property
+    def id(self) -> str:
+        return self._member.id
+
+    @property
+    def group(self) -> str:
+        return self._member.group
+
+    @property
+    def channels(self) -> frozenset[str]:
+        """The channels this member has now."""
+        return self._member.channels
+
+    async def __anext__(self) -> RecordPack:
+        """The next records of one of the channels. Raises and ends as `GroupMember` does."""
+        while True:
+            delivered = await anext(self._member)
+            try:
+                pack = await self._read(delivered)
+            except BaseException:
+                self._member.redeliver(delivered)
+                raise
+            if pack is not None and pack.records:
+                return pack
+            if pack is not None:
+                await self._pass(pack)
+
+    @checked
+    async def acknowledge(self, delivered: RecordPack, *, metadata: bytes | None = None) -> None:
+        """`GroupMember.acknowledge`, of a pack or a part of one."""
+        await self._store([delivered], [], {} if metadata is None else {delivered.channel: metadata})
+
+    @checked
+    async def commit(
+        self, delivered: Sequence[RecordPack], outputs: Sequence[Append], *, metadata: Mapping[str, bytes] | None = None
+    ) -> list[bytes]:
+        """`GroupMember.commit`, of packs or parts of them."""
+        ids = await self._store(delivered, outputs, metadata or {}, commit=True)
+        return ids[: len(outputs)]
+
+    @checked
+    def redeliver(self, delivered: RecordPack) -> None:
+        """`GroupMember.redeliver`."""
+        self._member.redeliver(delivered.delivered)
+
+    @checked
+    async def annotate(self, of: str | RecordPack, metadata: bytes) -> None:
+        """`GroupMember.annotate`."""
+        channel = of if isinstance(of, str) else of.channel
+        part, _ = unwrap(Layer.RECORDS, self._member.metadata(channel))
+        await self._member.annotate(of if isinstance(of, str) else of.delivered, wrap(Layer.RECORDS, part, metadata))
+
+    @checked
+    def metadata(self, channel: str) -> bytes:
+        """`GroupMember.metadata`."""
+        return unwrap(Layer.RECORDS, self._member.metadata(channel))[1]
+
+    @checked
+    def pause(self, channel: str) -> None:
+        """`GroupMember.pause`."""
+        self._member.pause(channel)
+
+    @checked
+    def resume(self, channel: str) -> None:
+        """`GroupMember.resume`."""
+        self._member.resume(channel)
+
+    @checked
+    async def seek(self, channel: str, start: Start) -> None:
+        """`GroupMember.seek`."""
+        await self._member.seek(channel, start)
+
+    async def aclose(self) -> None:
+        """`GroupMember.aclose`."""
+        await self._member.aclose()
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def _read(self, delivered: Delivered) -> RecordPack | None:
+        """What the entries bring to an end, perhaps without a record; None while a batch of several is not whole."""
+        channel = self._channels.get(delivered.channel)
+        if channel is None or channel.epoch != delivered.assignment_epoch:
+            channel = self._channels[delivered.channel] = self._begin(delivered)
+        reader = channel.reader
+        accepted, doubtful = reader.accept_granted(delivered.entries)
+        if doubtful:
+            await reader.learn_grants()
+            accepted += reader.accept(doubtful)
+        entries = [*channel.held, *delivered.entries]
+        end = bisect_right(entries, reader.position[0], key=lambda entry: entry.id)
+        channel.held = entries[end:]
+        if not end:
+            return None
+        begin_ts = channel.time
+        channel.time = max([begin_ts, *(record.ts for record in accepted)])
+        channel.known = max([channel.known, *((record.term, record.cseq) for record in accepted)])
+        pack = RecordPack(
+            delivered.channel,
+            [record for record in accepted if record.type not in _TIME_ONLY],
+            begin_ts,
+            channel.time,
+            entries[:end],
+            delivered.assignment_epoch,
+            channel.known,
+        )
+        if pack.records:
+            channel.ends[entries[end - 1].id] = pack
+        return pack
+
+    def _begin(self, delivered: Delivered) -> _Channel:
+        part, _ = unwrap(Layer.RECORDS, self._member.metadata(delivered.channel))
+        term, cseq, time = _state_of(part)
+        channel = _Channel(
+            delivered.assignment_epoch,
+            ChannelReader(
+                delivered.channel,
+                fences=self._fences.get(delivered.channel),
+                after=(term, cseq),
+                on_bad=lambda name, entry, error: self._bad(channel, name, entry, error),
+                grants=self._grants,
+            ),
+            time,
+            (term, cseq),
+        )
+        return channel
+
+    def _bad(self, channel: _Channel, name: str, entry: Entry, error: BadRecord) -> None:
+        if self._on_bad is not None:
+            self._on_bad(name, entry, error)
+        elif name != self._letters.channel:  # a letter stays where it is
+            channel.bad.append((entry, error))
+
+    async def _pass(self, silent: RecordPack) -> None:
+        """Acknowledge what has no record: at once, or with the pack before it."""
+        channel = self._channels[silent.channel]
+        if channel.ends:
+            last = next(reversed(channel.ends))
+            channel.ends[last] = silent
+            return
+        try:
+            await self._store([silent], [], {})
+        except TidewalError as error:
+            if not isinstance(error, Fenced) and not error.retryable:
+                raise  # of a passing trouble the next acknowledgement takes care
+
+    # ---- acknowledging ----------------------------------------------------------------------------------------------
+
+    async def _store(
+        self,
+        packs: Sequence[RecordPack],
+        outputs: Sequence[Append],
+        metadata: Mapping[str, bytes],
+        *,
+        commit: bool = False,
+    ) -> list[bytes]:
+        covered = {pack.channel: self._covered(pack) for pack in sorted(packs, key=lambda pack: pack.entries[-1].id)}
+        stored = {name: self._metadata(pack, metadata.get(name)) for name, pack in covered.items()}
+        letters = [letter for pack in covered.values() for letter in await self._letters_of(pack)]
+        ids: list[bytes] = []
+        if commit or (letters and self._wal.capabilities.atomic_commits):
+            delivered = [pack.delivered for pack in covered.values()]
+            ids = await self._member.commit(delivered, [*outputs, *letters], metadata=stored)
+        else:
+            if letters:
+                await self._wal.append_many(letters)
+            for name, pack in covered.items():
+                await self._member.acknowledge(pack.delivered, metadata=stored[name])
+        for pack in covered.values():
+            self._done(pack)
+        if self._lettered is not None:
+            self._lettered.inc(len(letters))
+        return ids
+
+    def _covered(self, pack: RecordPack) -> RecordPack:
+        """The pack, or what has no record behind it."""
+        channel = self._channel_of(pack)
+        return pack if channel is None else channel.ends.get(pack.entries[-1].id, pack)
+
+    async def _letters_of(self, pack: RecordPack) -> list[Append]:
+        """Letters of the bad records that acknowledging the pack passes."""
+        channel = self._channel_of(pack)
+        bad = [] if channel is None else [each for each in channel.bad if each[0].id <= pack.entries[-1].id]
+        if bad:
+            await self._letters.open()
+        return [self._letters.letter(pack.channel, entry, "record", error.message, 0) for entry, error in bad]
+
+    def _done(self, pack: RecordPack) -> None:
+        channel = self._channel_of(pack)
+        if channel is not None:
+            upto = pack.entries[-1].id
+            channel.bad = [bad for bad in channel.bad if bad[0].id > upto]
+            channel.ends = {last: covers for last, covers in channel.ends.items() if last > upto}
+
+    def _metadata(self, pack: RecordPack, own: bytes | None) -> bytes:
+        _, inside = unwrap(Layer.RECORDS, self._member.metadata(pack.channel))
+        part = cast(bytes, msgpack.packb((*pack.owned, pack.end_ts)))
+        return wrap(Layer.RECORDS, part, inside if own is None else own)
+
+    def _channel_of(self, pack: RecordPack) -> _Channel | None:
+        channel = self._channels.get(pack.channel)
+        return channel if channel is not None and channel.epoch == pack.assignment_epoch else None
+
+
+def _state_of(part: bytes) -> tuple[int, int, int]:
+    """The term and number of the last record of an owner, and the time, as the member before stored them."""
+    try:
+        values = cast("list[object]", msgpack.unpackb(part)) if part else []
+    except DECODE_ERRORS:
+        values = []
+    match values:
+        case [int(term), int(cseq), int(time)]:
+            return term, cseq, time
+        case _:
+            return 0, 0, 0

@@ -1,0 +1,430 @@
+"""A named producer: the owner of some channels that keeps its terms and limits in the log itself.
+
+Its state is a replicated one in the channel `producer-NAME`, led by the incarnation that claimed it last:
+
+1. An incarnation claims the state. From then on nothing of the incarnation before counts there, no renewal of its lease
+   and no new limit. Unless that one has released its channels, the new one waits for as long as its lease may last.
+2. It has a grant stored: a higher term for each channel, and a limit above all limits before. It writes fences into the
+   channels, under that term, and reads each up to its fence.
+3. While its lease holds it stamps, announces and acknowledges, never above the limit that is stored.
+
+So whatever is acknowledged was in the log before the next incarnation wrote its fence, and no timestamp of that one is
+at or below a time that was announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Self
+from uuid import uuid4
+
+import xxhash
+
+from ..actor.heartbeat import HeartbeatThread
+from ..arguments import checked
+from ..clock import HybridClock, add_ms
+from ..errors import (
+    BadRecord,
+    ChannelExists,
+    ChannelNotFound,
+    Closed,
+    DeadlineExceeded,
+    Fenced,
+    InvalidRequest,
+    TidewalError,
+)
+from ..log.checks import check_framed
+from ..log.heartbeats import PRODUCER_HEARTBEATS
+from ..log.record import Record, RecordType, decode
+from ..log.wal import ChannelPolicy, FromId, Payload, Wal
+from ..replicated.records import Event
+from ..replicated.replica import Replica, SnapshotPacing
+from ..streams.stream_base import reading
+from .batch import Appended
+from .channel_owner import FENCE_NAME, ChannelOwner
+from .lease import LEASE_S, Lease
+from .observer import ChannelOwnerObserver
+from .producer_state import FENCES, GRANT, RELEASE, RENEW, ProducerState
+
+SEND_DEADLINE_S = 30.0
+TICK_S = 0.2
+INFLIGHT_MAX = 128  # batches: fewer than a log remembers of a producer
+
+RENEWALS_PER_LEASE = 4
+DRIFT = 1.01  # how much faster one machine's clock may run than another's
+FIRST_PAUSE_S = 0.05
+LAST_PAUSE_S = 1.0
+
+_HEARTBEAT_POLICY = ChannelPolicy(ephemeral=True)
+_STATE_POLICY = ChannelPolicy(retention_s=None)
+_log = logging.getLogger("tidewal.producer")
+
+
+@checked
+@asynccontextmanager
+async def open_producer(
+    wal: Wal,
+    name: str,
+    channels: Sequence[str],
+    *,
+    policy: ChannelPolicy | None = None,
+    lease_s: float = LEASE_S,
+    clock: HybridClock | None = None,
+) -> AsyncGenerator[Producer]:
+    """Own `channels` under the name `name`: `async with tidewal.open_producer(wal, "shop", ["orders"]) as producer`.
+
+    Channels that are not there are created with `policy`, by default that of `ChannelPolicy()`. Where the name is open
+    elsewhere this producer takes over, and the other one's `send` raises `Fenced`; nothing that was acknowledged is
+    lost. After an incarnation that did not end in order, because its process was killed or still runs, opening takes as
+    many seconds as that one's `lease_s`. One name writes to a channel; a name keeps the channels that it had before,
+    but for those that were dropped, and gets `channels` as well.
+
+    Raises `InvalidRequest` for a channel that another name, or a `ChannelOwner`, has written to, `Fenced` where yet
+    another process opens the name meanwhile, and what the log raises."""
+    producer = Producer(wal, name, channels, policy or ChannelPolicy(), lease_s, clock or HybridClock())
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(producer.aclose)
+        await producer.open()
+        yield producer
+
+
+class _StallObserver(ChannelOwnerObserver):
+    """Wakes the producer when an append's outcome is unknown."""
+
+    def __init__(self, stalled: asyncio.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stalled = stalled
+
+    def stalled(self, error: TidewalError) -> None:
+        self._loop.call_soon_threadsafe(self._stalled.set)
+
+
+class Producer:
+    """Writes batches of records to its channels. Made by `open_producer`.
+
+    Batches are numbered from 1, one after another, over all incarnations of the name: the log answers a number that it
+    has already, and does not write the batch again. Each batch has one timestamp, readers see all of it or nothing on a
+    log with atomic batches, and the batches of a channel are read in the order in which they were sent.
+    """
+
+    def __init__(
+        self, wal: Wal, name: str, channels: Sequence[str], policy: ChannelPolicy, lease_s: float, clock: HybridClock
+    ) -> None:
+        if isinstance(channels, str) or not channels:
+            raise InvalidRequest(f"channels is {channels!r}, and must be a list of at least one channel's name")
+        if not name:
+            raise InvalidRequest("a producer needs a name: under it the log knows what it has written")
+        if lease_s <= 0:
+            raise InvalidRequest(f"lease_s is {lease_s}, and must be above 0")
+        check_framed(wal, "a named producer")
+        self.name = name
+        self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
+        self._wal, self._policy, self._clock = wal, policy, clock
+        self._lease_s = lease_s
+        self._lease = Lease(clock.clock, lease_s)
+        self._state: Replica[ProducerState] = Replica(
+            wal,
+            f"producer-{name}",
+            ProducerState,
+            RecordType.PRODUCER,
+            led=True,
+            now=clock.now,
+            holder="producer",
+            pacing=SnapshotPacing(records=200),
+        )
+        self._stalled = asyncio.Event()
+        self._owner = ChannelOwner(
+            wal,
+            clock,
+            heartbeat_channel=PRODUCER_HEARTBEATS,
+            observer=_StallObserver(self._stalled),
+            lease_holds=self._lease.holds,
+            name=name,
+        )
+        self._heartbeat = HeartbeatThread(clock.clock, name=f"tidewal-producer-{name}")
+        self._renewing: asyncio.Task[None] | None = None
+        self._ended: TidewalError | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._room = asyncio.Semaphore(INFLIGHT_MAX)
+        self._last = 0  # the highest number used
+        self._granted = False
+        self._acquiring = False  # anew, and not through
+
+    async def open(self) -> Self:
+        """Own the channels. `open_producer` calls it."""
+        for channel in self.channels:
+            with suppress(ChannelExists):  # it keeps the policy that it has
+                await self._wal.create_channel(channel, self._policy)
+        await self._wal.create_channel(PRODUCER_HEARTBEATS, _HEARTBEAT_POLICY)
+        await self._wal.create_channel(self._state.channel, _STATE_POLICY)
+        await self._state.open()
+        await self._state.claim(f"{self.name}-{uuid4().hex[:8]}")
+        await self._wait_for_predecessor()
+        await self._acquire(self._state.fold.state.limit)
+        self._last = max(self._owner.highest_sequence(self.name), self._state.fold.state.sequence)
+        self._renewing = asyncio.create_task(self._renew_periodically(), name=f"producer {self.name}")
+        self._heartbeat.every(TICK_S, self._owner.tick_all, f"ticks of {self.name}")
+        self._heartbeat.start(asyncio.get_running_loop())  # as are renewals: a loop that stands still loses the lease
+        return self
+
+    @property
+    def last_sequence(self) -> int:
+        """All batches of this name up to this number are in the log, and acknowledged or known to be there; 0: none. A
+        source that can repeat its batches by number goes on behind it, with `sequence`, and has each in the log once:
+        one further on that is there already is not written again."""
+        return self._owner.last_sequence(self.name, self._state.fold.state.sequence)
+
+    @checked
+    async def send(
+        self,
+        records: Sequence[tuple[str, Record | Payload]],
+        *,
+        sequence: int | None = None,
+        deadline_s: float = SEND_DEADLINE_S,
+    ) -> Appended:
+        """Append (channel, record) pairs as one batch, and return its timestamp once it is durable. Bytes become a
+        record with that body. Transient errors are waited out: the batch is in the log once, however often it is tried.
+        One call at a time keeps the order over errors; at most 128 are in flight, others wait.
+
+        `sequence` is the number of the batch, to send one again whose outcome is not known (`repeated` says that it was
+        there); without it the batch gets a number above all that the name has used.
+
+        Raises `InvalidRequest` for a number that is not next, or that another batch has, `Fenced` once the name was
+        opened elsewhere (with `outcome_unknown` where the batch may be there), `DeadlineExceeded` (`sequence`, the
+        outcome is not known), `MessageTooLarge`, and `Closed` (with `outcome_unknown`, too)."""
+        self._check_open()
+        batch = [(channel, _record(record)) for channel, record in records]
+        foreign = {channel for channel, _ in batch} - set(self.channels)
+        if not batch or foreign:
+            raise InvalidRequest(
+                f"{', '.join(sorted(foreign))} is not of this producer" if foreign else "an empty batch"
+            )
+        number = self._number(sequence)
+        try:
+            async with asyncio.timeout(deadline_s), self._room:
+                appended = await self._append(batch, number, digest := _digest(batch))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"batch {number} of {self.name} was not acknowledged within {deadline_s:g} s: whether it is in the log "
+                f"is not known; send it again with sequence={number}",
+                sequence=number,
+                outcome_unknown=True,
+            ) from None
+        if appended.digest != digest:  # of the one that was there, or that it met in flight
+            raise InvalidRequest(f"batch {number} of {self.name} is in the log, and is another one", sequence=number)
+        return appended
+
+    async def aclose(self) -> None:
+        """Wait for what is in flight, give the channels back, and stop. A second call waits for the same."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name=f"close producer {self.name}")
+        await asyncio.shield(self._closing)
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        if self._closing is not None:
+            raise Closed(f"the producer {self.name} is closed")
+
+    def _number(self, sequence: int | None) -> int:
+        if sequence is None or sequence == self._last + 1:
+            self._last += 1
+            return self._last
+        if not 0 < sequence <= self._last:
+            raise InvalidRequest(
+                f"sequence is {sequence}, and the last batch of {self.name} has number {self._last}: the next one is "
+                f"{self._last + 1}",
+                sequence=sequence,
+            )
+        return sequence
+
+    async def _append(self, batch: Sequence[tuple[str, Record]], number: int, digest: int) -> Appended:
+        pause_s = FIRST_PAUSE_S
+        sent = False
+        while True:
+            try:
+                future = self._owner.append(batch, producer=self.name, pseq=number, rows=len(batch), digest=digest)
+                sent = True
+                future.add_done_callback(_note)  # where the call was cancelled meanwhile
+                return await asyncio.shield(future)  # a cancelled call ends nothing: the batch is under way
+            except TidewalError as error:
+                if self._ended is not None:
+                    raise Fenced(self._ended.message, **self._ended.fields, outcome_unknown=sent) from None
+                if isinstance(error, Closed) and sent:
+                    raise Closed(
+                        f"the producer {self.name} was closed before it knew whether batch {number} is in the log: "
+                        f"send it again with sequence={number}",
+                        sequence=number,
+                        outcome_unknown=True,
+                    ) from None
+                if not error.retryable or isinstance(error, Closed):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    # ---- ownership --------------------------------------------------------------------------------------------------
+
+    async def _wait_for_predecessor(self) -> None:
+        """Until the incarnation before acknowledges nothing more. None of its renewals counts since the claim, so its
+        lease is over `lease_s` after that; wall clocks are not used."""
+        claimed_s = self._clock.clock.monotonic()
+        before = self._state.fold.state
+        if before.released:
+            return
+        _log.warning(
+            "the producer %s was not closed, or runs elsewhere: its lease is over in %g s", self.name, before.lease_s
+        )
+        await asyncio.sleep(claimed_s + DRIFT * before.lease_s - self._clock.clock.monotonic())
+
+    async def _acquire(self, previous_limit: int) -> None:
+        """Own the channels under new terms, with timestamps above `previous_limit`."""
+        names, known = await self._to_own(), self._state.fold.state.channels
+        terms = {name: known[name].term + 1 if name in known else 1 for name in names}
+        asked_s = self._clock.clock.monotonic()
+        limit = self._next_limit(previous_limit)
+        await self._propose({"kind": GRANT, "channels": terms, "limit": limit, "lease_s": self._lease_s})
+        self._granted = True
+        self._lease.renew(asked_s)
+        try:
+            fences = await self._owner.acquire(self._state.fold.state.grants(previous_limit, limit, terms))
+        except Fenced as error:
+            channel = str(error.fields.get("channel"))
+            now = (await self._state.catch_up()).channels.get(channel)
+            if now is not None and now.term > terms[channel]:
+                raise  # this very name, opened elsewhere meanwhile
+            raise _of_another(channel) from None
+        await self._propose({"kind": FENCES, "fences": fences})
+        # what retention has removed, with its outcome, is not to be written again
+        self._owner.note_appended(self.name, self._state.fold.state.sequence)
+        self.channels = tuple(terms)
+        self._owner.activate(self.channels)
+
+    async def _to_own(self) -> list[str]:
+        """The channels that are asked for, and all that the name has owned: only they together say which of its batches
+        are in the log. Those that were dropped since are left out. Raises `InvalidRequest` for one of another owner:
+        before anything is granted, for the next grant would be above that owner's, and hide what it writes."""
+        owned = {name for name, known in self._state.fold.state.channels.items() if known.fences}
+        for name in self.channels:
+            if name not in owned:
+                await self._check_free(name)
+        dropped: set[str] = set()
+        for name in owned.difference(self.channels):
+            try:
+                await self._wal.describe(name)
+            except ChannelNotFound:
+                _log.warning("the channel %s of the producer %s was dropped", name, self.name)
+                dropped.add(name)
+        return list(dict.fromkeys([*self.channels, *sorted(owned - dropped)]))
+
+    async def _check_free(self, channel: str) -> None:
+        """Raise `InvalidRequest` unless nobody has owned the channel so far, or this name before all others, which may
+        have ended before it knew."""
+        ends = await self._wal.describe(channel)
+        if ends.first_id is None or ends.latest_id is None:
+            return
+        async with reading(self._wal, channel, FromId(ends.first_id, inclusive=True)) as batches:
+            async for entries in batches:
+                for entry in entries:
+                    with suppress(BadRecord):
+                        record = decode(entry.payload, entry.id)
+                        if record.term:
+                            if record.type is RecordType.FENCE and record.tags.get(FENCE_NAME) == self.name:
+                                return
+                            raise _of_another(channel)
+                if entries[-1].id >= ends.latest_id:
+                    return
+        raise Closed(f"the log was closed while {channel} was read")
+
+    def _next_limit(self, previous: int = 0) -> int:
+        return add_ms(max(self._clock.now(), previous), int(self._lease_s * 1000))
+
+    def _progress(self) -> Event:
+        return {"sequence": self.last_sequence, "checkpoints": self._owner.checkpoints()}
+
+    async def _propose(self, event: Event) -> None:
+        await self._state.propose(event)
+        await self._state.snapshot_if_due()
+
+    async def _renew_periodically(self) -> None:
+        interval_s = self._lease_s / RENEWALS_PER_LEASE
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._stalled.wait()
+            try:
+                await self._renew()
+            except Fenced:
+                await self._end(
+                    Fenced(f"the producer {self.name} was opened elsewhere since, and its channels are there")
+                )
+                return
+            except TidewalError as error:
+                if not error.retryable:
+                    await self._end(error)
+                    return
+                _log.warning("the lease of the producer %s is not renewed: %s", self.name, error)
+                await asyncio.sleep(min(LAST_PAUSE_S, interval_s))
+
+    async def _renew(self) -> None:
+        """Renew the lease. Where an append's outcome is unknown own the channels anew, which decides it."""
+        if self._owner.stalled or self._acquiring:
+            self._acquiring = True  # until it is through: its fences decide, and its channels are not open before
+            await self._acquire(self._clock.last)
+            self._stalled.clear()
+            self._acquiring = False
+            return
+        asked_s, limit = self._clock.clock.monotonic(), self._next_limit()
+        await self._propose({"kind": RENEW, "limit": limit, **self._progress()})
+        self._lease.renew(asked_s)
+        self._owner.renew(limit)
+
+    async def _end(self, error: TidewalError) -> None:
+        """Send nothing more. What is in flight is decided, or ends with an error."""
+        self._ended = error
+        self._heartbeat.stop()
+        await self._owner.close()
+
+    async def _close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        self._heartbeat.stop()
+        used = await self._owner.close(tick_everywhere=True)
+        if self._granted and self._ended is None:
+            try:
+                await self._state.propose({"kind": RELEASE, "limit": used, **self._progress()})
+            except TidewalError as error:  # the next incarnation waits until the lease is over
+                _log.warning("the producer %s is closed, and the log does not know it: %s", self.name, error)
+        await self._state.close()
+
+
+def _note(future: asyncio.Future[Appended]) -> None:
+    """Look at the error of an append that no call waits for any more: the batch may be sent again."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _of_another(channel: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{channel} was written to under another name, or by a ChannelOwner: each channel has one producer",
+        channel=channel,
+    )
+
+
+def _record(record: Record | Payload) -> Record:
+    return record if isinstance(record, Record) else Record(RecordType.ROWS, body=record)
+
+
+def _digest(batch: Sequence[tuple[str, Record]]) -> int:
+    """Of the batch's content, in 63 bits: by it a repeated number with another batch is noticed."""
+    digest = xxhash.xxh3_64()
+    for channel, record in batch:
+        digest.update(f"{channel} {len(record.key)} {len(record.body)} ".encode())
+        digest.update(record.key)
+        digest.update(record.body)
+    return digest.intdigest() >> 1

@@ -1,0 +1,130 @@
+"""What type checkers say of Tidewal: all that ships has a type that every checker reads alike, and in code that uses it
+mypy and pyright find, in their strict modes, what is wrong, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+USER_CODE = sorted((ROOT / "tests" / "user_code").glob("*.py"))
+TYPED_PAGES = ("actors.md",)
+TYPED_EXAMPLES = ("fastapi_service/app.py",)
+SHIPPED = ("runtime", "adapters", "actors", "spark_bridge", "cli")
+PYRIGHT = {
+    "typeCheckingMode": "strict",
+    "reportUnnecessaryTypeIgnoreComment": "error",
+    "include": ["."],
+    "extraPaths": [str(ROOT / "typings")],  # `tidewal` there is this tree
+    "venvPath": str(ROOT),
+    "venv": ".venv",
+    "pythonVersion": "3.11",
+}
+NO_PYARROW_STUBS = "[mypy]\n[mypy-pyarrow.*]\nfollow_imports = skip\nfollow_imports_for_stubs = True\n"
+MYPY = ("--strict", "--follow-imports", "silent", "--cache-dir", "cache", "--python-version", "3.11")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # mypy reads all that is imported, from the beginning
+
+
+def problems(directory: Path) -> dict[str, list[str]]:
+    """What each checker says against the modules of `directory`, which is also its working directory."""
+    (directory / "pyrightconfig.json").write_text(json.dumps(PYRIGHT))
+    return {"pyright": errors_of(["pyright", "-p", "."], directory), "mypy": mypy(directory)}
+
+
+def mypy(directory: Path) -> list[str]:
+    """What mypy says against the modules of `directory`."""
+    return errors_of(["mypy", *MYPY, *sorted(path.name for path in directory.glob("*.py"))], directory)
+
+
+def errors_of(command: list[str], directory: Path) -> list[str]:
+    """The errors that a checker finds when it runs in `directory`."""
+    checker, *arguments = command
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "typings")}
+    ran = subprocess.run(
+        [str(BIN / checker), *arguments], cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+    found = [line for line in ran.stdout.splitlines() if " error: " in line or " - error: " in line]
+    assert (ran.returncode == 0) is (not found), ran.stdout + ran.stderr
+    return found
+
+
+def programs_of(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_typed_user_code_and_typed_pages_pass_both_checkers(tmp_path: Path) -> None:
+    for path in USER_CODE:
+        shutil.copy(path, tmp_path)
+    for page in TYPED_PAGES:
+        programs = programs_of(page)
+        assert programs, f"{page} has no program"
+        for number, program in enumerate(programs):
+            (tmp_path / f"{Path(page).stem}_page_{number}.py").write_text(program)
+    assert problems(tmp_path) == {"pyright": [], "mypy": []}
+
+
+@pytest.mark.parametrize("stubs", [True, False], ids=["with stubs of pyarrow", "without"])
+@pytest.mark.parametrize("example", TYPED_EXAMPLES)
+def test_an_example_passes_mypy_with_stubs_of_pyarrow_and_without(example: str, stubs: bool, tmp_path: Path) -> None:
+    """pyarrow has no types of its own: to who has not installed its stubs all of it is Any."""
+    pytest.importorskip("fastapi")
+    shutil.copy(ROOT / "examples" / example, tmp_path)
+    if not stubs:
+        (tmp_path / "mypy.ini").write_text(NO_PYARROW_STUBS)
+    assert mypy(tmp_path) == []
+
+
+def test_each_line_that_the_user_code_has_wrong_is_refused_by_both(tmp_path: Path) -> None:
+    """So the other test does not pass because a checker found no types at all."""
+    expected: set[str] = set()
+    for path in USER_CODE:
+        lines = path.read_text().splitlines()
+        expected |= {f"{path.name}:{number}" for number, line in enumerate(lines, 1) if "# type: ignore" in line}
+        (tmp_path / path.name).write_text("\n".join(line.partition("  # type: ignore")[0] for line in lines) + "\n")
+    assert expected
+    for checker, found in problems(tmp_path).items():
+        places = {match[0] for line in found if (match := re.search(r"\w+\.py:\d+", line))}
+        assert places == expected, checker
+
+
+def untyped(packages: Path) -> list[str]:
+    """What of the `tidewal` in `packages` has no type, or one that checkers may infer in different ways."""
+    # Before the folder of the environment, which has the packages that Tidewal imports, and an editable `tidewal`.
+    path = os.pathsep.join([str(packages), sysconfig.get_path("purelib")])
+    command = [str(BIN / "pyright"), "--pythonpath", sys.executable, "--verifytypes", "tidewal", "--ignoreexternal"]
+    ran = subprocess.run(
+        [*command, "--outputjson"],
+        cwd=packages,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(ran.stdout)["typeCompleteness"]
+    assert report["packageRootDirectory"] == str(packages / "tidewal")
+    bad = [each["name"] for each in report["symbols"] if not each["isTypeKnown"] or each["isTypeAmbiguous"]]
+    assert (report["completenessScore"] == 1) is (not bad)
+    return bad
+
+
+def test_every_name_that_ships_has_a_type_that_all_checkers_read_alike(tmp_path: Path) -> None:
+    package = tmp_path / "tidewal"
+    for floor in SHIPPED:
+        shutil.copytree(ROOT / floor, package / floor, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "__main__.py", "errors.py", "py.typed"):
+        shutil.copy(ROOT / name, package)
+    assert untyped(tmp_path) == []
+    with (package / "runtime" / "clock.py").open("a") as clock:
+        clock.write("\nnow = SystemClock().wall_ms()\n")
+    assert untyped(tmp_path) == ["tidewal.runtime.clock.now"]
