@@ -36,7 +36,7 @@ Written = dict[str, list[tuple[bytes, int, bytes]]]  # channel → (id, timestam
 async def write(directory: Path, rng: random.Random) -> Written:
     """Several incarnations, so that the index has several files of every kind."""
     written: Written = {channel: [] for channel in CHANNELS}
-    timestamp = 0
+    timestamp = 1  # an append without one is stamped with the present time
     for incarnation in range(INCARNATIONS):
         store = await open_store(directory)
         for channel, policy in CHANNELS.items():
