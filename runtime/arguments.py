@@ -146,7 +146,7 @@ def _resolved(annotation: object, names: Mapping[str, Any]) -> object:
     if not isinstance(annotation, str):
         return annotation
     try:
-        return eval(annotation, dict(names))
+        return eval(annotation, dict(names))  # an annotation of our own source, never what a caller gave
     except (NameError, AttributeError, TypeError):
         return object
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import re
+import struct
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,3 +88,11 @@ def as_processes(*program: str, cwd: Path) -> Iterator[Start]:
 def tracebacks(output: str) -> bool:
     """Whether a command's output has a traceback."""
     return "Traceback" in _BROKEN_PIPE.sub("", output)
+
+
+def wait_until_read(pipe: int, bound_s: float = 60.0) -> None:
+    """Return once the process at the other end has read all that was written to `pipe`."""
+    ends = time.monotonic() + bound_s
+    while struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]:
+        assert time.monotonic() < ends, "nothing read the pipe"
+        time.sleep(0.01)

@@ -142,8 +142,6 @@ class GroupConsumer:
 
     @checked
     async def annotate(self, of: str | Delivered, metadata: bytes) -> None:
-        if metadata is None:  # pyright: ignore[reportUnnecessaryComparison] -- not every caller checks types
-            raise InvalidRequest('the metadata of a position is bytes; b"" clears it')
         check_metadata(metadata)
         fetcher = self._held(of) if isinstance(of, str) else self._fetcher_of(of)
         if not isinstance(of, str) and of.assignment_epoch != fetcher.epoch:

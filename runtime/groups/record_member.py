@@ -12,7 +12,7 @@ import msgpack
 from ..arguments import checked
 from ..clock import HybridClock
 from ..errors import BadRecord, Fenced, TidewalError
-from ..log.record import DECODE_ERRORS, RecordType
+from ..log.record import DECODE_ERRORS, TIME_TYPES
 from ..log.wal import Append, Delivered, Entry, GroupMember, Start, Wal
 from ..metrics.metrics import Metrics
 from ..streams.channel_reader import ChannelReader, Grants, OnBadRecord
@@ -20,8 +20,6 @@ from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .record_pack import RecordPack
 from .retry_policy import GROUP_DEAD_LETTERS
-
-_TIME_ONLY = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.PRODUCERS})
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +172,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         channel.known = max([channel.known, *((record.term, record.cseq) for record in accepted)])
         pack = RecordPack(
             delivered.channel,
-            [record for record in accepted if record.type not in _TIME_ONLY],
+            [record for record in accepted if record.type not in TIME_TYPES],
             begin_ts,
             channel.time,
             entries[:end],

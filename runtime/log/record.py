@@ -79,6 +79,10 @@ CONTROL_TYPES = frozenset(
 )
 
 
+# What carries nothing but time and the state of channels: no reader delivers it.
+TIME_TYPES = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.PRODUCERS})
+
+
 class BatchPart(NamedTuple):
     """This record is part `number` (from 0) of `of` of one batch in its channel, seen whole or not at all."""
 
@@ -126,8 +130,9 @@ def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
     the hot path of an append. Raises `BadRecord` for a header that is too large, and `InvalidRequest` for a field of
     a wrong type, with which no reader could use the record."""
     producer, vchannel, key, trace = record.producer, record.vchannel, record.key, record.trace
+    # Not every caller checks its types.
     names = isinstance(producer, str) and isinstance(vchannel, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not (names and isinstance(key, _BYTES)):  # pyright: ignore[reportUnnecessaryIsInstance] -- nobody checks users
+    if not (names and isinstance(key, _BYTES)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _unfit(record)
     try:
         header = cast(

@@ -322,7 +322,7 @@ class Producer:
         return list(dict.fromkeys([*self.channels, *sorted(owned - dropped)]))
 
     async def _check_free(self, channel: str) -> None:
-        """Raise `InvalidRequest` unless nobody has owned the channel so far, or this name before all others, which may
+        """Raise `InvalidRequest` unless the channel had no owner so far, or this name before all others, which may
         have ended before it knew."""
         ends = await self._wal.describe(channel)
         if ends.first_id is None or ends.latest_id is None:

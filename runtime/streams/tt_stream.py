@@ -18,7 +18,7 @@ from prometheus_client import Counter
 from ..arguments import checked
 from ..errors import MemoryLimitExceeded, OrderViolated, WatermarkStalled
 from ..log.checks import check_framed
-from ..log.record import Record, RecordType
+from ..log.record import TIME_TYPES, Record, RecordType
 from ..log.wal import From, FromTime, Start, Wal
 from .channel_reader import ChannelReader, Grants, OnBadRecord
 from .messages import MsgPack, Position
@@ -27,8 +27,6 @@ from .stream_base import BUFFER_BYTES, RECORD_OVERHEAD_BYTES, BufferedChannel, S
 
 ANNOUNCED_MAX = 64
 STALLED_S = 3.0  # an owner announces five times a second
-
-_TIME_ONLY = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.PRODUCERS})
 
 OnLate = Callable[[str, Record], None]
 
@@ -253,11 +251,11 @@ class TtMsgStream(StreamBase[_Channel]):
 
     def _keep(self, channel: _Channel, record: Record) -> None:
         known_time = channel.time
-        if self._ordered or record.type in _TIME_ONLY:
+        if self._ordered or record.type in TIME_TYPES:
             channel.time = max(known_time, record.ts)
         if record.id <= channel.skipped or (record.ts <= self._begin and self._is_history(channel, record, known_time)):
             channel.skip(record)
-        elif record.type in _TIME_ONLY or (self._vchannels is not None and record.vchannel not in self._vchannels):
+        elif record.type in TIME_TYPES or (self._vchannels is not None and record.vchannel not in self._vchannels):
             channel.mark(record, moves_time=channel.time > max(known_time, self._end))
         elif record.ts <= self._end or (self._ordered and record.ts < known_time):
             self._late(channel, record)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.commands import Command, as_processes
+from tests.commands import Command, as_processes, wait_until_read
 from tidewal.cli.open_log import catalog_of, stored
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.log.dead_letters import DeadLetters
@@ -175,7 +175,9 @@ def test_a_bad_row_is_named_with_its_line(
 def test_a_signal_ends_an_insert_that_waits_for_its_input(log: str, things: str):
     program = [sys.executable, "-m", "tidewal", "insert", log, things, "-"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        time.sleep(5)
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), b'{"id": ')
+        wait_until_read(process.stdin.fileno())
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == INTERRUPTED
         assert process.stderr is not None

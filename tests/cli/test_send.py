@@ -7,14 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import Command
+from tests.commands import Command, wait_until_read
 from tidewal.actors.standalone import standalone
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import Record, RecordType, encode
@@ -138,12 +137,14 @@ def test_stdin_that_cannot_be_waited_for_as_usual_hangs_no_command(command: Comm
     os.set_blocking(reading, False)
     closing = {"preexec_fn": partial(os.close, 0)} if state == "closed" else {"stdin": reading}
     process: Any = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, **closing)
-    time.sleep(2)
-    os.write(writing, b"late\n")
+    if state == "non-blocking":
+        os.write(writing, b"early\n")
+        wait_until_read(writing)
+        os.write(writing, b"late\n")
     os.close(writing)
     out, _ = process.communicate(timeout=50)
     os.close(reading)
-    expected = [] if state == "closed" else ["late"]
+    expected = [] if state == "closed" else ["early", "late"]
     assert out.startswith(f"{len(expected)} messages sent")
     assert [each["value"] for each in tailed(command, log)] == expected
 
