@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -28,6 +29,19 @@ class RunBlocking(Protocol):
     def __call__(self, call: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
+async def in_thread(call: Callable[[], Result], /) -> Result:
+    """What `call` returns on a worker thread. A task that is cancelled waits for the thread first, which could write
+    into a table that the next node has opened, or whose directory is removed."""
+    running = asyncio.ensure_future(anyio.to_thread.run_sync(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # retrieved, or asyncio would report it as lost
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One process' surroundings. `tables` is the place of the Delta tables.
@@ -43,7 +57,7 @@ class Node:
     settings: Settings = field(default_factory=Settings)
     clock: HybridClock = field(default_factory=HybridClock)
     metrics: Metrics = field(default_factory=Metrics)
-    blocking: RunBlocking = anyio.to_thread.run_sync
+    blocking: RunBlocking = in_thread
     incarnation: str = ""
     lease: Lease | None = None  # where the log itself does not keep a second node away
     unreadable: dict[tuple[str, str], TidewalError] = field(default_factory=dict[tuple[str, str], TidewalError])

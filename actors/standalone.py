@@ -34,7 +34,7 @@ from .client import Client
 from .datanode import DataNode
 from .datanode.wal_identity import wal_of
 from .mixcoord import MixCoord
-from .node import Node, RunBlocking
+from .node import Node, RunBlocking, in_thread
 from .node_status import SILENT_S, watermark_age_s
 from .proxy import Proxy
 from .querynode import QueryNode
@@ -70,7 +70,7 @@ class Standalone:
         *,
         settings: Settings | None = None,
         clock: Clock | None = None,
-        blocking: RunBlocking = anyio.to_thread.run_sync,
+        blocking: RunBlocking = in_thread,
         threads: bool = True,
         name: str = "",
         metrics: Metrics | None = None,
