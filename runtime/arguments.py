@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from datetime import datetime
 from difflib import get_close_matches
 from functools import wraps
 from itertools import islice
@@ -119,6 +120,8 @@ class _Tests:
     def _wrong(self, name: str, kind: Kind, value: object) -> InvalidRequest:
         near = get_close_matches(value, kind.known, n=1) if isinstance(value, str) else []
         meant = f"; did you mean {near[0]!r}?" if near else ""
+        if isinstance(value, datetime) and int in kind.exact:
+            meant = "; tidewal.to_timestamp makes a timestamp of a datetime"
         return self._error(f"{name} of {self._name} must be {kind.words}, not {_shown(value)}{meant}", argument=name)
 
 

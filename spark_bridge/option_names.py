@@ -16,7 +16,7 @@ def by_known_name(given: Mapping[str, str], names: Sequence[str], of: str = "") 
         if name.lower() not in known:
             nearest = known[get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]]
             raise ConfigError(
-                f"unknown option {name!r}{of}; known are {', '.join(names)}; the nearest one is {nearest!r}",
+                f"unknown option {name!r}{of}; did you mean {nearest!r}? Known are {', '.join(names)}",
                 key=name,
                 nearest=nearest,
             )

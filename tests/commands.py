@@ -32,8 +32,11 @@ class Ended(NamedTuple):
 Command = Callable[..., Ended]
 Start = Callable[..., "subprocess.Popen[str]"]
 
-# PySpark's own, of a worker whose Java has ended: nothing of ours is in it, and nothing of ours can catch it.
-_BROKEN_PIPE = re.compile(r'Traceback .*\n(?:  File "[^"]*/pyspark/daemon\.py".*\n(?:    .*\n)*)+BrokenPipeError: .*\n')
+# PySpark's own, of a worker whose Java has ended: nothing of ours is in it, and nothing of ours can catch it. Spark may
+# end the worker behind the first line.
+_BROKEN_PIPE = re.compile(
+    r'Traceback .*\n(?:(?!  File)|(?:  File "[^"]*/pyspark/daemon\.py".*\n(?:    .*\n)*)+BrokenPipeError: .*\n)'
+)
 
 
 def in_this_process(application: typer.Typer, capsys: pytest.CaptureFixture[str]) -> Command:

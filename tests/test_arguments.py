@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,6 +210,7 @@ async def test_the_page_of_collections_names_the_error_for_an_argument_of_a_wron
         (lambda wal: tidewal.MsgStream("rocksmq:///x", tidewal.HybridClock()), "wal of MsgStream must be a Wal"),
         (lambda wal: tidewal.FromTime.at(datetime(2026, 1, 1)), "no time zone"),  # noqa: DTZ001 -- the wrong one
         (lambda wal: tidewal.FromTime.at("2026-01-01"), "moment"),
+        (lambda wal: tidewal.FromTime(datetime.now(UTC)), "tidewal.to_timestamp makes a timestamp of a datetime"),
         (lambda wal: runtime.encode(tidewal.Record(tidewal.RecordType.ROWS, key="front")), "key of Record"),
         (lambda wal: runtime.encode(tidewal.Record(tidewal.RecordType.ROWS, body="text")), "body of Record"),
         (lambda wal: runtime.encode(tidewal.Record(tidewal.RecordType.ROWS, tags={"a": [1, {}, object()]})), "tags"),

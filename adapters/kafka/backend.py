@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...runtime.log.backend import WalBackend
@@ -44,7 +46,8 @@ class KafkaBackend(WalBackend):
         from .options import parse
         from .wal import KafkaWal
 
-        return await KafkaWal.connect(parse(url, settings, **options), metrics, read_only=read_only)
+        with _without_repeated_lines():
+            return await KafkaWal.connect(parse(url, settings, **options), metrics, read_only=read_only)
 
     def settings(self) -> type[KafkaSettings]:
         from .settings import KafkaSettings
@@ -55,6 +58,21 @@ class KafkaBackend(WalBackend):
         from .wal import CAPABILITIES
 
         return CAPABILITIES
+
+
+@contextmanager
+def _without_repeated_lines() -> Generator[None]:
+    """The library's client says ten times a second that no broker answers: while a log is opened the error says it."""
+    library, prefixes = logging.getLogger("aiokafka"), KafkaBackend.repeated_log_lines["aiokafka"]
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(prefixes)
+
+    library.addFilter(is_news)
+    try:
+        yield
+    finally:
+        library.removeFilter(is_news)
 
 
 BACKEND = KafkaBackend()

@@ -10,6 +10,8 @@ too.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +26,9 @@ LETTERS_PER_S = 100
 LETTER_BYTES_PER_S = 4 * 1024 * 1024
 LETTER_BODY_BYTES = 4 * 1024 * 1024  # below every backend's message limit
 MESSAGE_CHARACTERS = 1_000
+REPORTED_S = 60.0  # between two log lines about the same channel and reason
+
+_log = logging.getLogger("tidewal.dead_letters")
 
 REASONS: Final = (
     "body",
@@ -83,7 +88,8 @@ class DeadLetters:
     """Handlers for readers: `bad` as their `on_bad`, `late` as their `on_late`. They never block and never raise.
 
     At most `letters_per_s` and `bytes_per_s` are kept, with a burst of one second's worth; the rest is counted. Every
-    bad record is reported to `on_counted(channel, reason)`, kept or not.
+    bad record is reported to `on_counted(channel, reason)`, kept or not. The first one of a channel and reason is a
+    warning in the process' log, and then one in `REPORTED_S`, with how many there were.
     """
 
     @checked
@@ -104,6 +110,7 @@ class DeadLetters:
         self._letters = _Bucket(letters_per_s, clock)
         self._bytes = _Bucket(bytes_per_s, clock)
         self._on_counted = on_counted
+        self._reports: dict[tuple[str, str], _Report] = {}
 
     async def open(self) -> None:
         """Create the channel, durable, where it is missing."""
@@ -121,6 +128,7 @@ class DeadLetters:
     def _keep(self, channel: str, id: bytes, reason: str, message: str, payload: Payload) -> None:
         if self._on_counted is not None:
             self._on_counted(channel, reason)
+        self._report(channel, reason, message)
         body = memoryview(payload)[:LETTER_BODY_BYTES]
         if not self._letters.holds(1) or not self._bytes.holds(len(body)):
             self.counts.over_limit += 1
@@ -135,11 +143,28 @@ class DeadLetters:
         except TidewalError:
             self.counts.failed += 1
 
+    def _report(self, channel: str, reason: str, message: str) -> None:
+        report = self._reports.setdefault((channel, reason), _Report())
+        report.unsaid += 1
+        now_s = self._clock.clock.monotonic()
+        if now_s - report.at_s >= REPORTED_S:
+            more = f", the last of {report.unsaid} since the line before" if report.unsaid > 1 else ""
+            _log.warning("a record of %s cannot be used (%s): %s%s", channel, reason, message, more)
+            report.at_s, report.unsaid = now_s, 0
+
     def _kept(self, result: list[bytes] | TidewalError) -> None:
         if isinstance(result, TidewalError):
             self.counts.failed += 1
         else:
             self.counts.kept += 1
+
+
+@dataclass(slots=True)
+class _Report:
+    """When a log line was written, and how many bad records there were since."""
+
+    at_s: float = -math.inf
+    unsaid: int = 0
 
 
 class _Bucket:

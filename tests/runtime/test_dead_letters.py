@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import logging
 from pathlib import Path
 
 import pytest
 
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import BadRecord
-from tidewal.runtime.log.dead_letters import LETTER_BODY_BYTES, REASONS, DeadLetters
+from tidewal.runtime.log.dead_letters import LETTER_BODY_BYTES, REASONS, REPORTED_S, DeadLetters
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import ChannelPolicy, Entry
@@ -91,6 +92,22 @@ async def test_too_many_or_too_much_is_counted_only_until_time_has_passed(wal, s
     letters.bad("c", Entry(b"1", 0, bytes(1_000)), error)  # larger than a second's worth: alone it passes
     letters.bad("c", Entry(b"1", 0, b"x"), error)
     assert (letters.counts.kept, letters.counts.over_limit) == (5, 10)
+
+
+async def test_the_log_says_the_first_bad_record_of_a_kind_and_then_how_many(wal, source, caplog):
+    letters = DeadLetters(wal, HybridClock(source), CHANNEL)
+    await letters.open()
+    caplog.set_level(logging.WARNING)
+    for _ in range(3):
+        letters.bad("c", Entry(b"1", 0, b"x"), BadRecord("its checksum is wrong", reason="checksum"))
+    letters.bad("c", Entry(b"1", 0, b"x"), BadRecord("too short", reason="frame"))
+    source.advance(REPORTED_S)
+    letters.bad("c", Entry(b"1", 0, b"x"), BadRecord("its checksum is wrong", reason="checksum"))
+    assert [line.getMessage() for line in caplog.records] == [
+        "a record of c cannot be used (checksum): its checksum is wrong",
+        "a record of c cannot be used (frame): too short",
+        "a record of c cannot be used (checksum): its checksum is wrong, the last of 3 since the line before",
+    ]
 
 
 async def test_a_body_too_large_for_the_channel_is_cut(wal, source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -54,7 +55,9 @@ def test_a_log_that_is_open_goes_on_as_long_as_any_call():
     assert seconds >= KafkaOptions("nowhere").delivery_timeout_s
 
 
-async def test_a_port_on_which_nobody_listens_is_named():
+async def test_a_port_on_which_nobody_listens_is_named_and_the_library_adds_no_line(caplog):
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1: .*Connect call failed.*Check the address"):
         async with asyncio.timeout(20):
             await open_wal("kafka://127.0.0.1:1/x?connect_timeout_s=0.2")
+    assert not caplog.records
+    assert not logging.getLogger("aiokafka").filters
