@@ -71,7 +71,7 @@ async def connect(
         except (TimeoutError, DeadlineExceeded):
             raise Unavailable(
                 f"no node at {shown_url(url_of(str(where)))} answered within {deadline_s:g} s: start one "
-                f"({_start_command(str(where))}), or give it more time (deadline_s)",
+                f"({_start_command(str(where))}), or give one that is starting more time",
                 deadline_s=deadline_s,
             ) from None
         yield client

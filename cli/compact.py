@@ -10,7 +10,7 @@ import typer
 from ..runtime.log.names import DEFAULT_PREFIX
 from .connect import CollectionName, over_client
 from .logging_setup import logged
-from .open_log import LogUrl, Prefix, shown_time
+from .open_log import NodeUrl, Prefix, shown_time
 from .results import AsJson
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @logged
-def compact(url: LogUrl, collection: CollectionName, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
+def compact(url: NodeUrl, collection: CollectionName, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
     """Store what is acknowledged in the collection's tables, and bring `current`, its present rows, forward to that."""
 
     async def work(client: Client) -> Params:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from ..runtime.config.loading import load_settings
-from ..runtime.errors import Unavailable
-from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.signals import INTERRUPTED, Interrupted, until_stopped
@@ -37,7 +35,7 @@ def over_log(url: str, work: Callable[[Wal], Awaitable[T]], *, read_only: bool =
 
 
 def over_client(url: str, prefix: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    """What `work` returns for a client of the node on the log at `url`. Raises `Unavailable` where none answers."""
+    """What `work` returns for a client of the node on the log at `url`, as `node_on` finds it."""
 
     async def run() -> T:
         async with node_on(url, prefix) as client:
@@ -48,15 +46,18 @@ def over_client(url: str, prefix: str, work: Callable[[Client], Awaitable[T]]) -
 
 @asynccontextmanager
 async def node_on(url: str, prefix: str) -> AsyncGenerator[Client]:
-    """A client of the node on the log at `url`. Raises `Unavailable` where none answers."""
+    """A client of the node on the log at `url`, which is a URL or, as for `connect`, a path. A node that is starting is
+    waited for, also while its directory is not there yet. Raises `Unavailable` where none answers in `NODE_S`."""
+    from rich.console import Console
+
     from ..actors.connection import connect
 
-    if await find_backend(url).abandoned(url):
-        raise Unavailable(
-            f"no node runs on {shown_url(url)}: start one with `tidewal run` and the --data or --wal of this log"
-        )
     settings = load_settings(arguments={"msgChannel.chanNamePrefix.cluster": prefix})
-    async with connect(url, settings=settings, deadline_s=NODE_S) as client:
+    async with AsyncExitStack() as stack:
+        with Console(stderr=True).status(
+            f"looking for a node at {shown_url(url)}"
+        ):  # nothing where that is no terminal
+            client = await stack.enter_async_context(connect(url, settings=settings, deadline_s=NODE_S))
         yield client
 
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ..runtime.catalog.catalog import Collection
 from ..runtime.errors import InvalidSchema
 from ..runtime.log.names import DEFAULT_PREFIX
 from ..runtime.rows.schema import FIELD_TYPES, CollectionSchema, Field, FieldType
+from .collections import described_schema
 from .connect import CollectionName, over_client
 from .logging_setup import logged
-from .open_log import LogUrl, Prefix
+from .open_log import NodeUrl, Prefix
 from .results import AsJson
 
 NONE: list[str] = []
@@ -24,7 +24,7 @@ NONE: list[str] = []
 
 @logged
 def create(
-    url: LogUrl,
+    url: NodeUrl,
     collection: CollectionName,
     field: Annotated[
         list[str], typer.Option(metavar="NAME:TYPE[:DIM]", help="A field; name:type? may be null. Once for each.")
@@ -46,26 +46,12 @@ def create(
     """
     wanted = _schema(collection, field, primary_key, schema)
     made = over_client(url, prefix, lambda client: client.create_collection(wanted, shards=shards))
-    described = _described(made)
+    described = described_schema(made)
     if as_json:
         typer.echo(json.dumps(described))
         return
     fields = ", ".join(f"{each['name']} {each['type']}" for each in described["fields"])
     typer.echo(f"{made.name} is there: {described['shards']} shards, key {made.schema.primary_key}, {fields}")
-
-
-def _described(collection: Collection) -> dict[str, Any]:
-    fields = [
-        {"name": each.name, "type": each.type, "nullable": each.nullable, "dim": each.dim}
-        for each in collection.schema.fields
-    ]
-    return {
-        "collection": collection.name,
-        "id": collection.id,
-        "shards": len(collection.vchannels),
-        "primary_key": collection.schema.primary_key,
-        "fields": fields,
-    }
 
 
 def _schema(name: str, fields: Sequence[str], primary_key: str, file: Path | None) -> CollectionSchema:

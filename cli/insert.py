@@ -14,7 +14,7 @@ from ..runtime.errors import InvalidRequest, InvalidRows, TidewalError
 from ..runtime.log.names import DEFAULT_PREFIX
 from .connect import CollectionName, over_client
 from .logging_setup import logged
-from .open_log import LogUrl, Prefix, shown_time
+from .open_log import NodeUrl, Prefix, shown_time
 from .results import AsJson
 from .row_files import SUFFIXES, FileFormat, RowBatch, batches
 from .stdin import in_thread, stdin_file
@@ -27,7 +27,7 @@ STDIN = "-"
 
 @logged
 def insert(
-    url: LogUrl,
+    url: NodeUrl,
     collection: CollectionName,
     file: Annotated[str, typer.Argument(help="JSON lines, CSV with a header, or Parquet; - is standard input.")],
     form: Annotated[

@@ -1,4 +1,4 @@
-"""The command `tidewal`. Each command is the module of its name, which is imported when the command is called."""
+"""The command `tidewal`. The module of a command is imported when that is called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ FAILED = 2  # exit status for an error that Tidewal raised on purpose
 COMMANDS = {
     "run": "Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.",
     "create": "Create a collection; where it is there already with the same fields and shards, say so and succeed.",
+    "list": "List the collections of a node: their rows, shards, primary key and fields.",
+    "describe": "Show a collection: its rows, shards, primary key, and its fields with their types.",
+    "drop": "Drop a collection with its rows and its tables, for good.",
     "insert": "Write rows into a collection, in batches; a row whose key exists replaces that row.",
+    "delete": "Delete rows by their keys, or those for which a filter holds.",
     "query": "Print the rows for which a filter holds: all without one.",
     "search": "Print the rows nearest to a vector, the nearest first, with their distances.",
     "compact": "Store what is acknowledged in the collection's tables, and bring `current`, its present rows, forward "
@@ -44,6 +48,14 @@ COMMANDS = {
     "doctor": "Show what is installed, what is missing, and what to do about it.",
 }
 """Each command, and what `tidewal --help` says of it: the first paragraph of its own help."""
+
+FUNCTIONS = {
+    "list": ("collections", "list_collections"),
+    "describe": ("collections", "describe"),
+    "drop": ("collections", "drop"),
+    "delete": ("collections", "delete"),
+}
+"""Module and function of the commands that share a module; each other one is the function of its name in its own."""
 
 
 class LazyCommands(TyperGroup):
@@ -70,7 +82,8 @@ def _nearest_choice(error: typer.BadParameter) -> str:
 
 def load(name: str) -> Any:
     """The command `name`, imported."""
-    command = getattr(import_module(f".{name}", __package__), name)
+    module, function = FUNCTIONS.get(name, (name, name))
+    command = getattr(import_module(f".{module}", __package__), function)
     holder = typer.Typer()
     if isinstance(command, typer.Typer):
         holder.add_typer(command, name=name)

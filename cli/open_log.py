@@ -21,12 +21,10 @@ from ..runtime.streams.stream_base import reading
 
 ATTEMPTS = 10  # to read a state up to its end before the next snapshot has removed that
 
-LogUrl = Annotated[
-    str,
-    typer.Argument(
-        help=f"The log: {url_forms()}, or the directory of an embedded one or of its node.", callback=url_of
-    ),
-]
+_LOG = f"The log: {url_forms()}, or the directory of an embedded one or of its node."
+
+LogUrl = Annotated[str, typer.Argument(help=_LOG, callback=url_of)]
+NodeUrl = Annotated[str, typer.Argument(help=_LOG)]  # a path stays one: its log may be there only when the node is
 Prefix = Annotated[
     str,
     typer.Option(

@@ -12,7 +12,7 @@ import typer
 from ..runtime.log.names import DEFAULT_PREFIX
 from .connect import CollectionName, over_client
 from .logging_setup import logged
-from .open_log import LogUrl, Prefix
+from .open_log import NodeUrl, Prefix
 from .results import AsJson, print_rows
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Consistency = Annotated[Freshness, typer.Option(help="strong sees every write ac
 
 @logged
 def query(
-    url: LogUrl,
+    url: NodeUrl,
     collection: CollectionName,
     expression: Annotated[str, typer.Argument(metavar="[EXPR]", help="A filter as Milvus writes them.")] = "",
     columns: Columns = "",

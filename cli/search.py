@@ -12,7 +12,7 @@ from ..runtime.errors import InvalidRequest
 from ..runtime.log.names import DEFAULT_PREFIX
 from .connect import CollectionName, over_client
 from .logging_setup import logged
-from .open_log import LogUrl, Prefix
+from .open_log import NodeUrl, Prefix
 from .query import Columns, Consistency, Freshness, listed, print_result
 from .results import AsJson
 
@@ -27,7 +27,7 @@ class Distance(StrEnum):
 
 @logged
 def search(
-    url: LogUrl,
+    url: NodeUrl,
     collection: CollectionName,
     field: Annotated[str, typer.Argument(help="The field of vectors.")],
     vector: Annotated[str, typer.Argument(help='The vector as JSON: "[0.1, 0.2]".')],

@@ -1,8 +1,9 @@
-"""`create`, `insert`, `query`, `search` and `compact`, over a node that runs as a process of its own."""
+"""The commands for collections, over a node that runs as a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.commands import Command, as_processes, wait_until_read
+from tidewal.cli import connect
 from tidewal.cli.open_log import catalog_of, stored
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.log.dead_letters import DeadLetters
@@ -225,17 +227,109 @@ def test_a_collection_that_is_not_there_is_named(command: Command, log: str):
     assert (ended.status, "CollectionNotFound" in ended.err, "nothings" in ended.err) == (2, True, True)
 
 
-def test_where_no_node_runs_a_command_says_what_to_start(command: Command, tmp_path: Path):
-    ended = command("query", tmp_path / "log", "things")
-    assert (ended.status, "there is no log" in ended.err) == (2, True)
+def test_a_collection_is_listed_described_and_dropped(command: Command, log: str, things: str, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(JSON_LINES)
+    command("insert", log, things, tmp_path / "a.jsonl")
+    listed = [json.loads(line) for line in command("list", log, "--json").out.splitlines()]
+    (found,) = [each for each in listed if each["collection"] == things]
+    assert (found["rows"], found["shards"], found["primary_key"], found["fields"][0]["name"]) == (2, 2, "id", "id")
+    assert json.loads(command("describe", log, things, "--json").out) == found
+    (line,) = [line for line in command("list", log).out.splitlines() if things in line]
+    fields = "id:int64, name:varchar?, at:timestamp?, good:bool?, place:float_vector:2"
+    assert line.split(maxsplit=4) == [things, "2", "2", "id", f"{fields} "]
+    assert ["place", "float_vector", "false", "2"] in [
+        line.split() for line in command("describe", log, things).out.splitlines()
+    ]
+    ended = command("describe", log, f"{things}s")
+    assert (ended.status, f"the nearest known one is {things!r}" in ended.err) == (2, True), ended.err
+    ended = command("drop", log, things, "--yes")
+    assert (ended.status, ended.out) == (0, f"{things} is dropped\n"), ended.err
+    ended = command("describe", log, things)
+    assert (ended.status, "CollectionNotFound" in ended.err) == (2, True)
+
+
+def test_rows_are_deleted_by_key_or_filter(command: Command, log: str, things: str, tmp_path: Path):
+    rows = [json.dumps({"id": number, "place": [1, 2]}) for number in range(5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    command("insert", log, things, tmp_path / "a.jsonl")
+    ended = command("delete", log, things, "--key", 0, "--key", 4, "--key", 77)
+    assert (ended.status, ended.out.startswith(f"3 keys deleted from {things}, the last at ts ")) == (0, True)
+    told = json.loads(command("delete", log, things, "--filter", "id > 2", "--yes", "--json").out)
+    assert (told["collection"], told["keys"], told["ts"] > 0) == (things, 1, True)
+    assert [row["id"] for row in rows_of(command, log, things)] == [1, 2]
+    told = json.loads(command("delete", log, things, "--filter", "id > 50", "--yes", "--json").out)
+    assert (told["keys"], told["ts"]) == (0, None)
+
+
+@pytest.mark.parametrize("verb", [("drop",), ("delete", "--filter", "id > 0")])
+def test_what_removes_rows_asks_before(
+    command: Command, log: str, things: str, tmp_path: Path, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "a.jsonl").write_text(JSON_LINES)
+    command("insert", log, things, tmp_path / "a.jsonl")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    ended = command(verb[0], log, things, *verb[1:])
+    assert (ended.status, "2 rows" in ended.err, "--yes" in ended.err) == (2, True, True), ended.err
+    monkeypatch.setattr(sys, "stdin", _Typed("n\n"))
+    assert command(verb[0], log, things, *verb[1:]).status == 1
+    assert command("query", log, things, "--count").out == "2\n"
+    monkeypatch.setattr(sys, "stdin", _Typed("y\n"))
+    assert command(verb[0], log, things, *verb[1:]).status == 0
+    assert command("query", log, things, "--count").out != "2\n"
+
+
+class _Typed(io.StringIO):
+    """What a person types at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--filter, or with --key"),
+        (("--filter", "id > 0", "--key", "1"), "--filter, or with --key"),
+        (("--key", "one"), "--key one: the primary key 'id' is int64"),
+        (("--filter", "id >"), "InvalidFilter"),
+    ],
+)
+def test_rows_to_delete_that_are_not_said_are_refused(
+    command: Command, log: str, things: str, arguments: tuple[str, ...], said: str
+):
+    ended = command("delete", log, things, *arguments)
+    assert (ended.status, said in ended.err, ended.err.count("\n")) == (2, True, 1), ended.err
+
+
+def test_where_no_node_comes_a_command_says_what_to_start(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connect, "NODE_S", 0.3)
+    ended = command("query", tmp_path / "data", "things")
+    assert ended.status == 2
+    assert f"answered within 0.3 s: start one (tidewal run --data {tmp_path / 'data'})" in ended.err
     with as_processes("-m", "tidewal", cwd=tmp_path) as start:
-        process = start("run", "--data", tmp_path, "--json")
+        process = start("run", "--data", tmp_path / "data", "--json")
         assert process.stdout is not None
         process.stdout.readline()
         process.terminate()
         process.wait()
-    ended = command("query", tmp_path / "log", "things")
-    assert (ended.status, "start one with `tidewal run`" in ended.err, ended.err.count("\n")) == (2, True, 1)
+    ended = command("query", tmp_path / "data" / "log", "things")
+    assert f"answered within 0.3 s: start one (tidewal run --data {tmp_path / 'data'})" in ended.err
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+
+
+def test_a_command_waits_for_a_node_that_starts_beside_it(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connect, "NODE_S", 60.0)  # of a busy machine
+    with as_processes("-m", "tidewal", cwd=tmp_path) as start:
+        for _ in range(2):  # into a new directory, and on a log that the last node has left
+            process = start("run", "--data", tmp_path / "data")
+            ended = command("list", tmp_path / "data")
+            assert (ended.status, ended.out) == (0, "none\n"), ended.err
+            process.terminate()
+            process.wait()
 
 
 def test_a_letter_with_rows_is_replayed_through_the_node(command: Command, log: str, things: str):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.commands import Command
+from tidewal.cli import connect
 from tidewal.cli.main import COMMANDS, load
 
 HELP = """
@@ -103,7 +104,11 @@ def test_every_command_that_prints_a_result_prints_it_as_json_too():
 # What each command needs behind the log to get as far as opening it.
 BEHIND_THE_LOG = {
     "create": ["c", "--field", "id:int64", "--primary-key", "id"],
+    "list": [],
+    "describe": ["c"],
+    "drop": ["c", "--yes"],
     "insert": ["c", "-"],
+    "delete": ["c", "--key", "1"],
     "query": ["c"],
     "search": ["c", "v", "[1]"],
     "compact": ["c"],
@@ -134,8 +139,11 @@ def test_the_commands_that_take_a_log_are_all_named_here():
 
 
 @pytest.mark.parametrize("name", BEHIND_THE_LOG)
-def test_a_path_is_taken_wherever_a_url_is(command: Command, tmp_path: Path, name: str):
+def test_a_path_is_taken_wherever_a_url_is(
+    command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
     """There is no log at it, which each command says of the path, or of the URL that it means."""
+    monkeypatch.setattr(connect, "NODE_S", 0.1)
     missing = tmp_path / "missing"
     ended = command(*name.split(), missing, *BEHIND_THE_LOG[name])
     assert ended.status == 2, ended.out
