@@ -9,8 +9,9 @@ row to name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
+from datetime import date, datetime, time
 from types import NoneType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +23,44 @@ from ..runtime.nearest import nearest
 from ..runtime.rows.hashing import shard_of
 from ..runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, Op
 
+
+class DataFrame(Protocol):
+    """A table of another library that gives its columns to Arrow, as those of pandas and Polars do."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
 Columns: TypeAlias = Mapping[str, Sequence[object] | npt.NDArray[Any]]
-Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Columns
-"""Rows to write: a batch or table of pyarrow, a list of mappings, or a mapping of columns (lists or arrays)."""
+Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Columns | DataFrame
+"""Rows to write: a batch or table of pyarrow, a list of mappings, a mapping of columns (lists or arrays), or a data
+frame of pandas or Polars."""
 
 # The stubs' overloads do not know of columns whose type shows at run time only.
 pc: Any = compute
 
 ROWS_OVERHEAD_BYTES = 512  # of a column in an encoded batch, and of the batch, beside the data; more than any takes
 SHOWN_KEY = 50  # characters of a row's key that an error shows
+
+_PANDAS_INDEX = "__index_level_"  # begins the name of an index without one
+
+
+class _Values(NamedTuple):
+    """Python values for fields of a type: of which types they are, and how an error says that. Where `strict`, Arrow
+    would take others, too, and change what they mean."""
+
+    types: tuple[type, ...]
+    words: str
+    strict: bool = False
+
+
+_VALUES: Final[Mapping[str, _Values]] = {
+    "bool": _Values((bool, np.bool_), "True or False"),
+    **dict.fromkeys(INTEGER_TYPES, _Values((int, np.integer), "a whole number, as int(value)", strict=True)),
+    **dict.fromkeys(FLOAT_TYPES, _Values((int, float, np.number), "a number, as float(value)", strict=True)),
+    "varchar": _Values((str, bytes), "a text, as str(value)"),
+    "timestamp": _Values((date, np.datetime64), "a datetime", strict=True),
+    "float_vector": _Values((list, tuple, np.ndarray), "a list of numbers"),
+}
 
 _OP_NAMES: Final = pa.array(list(OPS))
 _OP_CODES: Final = pa.array([int(op) for op in Op], pa.int8())
@@ -43,8 +73,9 @@ def to_batch(rows: Rows, schema: CollectionSchema, *, op: str | None) -> pa.Reco
     `op` is "insert", "upsert" or "delete" for all rows, or None when each row names its own in a column `_op` (or has
     its code, as the log does). A delete needs its key only: with `op="delete"` other columns are ignored, in a mixed
     batch they may be null. A nullable column may be left out and is null then. Numbers and timestamps are cast where
-    nothing but the precision of floats is lost (int32 to int64); timestamps without a zone are UTC. Columns already of
-    the right type are not copied.
+    nothing but the precision of floats is lost (int32 to int64), and so are other forms of the same (dictionaries,
+    large and view types); timestamps without a zone are UTC. Columns already of the right type are not copied. The
+    index of a pandas DataFrame is left out, unless it has a name.
 
     Raises `InvalidRows` (with `column` and, where one row is wrong, `row`, counted from 0): a missing or unknown
     column, a wrong type, a vector of the wrong length, an unknown name in `_op`. Which values there may be is for
@@ -114,6 +145,8 @@ def split_by_bytes(batch: pa.RecordBatch, limit: int, key: str = "") -> list[pa.
 
 def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
     """The columns by name, not yet typed, and the number of rows."""
+    if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pa.RecordBatch | pa.Table):
+        rows = _table_of(cast("DataFrame", rows))
     if isinstance(rows, pa.RecordBatch | pa.Table):
         if len(set(rows.schema.names)) < len(rows.schema.names):
             raise InvalidRows("two columns have the same name")
@@ -135,6 +168,14 @@ def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
             raise InvalidRows(f"row {number} is a {type(row).__name__}, not a mapping of columns", row=number)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}, len(rows)
+
+
+def _table_of(frame: DataFrame) -> pa.Table:
+    try:
+        table = pa.table(cast(Any, frame))
+    except _CONVERSION_ERRORS as error:
+        raise InvalidRows(f"the {type(frame).__name__} does not convert to Arrow: {error}") from None
+    return table.select([name for name in table.column_names if not name.startswith(_PANDAS_INDEX)])
 
 
 def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
@@ -200,8 +241,13 @@ def _typed(field: Field, given: object) -> pa.Array[Any]:
         return array
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    elif pa.types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
     if not _is_castable(array.type, field):
-        raise InvalidRows(f"column {field.name!r} is {array.type}, not {field.type}", column=field.name)
+        raise InvalidRows(
+            f"column {field.name!r} is {array.type}, not {_describe(field)}: {_cast_advice(array, field)}",
+            column=field.name,
+        )
     if field.type == "float_vector":
         _refuse_wrong_length(field, array)
     return _converted(field, len(array), lambda start, end: _cast(array.slice(start, end - start), target))
@@ -209,14 +255,38 @@ def _typed(field: Field, given: object) -> pa.Array[Any]:
 
 def _from_objects(field: Field, values: list[object]) -> pa.Array[Any]:
     """Python values as an array. What Arrow would convert without a word, but Milvus' types tell apart, is refused."""
-    kinds = set(map(type, values))
-    if bool in kinds and (field.type in INTEGER_TYPES or field.type in FLOAT_TYPES):
-        raise TypeError("a bool is not a number")
-    if field.type in INTEGER_TYPES and not all(issubclass(kind, int | np.integer | NoneType) for kind in kinds):
-        raise TypeError("only integers; Arrow would cut other numbers to one")
-    if field.type == "timestamp" and int in kinds:
-        raise TypeError("an int is not a time; use datetime")
-    return pa.array(values, field.arrow_type(), from_pandas=False)
+    wanted = _VALUES[field.type]
+    kinds = set(map(type, values)) - {NoneType}
+    wrong = [kind for kind in kinds if not issubclass(kind, wanted.types) or (kind is bool and field.type != "bool")]
+    misfit = TypeError(f"{wrong[0].__name__} does not fit; give {wanted.words}") if wrong else None
+    if misfit and wanted.strict:
+        raise misfit
+    try:
+        if date in kinds:
+            values = [datetime.combine(each, time()) if type(each) is date else each for each in values]
+        if np.datetime64 in kinds:  # Arrow takes these without a zone only
+            return _cast(cast("pa.Array[Any]", pa.array(cast(Any, values))), field.arrow_type())
+        if field.type == "float":
+            return _cast(
+                pa.array(values, pa.float64(), from_pandas=False), field.arrow_type()
+            )  # it refuses what would be infinite
+        return pa.array(values, field.arrow_type(), from_pandas=False)
+    except _CONVERSION_ERRORS as error:
+        raise misfit or error from None
+
+
+def _cast_advice(array: Any, field: Field) -> str:
+    """What to do about a column whose type means another thing than that of its field."""
+    target = field.arrow_type()
+    try:
+        array.slice(0, 1).cast(target)
+    except _CONVERSION_ERRORS:
+        return f"give {_VALUES[field.type].words} in each row"
+    named = {
+        "timestamp": "pyarrow.timestamp('us', 'UTC')",
+        "float_vector": f"pyarrow.list_(pyarrow.float32(), {field.dim})",
+    }
+    return f"cast it first, in Arrow with .cast({named.get(field.type, repr(str(target)))})"
 
 
 def _from_numpy(field: Field, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> pa.Array[Any]:

@@ -173,6 +173,17 @@ class ReadOnly(InvalidRequest):
 class InvalidRows(InvalidRequest):
     """Rows do not fit the collection: a null key, NaN, a wrong type or vector length (`column`, `row`)."""
 
+    @property
+    def column(self) -> str | None:
+        """The column that does not fit; None where it is not one that is wrong, but all rows."""
+        return cast("str | None", self.fields.get("column"))
+
+    @property
+    def row(self) -> int | None:
+        """The first row that does not fit, counted from 0 in what was written; None where a column does not fit as a
+        whole."""
+        return cast("int | None", self.fields.get("row"))
+
 
 class InvalidFilter(InvalidRequest):
     """The filter expression does not parse or does not fit the schema (`position`, in characters), or has a parameter

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,8 +102,8 @@ def test_safe_casts() -> None:
         ({"count": [1, 2**31, 3]}, "count", 1, "int32"),
         ({"count": [1, "2", 3]}, "count", 1, "int32"),
         ({"count": [True, 2, 3]}, "count", 0, "bool"),
-        ({"count": [1, 2.5, 3]}, "count", 1, "only integers"),
-        ({"count": [1, 2, Decimal("3.5")]}, "count", 2, "only integers"),
+        ({"count": [1, 2.5, 3]}, "count", 1, "float does not fit; give a whole number"),
+        ({"count": [1, 2, Decimal("3.5")]}, "count", 2, "Decimal does not fit; give a whole number"),
         ({"count": pa.array([1, 2, 2**40])}, "count", 2, "int32"),
         ({"count": pa.array([1.0, 2.5, 3.0])}, "count", 1, "int32"),
         ({"count": pa.array([1.0, math.nan, 3.0])}, "count", 1, "int32"),
@@ -297,3 +298,163 @@ def test_a_batch_of_five_times_the_limit_is_five_messages_or_a_few_more() -> Non
     batch = batch_of(rows, LONG, op="insert")
     limit = batch.nbytes // 5
     assert 5 <= len(split_by_bytes(batch, limit)) <= 10
+
+
+ALL = CollectionSchema(
+    "all",
+    (
+        Field("id", "int64"),
+        Field("small", "int8", nullable=True),
+        Field("ratio", "float", nullable=True),
+        Field("value", "double", nullable=True),
+        Field("name", "varchar", nullable=True),
+        Field("seen", "timestamp", nullable=True),
+        Field("flag", "bool", nullable=True),
+        Field("vector", "float_vector", dim=2),
+    ),
+    "id",
+)
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+MIDNIGHT = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def forms_of(name: str, array: pa.Array[Any]) -> list[object]:
+    """One row with a column, as each kind of table that has Arrow's types."""
+    vector = pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))
+    columns: dict[str, Any] = {"id": pa.array([1], pa.int64()), "vector": vector, name: array}
+    return [pa.table(columns), pa.RecordBatch.from_pydict(columns), data_frame(pa.table(columns))]
+
+
+def data_frame(table: pa.Table) -> object:
+    """A data frame of another library, which has the columns of `table` as they are."""
+
+    class Foreign:
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            return table.__arrow_c_stream__(requested_schema)
+
+    return Foreign()
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "value"),
+    [
+        ("name", pa.array(["a"], pa.string_view()), "a"),
+        ("name", pa.array(["a"], pa.large_string()), "a"),
+        ("name", pa.array(["a"]).dictionary_encode(), "a"),
+        ("name", pa.RunEndEncodedArray.from_arrays([1], pa.array(["a"])), "a"),
+        ("id", pa.array([7], pa.int8()), 7),
+        ("id", pa.array([7], pa.uint64()), 7),
+        ("id", pa.array([7.0]), 7),
+        ("small", pa.array([7], pa.int64()), 7),
+        ("ratio", pa.array([1.5], pa.float16()), 1.5),
+        ("value", pa.array([1.5], pa.float16()), 1.5),
+        ("value", pa.array([7], pa.int64()), 7.0),
+        ("value", pa.nulls(1), None),
+        ("seen", pa.array([NOON], pa.timestamp("ns", "Europe/Paris")), NOON),
+        ("seen", pa.array([NOON.replace(tzinfo=None)], pa.timestamp("s")), NOON),
+        ("seen", pa.array([NOON.date()], pa.date32()), MIDNIGHT),
+        ("vector", pa.array([[1.0, 2.0]], pa.large_list(pa.float64())), [1.0, 2.0]),
+        ("vector", pa.array([[1, 2]], pa.list_(pa.int16(), 2)), [1.0, 2.0]),
+    ],
+    ids=str,
+)
+def test_types_of_arrow_that_mean_the_same_are_converted(name: str, array: pa.Array[Any], value: object) -> None:
+    for rows in forms_of(name, array):
+        assert batch_of(rows, ALL, op="insert").column(name).to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("name", pa.array([b"a"]), "is binary, not varchar: cast it first, in Arrow with .cast('string')"),
+        ("name", pa.array([1]), "is int64, not varchar: cast it first, in Arrow with .cast('string')"),
+        ("name", pa.array([{"a": 1}]), "is struct<a: int64>, not varchar: give a text, as str(value) in each row"),
+        ("id", pa.array(["1"]), "is string, not int64: cast it first, in Arrow with .cast('int64')"),
+        ("id", pa.array([Decimal(1)]), "is decimal128(1, 0), not int64: cast it first, in Arrow with .cast('int64')"),
+        ("value", pa.array([Decimal("1.5")]), "not double: cast it first, in Arrow with .cast('double')"),
+        ("value", pa.array([1], pa.duration("s")), "is duration[s], not double: give a number, as float(value) in"),
+        ("flag", pa.array([1], pa.int8()), "is int8, not bool: cast it first, in Arrow with .cast('bool')"),
+        (
+            "seen",
+            pa.array([1]),
+            "is int64, not timestamp: cast it first, in Arrow with .cast(pyarrow.timestamp('us', 'UT",
+        ),
+        ("seen", pa.array(["2020-01-01"]), "is string, not timestamp: give a datetime in each row"),
+        ("seen", pa.array([time(1)]), "is time64[us], not timestamp: give a datetime in each row"),
+        (
+            "vector",
+            pa.array([["1", "2"]]),
+            "not float_vector(2): cast it first, in Arrow with .cast(pyarrow.list_(pyarrow",
+        ),
+    ],
+    ids=str,
+)
+def test_types_of_arrow_that_mean_something_else_are_named_with_what_to_do(
+    name: str, array: pa.Array[Any], message: str
+) -> None:
+    for rows in forms_of(name, array):
+        with pytest.raises(InvalidRows) as caught:
+            batch_of(rows, ALL, op="insert")
+        assert message in caught.value.message
+        assert (caught.value.column, caught.value.row) == (name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("id", np.uint8(7), 7),
+        ("value", np.float16(1.5), 1.5),
+        ("flag", np.bool_(True), True),
+        ("name", np.str_("a"), "a"),
+        ("seen", date(2020, 1, 1), MIDNIGHT),
+        ("seen", np.datetime64("2020-01-01T12:00:00"), NOON),
+        ("vector", (1, 2), [1.0, 2.0]),
+        ("vector", np.array([1, 2], np.float16), [1.0, 2.0]),
+    ],
+)
+def test_values_of_python_that_mean_the_same_are_converted(name: str, given: object, value: object) -> None:
+    row = {"id": 1, "vector": [1.0, 2.0], name: given}
+    assert batch_of([row, row], ALL, op="insert").column(name).to_pylist() == [value, value]
+
+
+def test_dates_and_times_may_be_in_one_column() -> None:
+    rows = [{"id": 1, "vector": [1.0, 2.0], "seen": seen} for seen in (MIDNIGHT.date(), None, NOON)]
+    assert batch_of(rows, ALL, op="insert").column("seen").to_pylist() == [MIDNIGHT, None, NOON]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("id", "1", "str does not fit; give a whole number, as int(value)"),
+        ("id", True, "bool does not fit; give a whole number"),
+        ("value", Decimal("1.5"), "Decimal does not fit; give a number, as float(value)"),
+        ("ratio", 1e300, "too large for a float"),
+        ("name", 1, "int does not fit; give a text, as str(value)"),
+        ("flag", "true", "str does not fit; give True or False"),
+        ("seen", "2020-01-01", "str does not fit; give a datetime"),
+        ("small", 300, "300"),
+        ("vector", "ab", "str does not fit; give a list of numbers"),
+    ],
+)
+def test_values_of_python_that_mean_something_else_are_named_with_what_to_do(
+    name: str, given: object, message: str
+) -> None:
+    good = {"id": 1, "vector": [1.0, 2.0]}
+    with pytest.raises(InvalidRows) as caught:
+        batch_of([good, {**good, name: given}], ALL, op="insert")
+    assert message in caught.value.message
+    assert (caught.value.column, caught.value.row) == (name, 1)
+
+
+def test_data_frames_are_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    polars = pytest.importorskip("polars")
+    columns = {"id": [1, 2, 3], "value": [1.5, math.nan, None], "name": ["a", None, "c"], "vector": [[1.0, 2.0]] * 3}
+    frame = pandas.DataFrame(columns)[lambda each: each.id > 1]  # its index is no range any more
+    found = batch_of(frame, ALL, op="insert")
+    assert found.column("id").to_pylist() == [2, 3]
+    assert found.column("value").to_pylist() == [None, None]
+    assert batch_of(frame.set_index("id"), ALL, op="insert") == found
+    assert batch_of(polars.DataFrame(columns)[:1], ALL, op="insert").column("name").to_pylist() == ["a"]
+    with pytest.raises(InvalidRows, match="the DataFrame does not convert to Arrow"):
+        batch_of(pandas.DataFrame({"id": [1, "two"]}), ALL, op="insert")

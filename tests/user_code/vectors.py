@@ -66,3 +66,25 @@ async def wrong(client: tidewal.Client, store: Store) -> None:
     await client.count("points", "id == {id}", filter_params={"id": {"a": 1}})  # type: ignore
     await client.count("points", consistency="storng")  # type: ignore
     Store(client, metric="l2")  # type: ignore
+
+
+class Framed:
+    """A data frame of a library with Arrow's interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        raise NotImplementedError
+
+
+async def with_bad_rows(client: tidewal.Client, lines: list[str]) -> str:
+    """The error says which of the user's own rows and columns is wrong."""
+    try:
+        await client.insert("points", Framed())
+    except tidewal.errors.InvalidRows as error:
+        line: str = "all" if error.row is None else lines[error.row]
+        return f"{error.column or 'row'} of {line}"
+    return ""
+
+
+def unguarded(error: tidewal.errors.InvalidRows, lines: list[str]) -> str:
+    """Not each error is one of a single row."""
+    return lines[error.row]  # type: ignore
