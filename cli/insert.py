@@ -49,8 +49,13 @@ def insert(
     if as_json:
         typer.echo(json.dumps(found | {"time": shown_time(last.ts) if last else None}))
     else:
-        at = f", the last at ts {last.ts} ({shown_time(last.ts)})" if last else ""
+        at = f", the last at ts {last.ts} ({shown_time(last.ts)})" if last else f": {_why_none(file, form)}"
         typer.echo(f"{rows:,} rows written into {collection}{at}")
+
+
+def _why_none(file: str, form: FileFormat) -> str:
+    what = "standard input" if file == STDIN else file
+    return f"{what} has no rows" + (", it is empty or has only a header" if form is FileFormat.csv else "")
 
 
 def _format_of(file: str) -> FileFormat:

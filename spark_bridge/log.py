@@ -1,4 +1,4 @@
-"""The log as Spark's processes read it: read only, blocking, chosen by the URL of option `wal`."""
+"""The log as Spark's processes read it: read only, blocking, chosen by option `wal`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 from ..runtime.errors import ConfigError
 from ..runtime.log.blocking_reader import BlockingReader
 from ..runtime.log.opening import find_backend, url_forms
-from ..runtime.log.redaction import shown_url
+from ..runtime.log.redaction import shown_url, split_url
 from ..runtime.log.wal import Entry
 
 
@@ -18,6 +18,15 @@ def first_entries(batches: Iterator[list[Entry]]) -> list[Entry]:
         return next(batches, list[Entry]())
     finally:
         cast("Generator[list[Entry]]", batches).close()
+
+
+def log_url(where: str) -> str:
+    """The URL of the log that option `wal` names by its URL, or by a path as commands and `tidewal.connect` take it."""
+    if split_url(where).scheme:
+        return where
+    from ..runtime.config.loading import url_of  # late: tasks have URLs, and do without settings
+
+    return url_of(where)
 
 
 def open_log(url: str) -> BlockingReader:

@@ -13,6 +13,7 @@ from typing import Final
 from ..runtime.clock import MAX_TIMESTAMP, compose
 from ..runtime.errors import ConfigError
 from ..runtime.log.names import DEFAULT_PREFIX
+from .log import log_url
 from .option_names import by_known_name
 from .source_aliases import ALIASES, from_aliases, is_foreign
 
@@ -123,7 +124,7 @@ class ReadOptions:
         _check_mode(options, streaming)
         _check_time_travel(options)
         parsed = ReadOptions(
-            options["wal"],
+            log_url(options["wal"]),
             options.get("collection", ""),
             _list("topic", options.get("topic")),
             _pattern(options.get("subscribePattern", "")),

@@ -11,6 +11,7 @@ from ...runtime.errors import ConfigError
 from ...runtime.log.names import DEFAULT_PREFIX
 from ...runtime.log.opening import find_backend
 from ...runtime.rows.schema import OPS
+from ..log import log_url
 from ..option_names import by_known_name
 from ..source_aliases import SERVERS, from_aliases, is_foreign
 
@@ -75,10 +76,11 @@ class SinkOptions:
         if not streaming and bool(app) != (version is not None):
             missing = "txnVersion" if app else "txnAppId"
             raise ConfigError(f"options txnAppId and txnVersion belong together; {missing} is missing", key=missing)
-        if is_foreign(options["wal"]):
+        url = log_url(options["wal"])
+        if is_foreign(url):
             _check_foreign(options)
         return SinkOptions(
-            find_backend(options["wal"]).absolute_url(options["wal"]),  # executors may run in another directory
+            find_backend(url).absolute_url(url),  # executors may run in another directory
             options.get("collection", ""),
             tuple(name.strip() for name in options.get("topic", "").split(",") if name.strip()),
             options.get("prefix", DEFAULT_PREFIX),

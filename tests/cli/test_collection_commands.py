@@ -137,6 +137,29 @@ def test_rows_of_parquet_are_written_in_batches(command: Command, log: str, thin
     assert json.loads(command("query", log, things, "id < 10", "--count", "--json").out) == {"count": 10}
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "", "has no rows, it is empty or has only a header"),
+        ("a.csv", "id,place\n", "has no rows, it is empty or has only a header"),
+        ("a.jsonl", "\n\n", "has no rows"),
+        ("a.parquet", None, "has no rows"),
+    ],
+)
+def test_a_file_without_rows_is_said_to_have_none(
+    command: Command, log: str, things: str, tmp_path: Path, name: str, content: str | None, said: str
+):
+    file = tmp_path / name
+    if content is None:
+        pq.write_table(pa.table({"id": pa.array([], pa.int64())}), file)
+    else:
+        file.write_text(content)
+    ended = command("insert", log, things, file)
+    assert (ended.status, ended.out, ended.err) == (0, f"0 rows written into {things}: {file} {said}\n", "")
+    told = json.loads(command("insert", log, things, file, "--json").out)
+    assert told == {"collection": things, "rows": 0, "ts": None, "time": None}
+
+
 def test_what_query_prints_insert_reads_from_stdin(command: Command, log: str, things: str):
     program = [sys.executable, "-m", "tidewal", "insert", log, things, "-"]
     ended = subprocess.run(program, input=JSON_LINES, capture_output=True, text=True, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,18 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
 
 
 def test_names_are_taken_in_any_case() -> None:
-    options = ReadOptions.parse({"WAL": "w", "collection": "c", "maxrowspertrigger": "5", "FAILONDATALOSS": "False"})
-    assert (options.wal, options.limits.rows, options.fail_on_data_loss) == ("w", 5, False)
+    given = {"WAL": "kafka://b", "collection": "c", "maxrowspertrigger": "5", "FAILONDATALOSS": "False"}
+    options = ReadOptions.parse(given)
+    assert (options.wal, options.limits.rows, options.fail_on_data_loss) == ("kafka://b", 5, False)
+
+
+def test_a_log_is_named_by_a_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = tmp_path / "node"
+    (node / "log").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for where in ("node", "node/log", str(node), str(node / "log"), f"rocksmq://{node}/log"):
+        assert ReadOptions.parse({"wal": where, "collection": "c"}).wal == f"rocksmq://{node}/log"
+        assert SinkOptions.parse({"wal": where, "topic": "t"}, streaming=True).wal == f"rocksmq://{node}/log"
 
 
 def test_lists_and_patterns_name_topics() -> None:
