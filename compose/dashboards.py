@@ -25,7 +25,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "Log": ("wal_",),
     "Streams": ("wal_scan_", "wal_scanner_", "wal_dead_letter_"),
     "Brokers": ("wal_backend_",),
-    "Groups": ("wal_group_", "rocksmq_groups_"),
+    "Groups": ("wal_group_", "wal_keyed_", "rocksmq_groups_"),
     "Proxy": ("proxy_", "overloaded_"),
     "DataNode": ("datanode_",),
     "QueryNode": ("querynode_",),

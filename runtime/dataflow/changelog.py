@@ -29,6 +29,7 @@ RECORD_BYTES = 1024 * 1024  # of a record, about
 RECORD_OVERHEAD_BYTES = 1024
 KEYS_AT_ONCE = 4096
 SWEPT_AT_ONCE = 256
+KEY_BYTES = 200  # what a key takes in memory beside its encoded bytes, about
 
 _CHECKPOINT_VERSION = 1
 _TUPLE = 1  # of msgpack's extension types
@@ -127,6 +128,11 @@ class Changelog:
         self._largest = limit
         self._written = written  # bytes since the last sweep began
         self._swept = 0  # bytes of the last whole sweep: about the size of the state
+        self._sized = written  # bytes of the state, no less, when it was last encoded as a whole
+        self._changed = 0  # bytes of the changes since
+        self._changed_in_sweep = 0
+        self._needed = written  # bytes since `base`
+        self._before_sweep = 0  # of them, those before the sweep under way
         self._sweep: _Sweep | None = None
 
     @property
@@ -135,6 +141,24 @@ class Changelog:
         is through, which is when `base` is its sequence number."""
         began = self.base if self._sweep is None else self._sweep.sequence
         return began == self.checkpoint.sequence
+
+    @property
+    def written(self) -> int:
+        """The bytes of the changelog since `base`: what a recovery reads."""
+        return self._needed
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the state takes in memory, about, and never counted too low: a key that was changed since the state was
+        last encoded as a whole counts again. `measure` makes it exact."""
+        return self._sized + self._changed + KEY_BYTES * self.state.keys
+
+    def measure(self) -> None:
+        """Encode the whole state, for its size. Raises as `next_commit` does."""
+        self._sized = sum(
+            len(body) for table in self.state.tables.values() for body in self._changes(table, list(table.data))
+        )
+        self._changed = 0
 
     def next_commit(self) -> list[bytes]:
         """The records that store what has changed since the last call, and `checkpoint` with them; none where nothing
@@ -148,16 +172,22 @@ class Changelog:
         ]
         if not bodies:
             return []
-        sequence = self.checkpoint.sequence + 1
+        sequence, base = self.checkpoint.sequence + 1, self.base
         changed_bytes = sum(map(len, bodies))
         self._written += changed_bytes
+        self._changed += changed_bytes
+        self._changed_in_sweep += changed_bytes
         if self._sweep is None and self._written >= max(SWEEP_FROM_BYTES, 2 * self._swept):
             self._sweep = _Sweep(self.state, sequence)
-            self._written = changed_bytes
+            self._written = self._changed_in_sweep = changed_bytes
+            self._before_sweep = self._needed
         if self._sweep is not None:
             bodies += self._swept_bodies(self._sweep, max(SWEEP_BYTES, changed_bytes))
         for table in self.state.tables.values():
             table.changed.clear()
+        self._needed += sum(map(len, bodies))
+        if self.base > base:
+            self._needed -= self._before_sweep
         self.checkpoint = Checkpoint(self.checkpoint.life, sequence)
         return [self._record(body, number, len(bodies)) for number, body in enumerate(bodies)]
 
@@ -169,6 +199,7 @@ class Changelog:
             part = sweep.next_keys()
             if part is None:
                 self.base, self._swept, self._sweep = sweep.sequence, sweep.bytes + swept, None
+                self._sized, self._changed = self._swept, self._changed_in_sweep
                 break
             new = self._changes(*part)
             bodies += new
@@ -255,6 +286,7 @@ class StateRecovery:
         self.state: KeyedState = KeyedState()
         self.checkpoint: Checkpoint = checkpoint
         self.base: int = 1
+        self.begin_ts: int = 0  # of the first record that counts
         self._codec = codec
         self._first: tuple[int, int] | None = None  # sequence and part, as are the next two
         self._last = (0, 0)
@@ -267,9 +299,9 @@ class StateRecovery:
         """Whether the state is that of the checkpoint."""
         return self._complete
 
-    def feed(self, record: Record) -> None:
-        """Apply a record; those of other lives, and repetitions, are passed over. Raises `CorruptLog` where records
-        that are needed are missing, or cannot be read."""
+    def feed(self, record: Record, timestamp: int = 0) -> None:
+        """Apply a record, whose entry has the `timestamp`; those of other lives, and repetitions, are passed over.
+        Raises `CorruptLog` where records that are needed are missing, or cannot be read."""
         part = record.part
         if record.type is not RecordType.STATE or record.producer != self.checkpoint.life or part is None:
             return
@@ -277,7 +309,7 @@ class StateRecovery:
         if self._complete or at <= self._last:
             return
         if self._first is None:
-            self._first = at
+            self._first, self.begin_ts = at, timestamp
         elif at != self._next:
             raise CorruptLog(f"the changelog goes from {self._last} to {at}: what lies between is missing")
         ends = part.number + 1 == part.of

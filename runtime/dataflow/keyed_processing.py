@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeAlias
 
 from ..arguments import checked
-from ..errors import Closed, Fenced, InvalidRequest, TidewalError, Unsupported
-from ..groups.work import check_awaitable
+from ..clock import HybridClock
+from ..errors import (
+    Closed,
+    Fenced,
+    InvalidRequest,
+    MemoryLimitExceeded,
+    MessageTooLarge,
+    TidewalError,
+    Unsupported,
+)
+from ..groups.metadata_layers import Layer, unwrap, wrap
+from ..groups.retries import Retries
+from ..groups.retry_policy import RetryPolicy
+from ..groups.work import Left, Member, check_awaitable
 from ..log.wal import Append, Delivered, Wal
+from ..metrics.metrics import Metrics
 from .changelog import Codec, MsgpackCodec
 from .keyed_channel import D, KeyedChannel, KeyedCommit, changelog_of, recover
+from .keyed_metrics import KeyedMetrics
 from .keyed_state import KeyedState
 
 KeyedHandler: TypeAlias = Callable[[Delivered, KeyedState], Awaitable[Sequence[Append]]]
 _Handler: TypeAlias = Callable[[D, KeyedState], Awaitable[Sequence[Append]]]
 
 
-class KeyedMember(Protocol[D]):
+class KeyedMember(Member[D], Protocol[D]):
     """What `process_keyed` needs of a `GroupMember`, or of what delivers its channels in another form."""
 
     @property
@@ -28,18 +42,9 @@ class KeyedMember(Protocol[D]):
     @property
     def channels(self) -> frozenset[str]: ...
 
-    async def __anext__(self) -> D: ...
-
-    def metadata(self, channel: str) -> bytes: ...
-
-    def redeliver(self, delivered: D) -> None: ...
-
-    async def commit(
-        self, delivered: Sequence[D], outputs: Sequence[Append], *, metadata: Mapping[str, bytes] | None = None
-    ) -> list[bytes]: ...
-
 
 COMMIT_INTERVAL_S = 0.1
+MAX_STATE_BYTES = 1024 * 1024 * 1024
 MAX_UNCOMMITTED = 100_000  # entries and outputs, of all channels: a commit has to hold what they have changed
 
 
@@ -53,6 +58,10 @@ async def process_keyed(
     commit_interval_s: float = COMMIT_INTERVAL_S,
     codec: Codec | None = None,
     stop: asyncio.Event | None = None,
+    retry: RetryPolicy | None = None,
+    max_state_bytes: int = MAX_STATE_BYTES,
+    metrics: Metrics | None = None,
+    clock: HybridClock | None = None,
 ) -> None:
     """Call `handle` with each batch and the state of its channel, one after the other, until `stop` is set, the member
     leaves or the log is closed. What `handle` returns is appended, exactly once, in one commit with the changes of the
@@ -67,17 +76,33 @@ async def process_keyed(
     encodes the values of the state; the same one must read them again. Once `stop` is set, what was processed is
     committed, and the call returns; the member stays in its group.
 
-    Raises what `handle`, iterating, committing and appending raise, and `CorruptLog` or `Unavailable` for a state that
-    cannot be read. What is not committed then goes back and is delivered again, with the state of the last commit, so
-    processing may be started again, with this member, or with another one once this has left (`aclose`). A batch whose
-    channel another member gets meanwhile (`Fenced`) is left to that one. Raises `Unsupported` (`capability`) on a log
-    without `atomic_commits`, and `InvalidRequest` for a name that cannot be part of a channel's, and for a `handle`
-    that is not async."""
+    With `retry` an entry whose handler fails, or ended its process, is tried again and becomes a dead letter of the
+    group in the end, as in `process`. What a failed attempt did to the state is forgotten: the state is read from its
+    changelog again, and the next 100,000 entries of the channel are committed batch by batch, as are those behind each
+    recovery. An entry that ends its process does so up to three times more than the policy has attempts.
+
+    The states of all channels that the member has here may take `max_state_bytes` of memory together, an estimate. What
+    would exceed them is not committed: `MemoryLimitExceeded` (`limit` "process_keyed.max_state_bytes") names the group,
+    and the channel whose state is the largest; with more, or with fewer channels per member, processing goes on where
+    it was. `metrics` shows the states and their windows and counts retries; `clock` stamps dead letters.
+
+    Without `retry` it raises what `handle` raises. It raises what iterating, committing and appending raise, and
+    `CorruptLog` or `Unavailable` for a state that cannot be read. What is not committed then goes back and is delivered
+    again, with the state of the last commit, so processing may be started again, with this member, or with another one
+    once this has left (`aclose`). A batch whose channel another member gets meanwhile (`Fenced`) is left to that one.
+    Raises `Unsupported` (`capability`) on a log without `atomic_commits`, and `InvalidRequest` for a name that cannot
+    be part of a channel's, and for a `handle` that is not async."""
     if not wal.capabilities.atomic_commits:
         raise Unsupported(f"{wal.name}:// has no commits of outputs with positions", capability="atomic_commits")
     if not name:
         raise InvalidRequest("a program with state needs a name: its changelogs are called after it")
-    await _Program(wal, member, handle, name, commit_interval_s, codec or MsgpackCodec(), stop).run()
+    if max_state_bytes <= 0:
+        raise InvalidRequest(f"max_state_bytes is {max_state_bytes}, and must be over 0")
+    program = _Program(wal, member, handle, name, commit_interval_s, codec or MsgpackCodec(), stop, max_state_bytes)
+    program.show_in(metrics)
+    if retry is not None:
+        await program.retry(retry, metrics, clock or HybridClock())
+    await program.run()
 
 
 class _Program(Generic[D]):
@@ -92,19 +117,45 @@ class _Program(Generic[D]):
         commit_interval_s: float,
         codec: Codec,
         stop: asyncio.Event | None,
+        max_state_bytes: int,
     ) -> None:
         self._wal, self._member, self._handle = wal, member, handle
         self._name, self._interval_s, self._codec = name, commit_interval_s, codec
+        self._max_state_bytes = max_state_bytes
+        self._metrics = KeyedMetrics(None, member.group)
+        self._retries: Retries[D] | None = None
         self._channels: dict[str, KeyedChannel[D]] = {}
         self._uncommitted = 0
         self._commit_at: float | None = None  # None while there is nothing to commit
         self._next: asyncio.Task[D] | None = None
-        self._stop = asyncio.ensure_future((stop or asyncio.Event()).wait())
+        self._stop_at = stop or asyncio.Event()
+
+    def show_in(self, metrics: Metrics | None) -> None:
+        """Show the states in `metrics`."""
+        self._metrics = KeyedMetrics(metrics, self._member.group)
+
+    async def retry(self, policy: RetryPolicy, metrics: Metrics | None, clock: HybridClock) -> None:
+        """Try again what fails."""
+        self._retries = Retries(
+            self._wal,
+            self._member,
+            self._handled,
+            self._complete,
+            policy,
+            metrics,
+            clock,
+            prepare=self._prepare,
+            discard=self._discard,
+        )
+        await self._retries.open()
 
     async def run(self) -> None:
+        self._stop = asyncio.ensure_future(self._stop_at.wait())
         try:
             while (delivered := await self._next_batch()) is not None:
                 await self._process(delivered)
+        except Left:
+            return
         except Closed:
             if not self._has_left():
                 raise
@@ -112,8 +163,8 @@ class _Program(Generic[D]):
             await self._give_back()
 
     async def _next_batch(self) -> D | None:
-        """The next batch; None once the member has left, or all is committed and the program is to stop. Commits
-        whenever it is time, with or without a batch."""
+        """The next batch; None once the member has left, or all is committed and the program is to stop. Commits and
+        makes attempts that are due whenever it is time, with or without a batch."""
         now = asyncio.get_running_loop().time
         while True:
             if self._stop.done():
@@ -121,9 +172,14 @@ class _Program(Generic[D]):
                 return None
             if self._commit_at is not None and (now() >= self._commit_at or self._uncommitted >= MAX_UNCOMMITTED):
                 await self._commit()
+            due = None if self._retries is None else self._retries.due
+            if self._retries is not None and due is not None and now() >= due:
+                await self._retries.go_on()
+                continue
             if self._next is None:
                 self._next = asyncio.ensure_future(_take(self._member))
-            left_s = None if self._commit_at is None else self._commit_at - now()
+            until = min((at for at in (self._commit_at, due) if at is not None), default=None)
+            left_s = None if until is None else until - now()
             await asyncio.wait({self._next, self._stop}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if self._next.done() and not self._stop.done():
                 task, self._next = self._next, None
@@ -134,20 +190,54 @@ class _Program(Generic[D]):
 
     async def _process(self, delivered: D) -> None:
         try:
-            channel = await self._channel(delivered)
-            answer = self._handle(delivered, channel.state)
+            if self._retries is not None:
+                await self._retries.work(delivered)
+                return
+            await self._prepare(delivered)
+            answer = self._handled(delivered)
             check_awaitable(answer, self._handle)
-            outputs = await answer
+            await self._complete(delivered, await answer, None)
         except BaseException as error:
             self._member.redeliver(delivered)
-            self._channels.pop(delivered.channel, None)
+            self._forget(delivered.channel)
             if isinstance(error, Fenced) and error.fields.get("channel") == delivered.channel:
                 return
             raise
+
+    # ---- one attempt ------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, delivered: D) -> None:
+        """Have the state of the batch's channel, as of the batch before."""
+        await self._channel(delivered)
+
+    def _handled(self, delivered: D) -> Awaitable[Sequence[Append]]:
+        return self._handle(delivered, self._channels[delivered.channel].state)
+
+    async def _complete(self, delivered: D, outputs: Sequence[Append], metadata: bytes | None) -> None:
+        """Commit the batch with the next commit; or at once, and alone, where the attempt at it has to be known.
+        `metadata` has the attempts at what follows."""
+        channel = self._channels[delivered.channel]
         channel.add(delivered, outputs)
+        if metadata is not None or channel.commit_alone > 0:
+            channel.commit_alone -= len(delivered.entries)
+            await self._commit_alone(delivered.channel, unwrap(Layer.ATTEMPTS, metadata or b"")[0])
+            return
         self._uncommitted += len(delivered.entries) + len(outputs)
         if self._commit_at is None:
             self._commit_at = asyncio.get_running_loop().time() + self._interval_s
+
+    def _discard(self, delivered: D) -> bool:
+        """Forget the state that a failed attempt has changed. What was processed before it and is not committed has to
+        be processed again: then all goes back."""
+        channel = self._forget(delivered.channel)
+        if channel is None or not channel.delivered:
+            return True
+        self._member.redeliver(delivered)
+        return False
+
+    def _forget(self, name: str) -> KeyedChannel[D] | None:
+        self._metrics.forget(name)
+        return self._channels.pop(name, None)
 
     async def _channel(self, delivered: D) -> KeyedChannel[D]:
         """The state of the batch's channel, as of the batch before."""
@@ -162,20 +252,36 @@ class _Program(Generic[D]):
             )
         metadata = self._member.metadata(delivered.channel)
         channel = await recover(self._wal, self._name, self._member.id, delivered, metadata, self._codec)
+        channel.commit_alone = 0 if self._retries is None else MAX_UNCOMMITTED
         self._channels[delivered.channel] = channel
+        self._check_memory()
+        self._metrics.show(delivered.channel, channel)
         return channel
 
     def _forget_lost(self) -> None:
         """Free the states of channels that are with other members now."""
         for name in self._channels.keys() - self._member.channels:
-            del self._channels[name]
+            self._forget(name)
+
+    # ---- committing -------------------------------------------------------------------------------------------------
 
     async def _commit(self) -> None:
-        """Commit all that was processed, in one commit; without the channels that are with other members by now."""
+        """Commit all that was processed. With retries, what cannot be committed goes back, to be committed batch by
+        batch: so the one at fault is found."""
+        try:
+            await self._commit_all()
+        except (InvalidRequest, MessageTooLarge):
+            if self._retries is None:
+                raise
+            self._redeliver_uncommitted()
+
+    async def _commit_all(self) -> None:
+        """One commit of all channels; without those that are with other members by now."""
         self._commit_at, self._uncommitted = None, 0
         commits: list[KeyedCommit[D]] = [
             channel.next_commit() for channel in self._channels.values() if channel.delivered
         ]
+        self._check_memory()
         while commits:
             try:
                 ids = await self._member.commit(
@@ -185,17 +291,58 @@ class _Program(Generic[D]):
                 )
             except Fenced as error:
                 lost = error.fields.get("channel")
-                self._channels.pop(str(lost), None)
+                self._forget(str(lost))
                 left = [commit for commit in commits if commit.channel != lost]
                 if len(left) == len(commits) or error.fields.get("outcome_unknown"):
                     raise
                 commits = left
                 continue
             for commit in commits:
-                channel = self._channels[commit.channel]
-                await channel.committed(self._wal, ids[: len(commit.outputs)])
+                await self._committed(commit.channel, ids[: len(commit.outputs)])
                 del ids[: len(commit.outputs)]
             return
+
+    async def _commit_alone(self, name: str, attempts: bytes) -> None:
+        """Commit what was processed of one channel, with the attempts at what follows. After a failure the state is
+        read again."""
+        try:
+            commit = self._channels[name].next_commit()
+            self._check_memory()
+            metadata = wrap(Layer.ATTEMPTS, attempts, commit.metadata)
+            ids = await self._member.commit(commit.delivered, commit.outputs, metadata={name: metadata})
+        except BaseException:
+            self._forget(name)
+            raise
+        await self._committed(name, ids)
+
+    async def _committed(self, name: str, ids: list[bytes]) -> None:
+        channel = self._channels[name]
+        await channel.committed(self._wal, ids)
+        self._metrics.show(name, channel)
+
+    def _check_memory(self) -> None:
+        """Raise `MemoryLimitExceeded` for states that are too large together."""
+        if self._memory_bytes() <= self._max_state_bytes:
+            return
+        for channel in self._channels.values():
+            channel.measure()
+        taken = self._memory_bytes()
+        if taken <= self._max_state_bytes:
+            return
+        name, largest = max(self._channels.items(), key=lambda each: each[1].memory_bytes)
+        raise MemoryLimitExceeded(
+            f"the states of {self._name!r}, which this member of the group {self._member.group!r} has of "
+            f"{len(self._channels)} channels, take about {taken:,} bytes, over max_state_bytes "
+            f"({self._max_state_bytes:,}); the largest is that of {name}, with {largest.memory_bytes:,}. Nothing is "
+            "lost: raise max_state_bytes, run more members, or remove keys, and processing goes on",
+            limit="process_keyed.max_state_bytes",
+            group=self._member.group,
+            channel=name,
+            size=taken,
+        )
+
+    def _memory_bytes(self) -> int:
+        return sum(channel.memory_bytes for channel in self._channels.values())
 
     async def _give_back(self) -> None:
         """Give back what is not committed, and a batch that has come and was not processed."""
@@ -205,10 +352,17 @@ class _Program(Generic[D]):
             task.cancel()
             with suppress(_HasLeft, asyncio.CancelledError, TidewalError):
                 self._member.redeliver(await task)
-        for channel in self._channels.values():
-            for delivered in channel.delivered:
-                self._member.redeliver(delivered)
-        self._channels.clear()
+        if self._retries is not None:
+            self._retries.give_back()
+        self._redeliver_uncommitted()
+        for name in list(self._channels):
+            self._forget(name)
+
+    def _redeliver_uncommitted(self) -> None:
+        for name, channel in list(self._channels.items()):
+            if channel.delivered:
+                self._member.redeliver(channel.delivered[0])
+                self._forget(name)
 
     def _has_left(self) -> bool:
         return not self._member.channels

@@ -92,6 +92,7 @@ class KeyedState:
     def __init__(self) -> None:
         self.tables: dict[str, KeyedTable[Any, Any]] = {}
         self._derived: dict[str, object] = {}
+        self.watermarks: dict[str, int] = {}  # ms, of the windows of each name: shown as metrics
 
     @checked
     def table(self, name: str) -> KeyedTable[Any, Any]:
@@ -111,6 +112,11 @@ class KeyedState:
         if found is _ABSENT:
             found = self._derived[name] = build()
         return cast("T", found)
+
+    @property
+    def keys(self) -> int:
+        """How many keys all tables have."""
+        return sum(len(table.data) for table in self.tables.values())
 
     @property
     def changed(self) -> bool:

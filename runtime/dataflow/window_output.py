@@ -63,8 +63,11 @@ class Watermark:
     def __init__(self, name: str, disorder: int, state: KeyedState) -> None:
         self._table: KeyedTable[str, int] = state.table(f"{name}/time")
         self._disorder = disorder
+        self._name, self._shown = name, state.watermarks
         self.newest: int = self._table.get("newest", 0)  # the highest time of a row
         self.told: int = self._table.get("told", 0)  # the highest watermark that `Windowed.update` was given
+        if self._table:
+            self._shown[name] = self.time
 
     @property
     def time(self) -> int:
@@ -77,6 +80,7 @@ class Watermark:
             self.newest = self._table["newest"] = newest
         if told > self.told:
             self.told = self._table["told"] = told
+        self._shown[self._name] = self.time
 
 
 def by_end(result: WindowResult[Any, Any]) -> tuple[int, int]:

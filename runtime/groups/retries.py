@@ -37,6 +37,8 @@ UNCOUNT_S = 2.0  # for how long an end that is no attempt's fault waits until th
 _log = logging.getLogger("tidewal.groups")
 
 Complete = Callable[[D, Sequence[Append], bytes | None], Awaitable[None]]
+Prepare = Callable[[D], Awaitable[None]]
+Discard = Callable[[D], bool]
 
 
 # Attempts that a member of this process has begun and that do not count, by channel: taking them back durably may fail.
@@ -86,7 +88,9 @@ class _Held(Generic[D]):
 
 class Retries(Generic[D]):
     """Retries for one member. `complete` appends the outputs of a batch and acknowledges it, with metadata (None leaves
-    what is stored)."""
+    what is stored). `prepare` comes before each attempt, and its errors are not the handler's. `discard` forgets what
+    an attempt that failed has changed; where that takes back more than the batch, it gives all of it back to the member
+    and returns False."""
 
     def __init__(
         self,
@@ -97,8 +101,12 @@ class Retries(Generic[D]):
         policy: RetryPolicy,
         metrics: Metrics | None,
         clock: HybridClock,
+        *,
+        prepare: Prepare[D] | None = None,
+        discard: Discard[D] | None = None,
     ) -> None:
         self._wal, self._member, self._handle, self._complete = wal, member, handle, complete
+        self._prepare, self._discard = prepare, discard
         self._policy, self._metrics = policy, metrics
         self._letters = GroupLetters(wal, member.group, policy.dead_letters, clock)
         self._chance = random.Random(policy.seed)
@@ -127,6 +135,8 @@ class Retries(Generic[D]):
             await self._attempt(delivered, 1, None)
             return True
         except _HandlerRaised as failed:
+            if not self._discarded(delivered):
+                return False
             held = _Held(deque([delivered]), 0, None, 0.0)
             self._hold(held)
             await self._failed(held, failed.error)
@@ -171,6 +181,7 @@ class Retries(Generic[D]):
                     held.units.popleft()
                     held.made, held.error, held.waits = 0, None, 0
             except _HandlerRaised as failed:
+                self._discarded(held.units[0])
                 await self._failed(held, failed.error)
                 return False
         except BaseException as error:
@@ -201,6 +212,8 @@ class Retries(Generic[D]):
         """One attempt. Raises `_HandlerRaised` for the handler's errors, except for `Fenced`, and for outputs that no
         log takes."""
         try:
+            if self._prepare is not None:
+                await self._prepare(unit)
             try:
                 answer = self._handle(unit)
                 outputs = await answer if isawaitable(answer) else ()
@@ -277,7 +290,11 @@ class Retries(Generic[D]):
     def _drop(self, channel: str) -> None:
         held = self._held.pop(channel, None)
         if held is not None:
+            self._discarded(held.units[0])
             self._member.redeliver(held.units[0])
+
+    def _discarded(self, unit: D) -> bool:
+        return self._discard is None or self._discard(unit)
 
     # ---- what is stored ---------------------------------------------------------------------------------------------
 

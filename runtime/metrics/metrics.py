@@ -86,6 +86,36 @@ _WAL = (
     counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
     counter("wal_group_retry_total", "Attempts of handlers after one that failed or ended its process", "group"),
     counter("wal_group_dead_letter_total", "Entries that became dead letters of a group, by reason", "group", "reason"),
+    gauge("wal_keyed_state_keys", "count", "Keys of a keyed state; the channel is its input", "group", CHANNEL),
+    gauge(
+        "wal_keyed_state_bytes",
+        "bytes",
+        "Memory of a keyed state, about, counted too high rather than too low; limit max_state_bytes of process_keyed",
+        "group",
+        CHANNEL,
+    ),
+    gauge(
+        "wal_keyed_changelog_bytes",
+        "bytes",
+        "What the next member with the channel reads of the changelog, about",
+        "group",
+        CHANNEL,
+    ),
+    gauge(
+        "wal_keyed_snapshot_unix_seconds",
+        "seconds",
+        "Log time of the oldest record of the changelog that is needed: where its newest whole snapshot began",
+        "group",
+        CHANNEL,
+    ),
+    gauge(
+        "wal_keyed_watermark_unix_seconds",
+        "seconds",
+        "How far the time of the windows named `window` has come in the channel",
+        "group",
+        CHANNEL,
+        "window",
+    ),
     counter("wal_dead_letter_message_total", "Bad records that became dead letters, by reason", CHANNEL, "reason"),
 )
 
@@ -248,6 +278,12 @@ class Metrics:
         for metric in METRICS:
             if label in metric.labels:
                 self._families[metric.name].remove_by_labels({label: value})
+
+    @checked
+    def remove(self, name: str, **labels: str) -> None:
+        """Drop the series of one metric that have these labels; fewer labels than the metric has drop several."""
+        _known(name)
+        self._families[name].remove_by_labels(labels)
 
     def value(self, name: str, **labels: str) -> float:
         """Read a counter or gauge, or a histogram's count; 0 where nothing was recorded yet."""

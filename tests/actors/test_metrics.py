@@ -44,6 +44,11 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_group_dead_letter_total",  # of groups, which a node has none of: tests/runtime/test_groups_retries.py
     "wal_group_reset_total",
     "wal_group_retry_total",  # likewise
+    "wal_keyed_state_keys",  # of programs with keyed state, as are these five: tests/runtime/dataflow
+    "wal_keyed_state_bytes",
+    "wal_keyed_changelog_bytes",
+    "wal_keyed_snapshot_unix_seconds",
+    "wal_keyed_watermark_unix_seconds",
     "wal_scan_reset_total",  # in tests/runtime/test_stream_limits.py
     "rocksmq_groups_cut_off_total",
     "rocksmq_journal_recycled_bytes_total",

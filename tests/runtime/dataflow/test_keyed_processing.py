@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.keyed_model import chaos, check
+from tidewal.runtime.clock import compose
 from tidewal.runtime.dataflow import changelog as changelog_module
 from tidewal.runtime.dataflow import keyed_channel
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
+from tidewal.runtime.dataflow.windowed import Windowed
+from tidewal.runtime.dataflow.windows import tumbling
 from tidewal.runtime.errors import Fenced, InvalidRequest, PositionLost, Unavailable, Unsupported
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
@@ -367,3 +372,61 @@ def test_recovery_waits_for_a_commit_that_is_published_later(monkeypatch):
         await wal.close()
 
     run_virtual(main())
+
+
+@virtual
+async def test_the_states_are_shown_by_group_and_channel_for_as_long_as_they_are_here(wal):
+    metrics = Metrics("1")
+    labels = {"group": "g", "channel_name": "words"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changelog_module, "SWEEP_FROM_BYTES", 500)
+        patch.setattr(changelog_module, "SWEEP_BYTES", 20)
+        member = await wal.join("g", ["words"])
+        running = asyncio.create_task(
+            process_keyed(wal, member, counting, "counting", commit_interval_s=0.0, metrics=metrics)
+        )
+        for number in range(300):
+            await wal.append("words", b"%d" % (number % 7), compose(1000 + number * 1000))
+            await elapse(0.01)
+        assert metrics.value("wal_keyed_state_keys", **labels) == 7
+        assert 7 * 200 < metrics.value("wal_keyed_state_bytes", **labels) < 7 * 200 + 3000
+        assert 7 < metrics.value("wal_keyed_changelog_bytes", **labels) < 3000
+        assert 200 < metrics.value("wal_keyed_snapshot_unix_seconds", **labels) < 300
+        await member.aclose()
+        await running
+    assert metrics.series("wal_keyed_state_keys") == {}
+    member = await wal.join("g", ["words"])
+    await wal.append("words", b"0", compose(301_000))
+    running = asyncio.create_task(process_keyed(wal, member, counting, "counting", metrics=metrics))
+    await elapse(1.0)
+    assert metrics.value("wal_keyed_state_keys", **labels) == 7
+    assert 200 < metrics.value("wal_keyed_snapshot_unix_seconds", **labels) < 300
+    await member.aclose()
+    await running
+
+
+@virtual
+async def test_an_entry_that_tells_the_time_ends_the_windows_of_a_silent_channel(wal):
+    metrics, found = Metrics("1"), []
+    seen = Windowed("seen", tumbling(timedelta(seconds=10)), new=lambda: 0, add=lambda kept, _: kept + 1)
+
+    async def handle(delivered, state):
+        for entry in delivered.entries:
+            rows = [("all", entry.timestamp >> 18, 1)] if entry.payload == b"row" else []
+            results, late = seen.update(state, rows, None if rows else entry.timestamp)
+            found.extend((each.window.start, each.value) for each in results)
+            assert not late
+        return []
+
+    labels = {"group": "g", "channel_name": "words", "window": "seen"}
+    for _ in range(2):  # the second member begins with what is stored
+        member = await wal.join("g", ["words"])
+        running = asyncio.create_task(process_keyed(wal, member, handle, "seen", metrics=metrics))
+        await wal.append("words", b"row", compose(3_000 if not found else 13_000))
+        await elapse(100.0)
+        assert len(found) == metrics.value("wal_keyed_watermark_unix_seconds", **labels) // 10
+        await wal.append("words", b"time", compose(10_000 if not found else 20_500))
+        await elapse(1.0)
+        await member.aclose()
+        await running
+    assert found == [(0, 1), (10_000, 1)]
