@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
+from tests.wind_down import Pause, wind_down
 from tidewal.runtime.errors import Fenced, Overloaded, TidewalError
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.progress import GroupProgress
@@ -21,8 +22,6 @@ from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 INPUTS = ("in-1", "in-2")
 MEMBERS = 3
 SESSION_S = 10.0
-
-Pause = Callable[[float], Awaitable[None]]
 
 
 class Passing(Exception):
@@ -116,23 +115,8 @@ async def chaos(
                 await pause(chance.random() * 0.2)
         for _ in range(chance.randrange(12)):
             await asyncio.sleep(0)
-    for worker in workers:
-        worker.calm = True
-    if hasattr(wal, "faults"):
-        wal.faults = None
-    while not await _at_the_end(wal, written):
-        await pause(0.5)
-    while not all(worker.running.done() for worker in workers):  # one may just be joining
-        for worker in workers:
-            await worker.leave()
-        await pause(0.1)
-    await asyncio.gather(*(worker.running for worker in workers))
+    await wind_down(wal, workers, {channel: ids[-1] for channel, ids in written.items() if ids}, pause)
     return written
-
-
-async def _at_the_end(wal, written: dict[str, list[bytes]]) -> bool:
-    positions = {info.name: info.positions for info in await wal.groups()}.get("g", {})
-    return all(not ids or (positions.get(channel) or b"") >= ids[-1] for channel, ids in written.items())
 
 
 @contextmanager

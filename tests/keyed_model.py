@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from tests.wind_down import Pause, wind_down
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
 from tidewal.runtime.dataflow.keyed_state import KeyedState
 from tidewal.runtime.errors import Fenced, Overloaded, TidewalError
@@ -20,8 +20,6 @@ INPUTS = ("words-1", "words-2", "words-3")
 WORDS = [f"word{number}" for number in range(8)]
 NAME = "counting"
 END = b"the end"
-
-Pause = Callable[[float], Awaitable[None]]
 
 
 def count(delivered: Delivered, state: KeyedState) -> list[Append]:
@@ -114,23 +112,8 @@ async def chaos(wal: Wal, seed: int, pause: Pause, *, steps: int, members: int =
                 await pause(chance.random() * 0.2)
         for _ in range(chance.randrange(12)):
             await asyncio.sleep(0)
-    for worker in workers:
-        worker.calm = True
-    if hasattr(wal, "faults"):
-        wal.faults = None
-    while not await _at(wal, last):
-        await pause(0.2)
-    while not all(worker.running.done() for worker in workers):  # one may just be joining
-        for worker in workers:
-            await worker.leave()
-        await pause(0.1)
-    await asyncio.gather(*(worker.running for worker in workers))
+    await wind_down(wal, workers, last, pause)
     return written
-
-
-async def _at(wal: Wal, last: dict[str, bytes]) -> bool:
-    positions = {info.name: info.positions for info in await wal.groups()}.get("g", {})
-    return all((positions.get(channel) or b"") >= id for channel, id in last.items())
 
 
 async def states(wal: Wal) -> dict[str, dict[str, int]]:
