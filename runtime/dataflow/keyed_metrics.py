@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from ..metrics.metrics import CHANNEL, Metrics
@@ -39,11 +40,13 @@ class KeyedMetrics:
 
     def __init__(self, metrics: Metrics | None, group: str) -> None:
         self._metrics, self._group = metrics, group
+        self._shown: set[str] = set()
 
     def show(self, channel: str, state: ShownState) -> None:
         """Show the state as it is now: once per commit."""
         if self._metrics is None:
             return
+        self._shown.add(channel)
         labels = {"group": self._group, CHANNEL: channel}
         values = (state.keys, state.memory_bytes, state.changelog_bytes, state.snapshot_ms / 1000)
         for name, value in zip(_STATE, values, strict=True):
@@ -51,8 +54,11 @@ class KeyedMetrics:
         for window, ms in state.watermarks.items():
             self._metrics.gauge(_WATERMARK, window=window, **labels).set(ms / 1000)
 
-    def forget(self, channel: str) -> None:
-        """The channel's state is not here any more."""
-        if self._metrics is not None:
+    def keep(self, channels: Collection[str]) -> None:
+        """Show no other channels any more: these are the member's."""
+        if self._metrics is None:
+            return
+        for channel in self._shown.difference(channels):
+            self._shown.remove(channel)
             for name in (*_STATE, _WATERMARK):
                 self._metrics.remove(name, group=self._group, **{CHANNEL: channel})

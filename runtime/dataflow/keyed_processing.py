@@ -199,7 +199,7 @@ class _Program(Generic[D]):
             await self._complete(delivered, await answer, None)
         except BaseException as error:
             self._member.redeliver(delivered)
-            self._forget(delivered.channel)
+            self._channels.pop(delivered.channel, None)
             if isinstance(error, Fenced) and error.fields.get("channel") == delivered.channel:
                 return
             raise
@@ -229,15 +229,11 @@ class _Program(Generic[D]):
     def _discard(self, delivered: D) -> bool:
         """Forget the state that a failed attempt has changed. What was processed before it and is not committed has to
         be processed again: then all goes back."""
-        channel = self._forget(delivered.channel)
+        channel = self._channels.pop(delivered.channel, None)
         if channel is None or not channel.delivered:
             return True
         self._member.redeliver(delivered)
         return False
-
-    def _forget(self, name: str) -> KeyedChannel[D] | None:
-        self._metrics.forget(name)
-        return self._channels.pop(name, None)
 
     async def _channel(self, delivered: D) -> KeyedChannel[D]:
         """The state of the batch's channel, as of the batch before."""
@@ -261,7 +257,7 @@ class _Program(Generic[D]):
     def _forget_lost(self) -> None:
         """Free the states of channels that are with other members now."""
         for name in self._channels.keys() - self._member.channels:
-            self._forget(name)
+            del self._channels[name]
 
     # ---- committing -------------------------------------------------------------------------------------------------
 
@@ -291,7 +287,7 @@ class _Program(Generic[D]):
                 )
             except Fenced as error:
                 lost = error.fields.get("channel")
-                self._forget(str(lost))
+                self._channels.pop(str(lost), None)
                 left = [commit for commit in commits if commit.channel != lost]
                 if len(left) == len(commits) or error.fields.get("outcome_unknown"):
                     raise
@@ -311,7 +307,7 @@ class _Program(Generic[D]):
             metadata = wrap(Layer.ATTEMPTS, attempts, commit.metadata)
             ids = await self._member.commit(commit.delivered, commit.outputs, metadata={name: metadata})
         except BaseException:
-            self._forget(name)
+            self._channels.pop(name, None)
             raise
         await self._committed(name, ids)
 
@@ -319,6 +315,7 @@ class _Program(Generic[D]):
         channel = self._channels[name]
         await channel.committed(self._wal, ids)
         self._metrics.show(name, channel)
+        self._metrics.keep(self._member.channels)
 
     def _check_memory(self) -> None:
         """Raise `MemoryLimitExceeded` for states that are too large together."""
@@ -355,14 +352,14 @@ class _Program(Generic[D]):
         if self._retries is not None:
             self._retries.give_back()
         self._redeliver_uncommitted()
-        for name in list(self._channels):
-            self._forget(name)
+        self._channels.clear()
+        self._metrics.keep(())
 
     def _redeliver_uncommitted(self) -> None:
         for name, channel in list(self._channels.items()):
             if channel.delivered:
                 self._member.redeliver(channel.delivered[0])
-                self._forget(name)
+                del self._channels[name]
 
     def _has_left(self) -> bool:
         return not self._member.channels

@@ -9,6 +9,8 @@ import pytest
 from tests.keyed_model import NAME, chaos, check
 from tidewal.runtime.dataflow import changelog
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
+from tidewal.runtime.groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
+from tidewal.runtime.log.record import decode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 
@@ -87,4 +89,35 @@ async def test_a_seek_begins_an_empty_state_and_the_one_before_does_not_come_bac
         stop = asyncio.Event()
         await process_keyed(wal, member, handle, NAME, stop=stop)
     assert found == [*[{b"a": 1, b"b": 1}] * 4, {b"a": 1, b"b": 2}]
+    await member.aclose()
+
+
+@pytest.mark.slow
+async def test_a_bad_entry_becomes_a_letter_and_leaves_nothing_in_the_state(backend):
+    wal = await backend.wal()
+    await wal.create_channel("words-1", ChannelPolicy())
+    words = [b"a", b"bad", b"b", b"a", b"fails twice", b"c"]
+    ids = await wal.append_many([Append("words-1", word) for word in words])
+    stop, calls, found = asyncio.Event(), [], {}
+
+    async def handle(delivered, state):
+        table = state.table("counts")
+        for entry in delivered.entries:
+            word = bytes(entry.payload)
+            calls.append(word)
+            table[word] = table.get(word, 0) + 1
+            if word == b"bad" or (word == b"fails twice" and calls.count(word) <= 2):
+                raise ArithmeticError
+        if delivered.entries[-1].id == ids[-1]:
+            found.update(table)
+            stop.set()
+        return []
+
+    retry = RetryPolicy(attempts=3, first_pause_s=0.01)
+    member = await wal.join("g", ["words-1"])
+    async with asyncio.timeout(60):
+        await process_keyed(wal, member, handle, NAME, retry=retry, stop=stop)
+        letters = [decode(entry.payload) for entry in await anext(wal.read(GROUP_DEAD_LETTERS, From.EARLIEST))]
+    assert found == {b"a": 2, b"b": 1, b"fails twice": 1, b"c": 1}
+    assert [(bytes(letter.body), letter.tags["attempts"]) for letter in letters] == [(b"bad", 3)]
     await member.aclose()
