@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.dataflow import keyed_processing
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
 from tidewal.runtime.errors import CorruptLog, MemoryLimitExceeded, Overloaded
+from tidewal.runtime.groups.record_member import RecordMember
 from tidewal.runtime.groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
-from tidewal.runtime.log.record import decode
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import elapse, run_virtual
@@ -294,5 +296,34 @@ def test_a_state_that_changes_without_growing_does_not_reach_the_limit():
 
         program.handle = handle
         await program.run(None, max_state_bytes=5_000, commit_interval_s=0.0)
+
+    run(main())
+
+
+def test_records_are_tried_again_as_entries_are():
+    program = Program()
+
+    async def main():
+        await program.create()
+        clock = HybridClock()
+        keys = [b"a", b"bad", b"b"]
+        records = [encode(Record(RecordType.ROWS, key=key, ts=clock.now())) for key in keys]
+        await program.wal.append_many([Append("in-1", record) for record in records])
+        member = RecordMember(program.wal, await program.wal.join("g", ["in-1"]))
+        stop = asyncio.Event()
+
+        async def handle(pack, state):
+            seen = state.table("seen").setdefault("all", [])
+            for record in pack.records:
+                seen.append(record.key)
+                if record.key == b"bad":
+                    raise ArithmeticError
+            if seen == [b"a", b"b"]:
+                stop.set()
+            return []
+
+        await process_keyed(program.wal, member, handle, "p", retry=RetryPolicy(attempts=2, seed=1), stop=stop)
+        await member.aclose()
+        assert len(program.letters()) == 1
 
     run(main())
