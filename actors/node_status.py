@@ -16,12 +16,19 @@ def watermark_age_s(node: Node) -> float | None:
     return round(max(0.0, node.clock.clock.wall_ms() / 1000 - last_s), 3) if last_s else None
 
 
+def refused_appends(node: Node) -> str:
+    """Why the log of `node` refuses appends at present, and what to do; empty where it takes them."""
+    refusal = node.wal.refusal()
+    return "" if refusal is None else f"{type(refusal).__name__}: {refusal.message}"
+
+
 def node_status(node: Node, catalog: Catalog) -> Params:
-    """The status of `node`: its name, `watermark_age_s` since it last announced a time, and of each collection the rows
-    and bytes in memory, the bytes that are not in its table yet, and how many seconds behind queries and table are.
-    `limits` has what is used of each limit, and the limit; both in bytes."""
+    """The status of `node`: its name, `watermark_age_s` since it last announced a time, why appends are `refused`
+    (empty where they are not), and of each collection the rows and bytes in memory, the bytes that are not in its table
+    yet, how far queries are behind, and for how long the oldest row has waited for the table (0 where none waits); both
+    in seconds. `limits` has what is used of each limit, and the limit; both in bytes."""
     metrics, settings = node.metrics, node.settings
-    collections = _Collections(node, node.clock.clock.wall_ms() / 1000).described(catalog)
+    collections = _Collections(node).described(catalog)
     inflight = int(metrics.value("proxy_inflight_bytes"))
     limits = [_limit("proxy.maxInflightBytes", "", inflight, settings.proxy.max_inflight_bytes)]
     for each in collections:
@@ -30,7 +37,13 @@ def node_status(node: Node, catalog: Catalog) -> Params:
         limits.append(
             _limit("queryNode.memoryLimitBytes", each["name"], memory, settings.query_node.memory_limit_bytes)
         )
-    return {"node": node.name, "watermark_age_s": watermark_age_s(node), "collections": collections, "limits": limits}
+    return {
+        "node": node.name,
+        "watermark_age_s": watermark_age_s(node),
+        "refused": refused_appends(node),
+        "collections": collections,
+        "limits": limits,
+    }
 
 
 def _limit(key: str, collection: str, used: int, limit: int) -> Params:
@@ -40,14 +53,13 @@ def _limit(key: str, collection: str, used: int, limit: int) -> Params:
 class _Collections:
     """The collections of a node. Each metric is read once, however many collections there are."""
 
-    def __init__(self, node: Node, now_s: float) -> None:
+    def __init__(self, node: Node) -> None:
         read = node.metrics.series
-        self._now_s = now_s
         self._rows = read("querynode_entity_num")
         self._memory = read("querynode_memory_bytes")
         self._unflushed = read("proxy_unflushed_bytes")
         self._query_ms = read("querynode_consume_tt_lag_ms")
-        self._checkpoints = read("datanode_channel_checkpoint_unix_seconds")
+        self._table_lag_s = read("proxy_unflushed_age_seconds")
         self._unreadable = {name: error.message for (_, name), error in node.unreadable.items()}
 
     def described(self, catalog: Catalog) -> list[Params]:
@@ -56,13 +68,12 @@ class _Collections:
     def _describe(self, collection: Collection) -> Params:
         name, vchannels = collection.name, [(each,) for each in collection.vchannels]
         query_ms = max(self._query_ms.get(each, 0) for each in vchannels)
-        stored_s = min(self._checkpoints.get(each, 0) for each in vchannels)
         return {
             "name": name,
             "rows": int(self._rows.get((name,), 0)),
             "memory_bytes": int(self._memory.get((name,), 0)),
             "unflushed_bytes": int(self._unflushed.get((name,), 0)),
             "query_lag_s": round(query_ms / 1000, 3),
-            "table_lag_s": round(max(0.0, self._now_s - stored_s), 3) if stored_s else None,
+            "table_lag_s": round(self._table_lag_s.get((name,), 0.0), 3),
             "unreadable": self._unreadable.get(name, ""),
         }

@@ -35,7 +35,7 @@ from .datanode import DataNode
 from .datanode.wal_identity import wal_of
 from .mixcoord import MixCoord
 from .node import Node, RunBlocking, in_thread
-from .node_status import SILENT_S, watermark_age_s
+from .node_status import SILENT_S, refused_appends, watermark_age_s
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
@@ -89,6 +89,7 @@ class Standalone:
         self._stack = AsyncExitStack()
         self._system: ActorSystem | None = None
         self._server: MetricsServer | None = None
+        self._running = False
 
     async def __aenter__(self) -> Standalone:
         actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
@@ -118,6 +119,8 @@ class Standalone:
                 server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
                 self._server = await stack.enter_async_context(server)
             self._stack = stack.pop_all()
+        _log.info("node %s is ready", self.node.name)
+        self._running = True
         return self
 
     async def _ready(self) -> None:
@@ -140,7 +143,13 @@ class Standalone:
 
     async def close(self) -> None:
         """Drain and stop all roles: what was accepted is durable, and a later start continues from the directory."""
+        if not self._running:
+            return
+        self._running = False
+        began_s = self.node.clock.clock.monotonic()
+        _log.info("node %s is draining", self.node.name)
         await self._stack.aclose()
+        _log.info("node %s has drained in %.1f s", self.node.name, self.node.clock.clock.monotonic() - began_s)
 
     @checked
     def client(self, name: str = "") -> Client:
@@ -202,15 +211,23 @@ class Standalone:
 
     def health(self) -> Health:
         """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps stamping ticks.
+        A node whose log refuses appends is not healthy, though it answers reads: `refused` says why, and what to do.
         Collections whose tables are `unreadable` are named; the node serves the others, so it is healthy."""
         statuses = self.system.status()
         silent_s = watermark_age_s(self.node) or 0.0
         stuck = [status.name for status in statuses if status.mailbox_depth and status.idle_s > STUCK_S]
         running = all(status.state is ActorState.RUNNING for status in statuses)
-        ok = running and not self.system.failed and not stuck and silent_s < SILENT_S
+        refused = refused_appends(self.node)
+        ok = running and not self.system.failed and not stuck and silent_s < SILENT_S and not refused
         roles = {status.name: status.state.value for status in statuses}
         unreadable = {f"{role} {name}": error.message for (role, name), error in self.node.unreadable.items()}
-        details = {"roles": roles, "stuck": stuck, "watermark_age_s": silent_s, "unreadable": unreadable}
+        details = {
+            "roles": roles,
+            "stuck": stuck,
+            "watermark_age_s": silent_s,
+            "refused": refused,
+            "unreadable": unreadable,
+        }
         return Health(ok, details)
 
 

@@ -33,9 +33,9 @@ NEAR = 0.8  # of a limit
 def status(url: LogUrl, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
     """Show health, lag, sizes and what is near its limit: of the node that runs on a log, and of the log.
 
-    Exits with 0 where all roles of the node answer and announce the time, and all tables can be read; with 1 where not,
-    or where no node runs,
-    or where the process that has the log open does not answer within about 7 seconds.
+    Exits with 0 where all roles of the node answer and announce the time, its log takes appends and all tables can be
+    read; with 1 where not, or where no node runs, or where the process that has the log open does not answer within
+    about 7 seconds.
     """
     try:
         found = completed(_look(url, Names(prefix)))
@@ -72,6 +72,7 @@ async def _look(url: str, names: Names) -> dict[str, Any]:
             "healthy": node is not None
             and None not in answers.values()
             and _announces(node)
+            and not node["refused"]
             and not any(each["unreadable"] for each in node["collections"]),
             "roles": {role: answer is not None for role, answer in answers.items()},
             "node": node,
@@ -111,7 +112,9 @@ def _print(found: dict[str, Any]) -> None:
     else:
         silent = [role for role, answers in found["roles"].items() if not answers]
         unreadable = sum(bool(each["unreadable"]) for each in node["collections"])
-        if unreadable and not silent:
+        if node["refused"] and not silent:
+            state = "not healthy: the log refuses appends"
+        elif unreadable and not silent:
             state = f"not healthy: tables of {unreadable} collections cannot be read"
         else:
             state = "healthy" if found["healthy"] else f"not healthy; no answer of: {', '.join(silent) or 'none'}"
@@ -128,6 +131,8 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_node(node: Params) -> None:
+    if node["refused"]:
+        typer.echo(f"refused  {node['refused']}")
     near = [each for each in node["limits"] if each["used"] >= NEAR * each["limit"]]
     for each in near:
         share = f"{each['used'] / each['limit']:.0%} of {each['limit']:,} bytes"

@@ -116,6 +116,14 @@ ALERTS = (
         f"{_NODE}: a write or sync of the journal failed, nothing is accepted until it is reopened",
     ),
     Alert(
+        "DiskPressure",
+        "rocksmq_disk_pressure",
+        f"max by ({NODE_LABEL}) ({{metric}}) > 0",
+        "0s",
+        "critical",
+        f"{_NODE}: appends are refused for lack of space: free some on the disk of the log, or lower the retention",
+    ),
+    Alert(
         "BrokersStall",
         "wal_backend_stalled",
         f"sum by ({CHANNEL}, operation) ({{metric}}) > 0",
@@ -126,6 +134,14 @@ ALERTS = (
     _lag_alert("Proxy", "proxy_tt_lag_ms"),
     _lag_alert("DataNode", "datanode_consume_tt_lag_ms"),
     _lag_alert("QueryNode", "querynode_consume_tt_lag_ms"),
+    Alert(
+        "TablesLag",
+        "proxy_unflushed_age_seconds",
+        "max by (collection_name) ({metric}) > 120",
+        "2m",
+        "warning",
+        "rows of {{ $labels.collection_name }} have waited {{ $value }} s for its tables",
+    ),
     Alert(
         "SparkLags",
         "spark_cut_lag_ms",

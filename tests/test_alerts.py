@@ -57,6 +57,15 @@ CASES = [
         {"node_id": "n"},
     ),
     Case(
+        "DiskPressure",
+        'tidewal_rocksmq_disk_pressure{node_id="n"}',
+        "0x5 1x5 0x5",
+        [6, 11],
+        [5, 13],
+        "n: appends are refused for lack of space: free some on the disk of the log, or lower the retention",
+        {"node_id": "n"},
+    ),
+    Case(
         "BrokersStall",
         'tidewal_wal_backend_stalled{node_id="n", channel_name="c", operation="append"}',
         "0x5 2x5 0x5",
@@ -68,6 +77,15 @@ CASES = [
     lag("Proxy"),
     lag("DataNode"),
     lag("QueryNode"),
+    Case(
+        "TablesLag",
+        'tidewal_proxy_unflushed_age_seconds{node_id="n", collection_name="c"}',
+        "8x5 240x9 0x9",
+        [8, 14],
+        [5, 7, 17],
+        "rows of c have waited 240 s for its tables",
+        {"collection_name": "c"},
+    ),
     Case(
         "SparkLags",
         'tidewal_spark_cut_lag_ms{node_id="spark", query_name="q"}',

@@ -86,7 +86,9 @@ class MixCoord(Role):
         if self.ref.cell.restarts and self.superseded:
             return  # a node that has taken over since this role ran last keeps the log
         await self._pchannels.check()  # before a healthy node is superseded
+        before = self.catalog.leader.node
         await self.catalog.claim(self.node.incarnation)
+        _log.info("%s leads the log now%s", self.node.incarnation, f", in place of {before}" if before else "")
         self._claimed_s = self.node.clock.clock.monotonic()
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
         metrics, clock = self.node.metrics, self.node.clock

@@ -25,9 +25,13 @@ class ProxyMetrics:
         self._rows: dict[str, dict[str, Counter]] = {}
         metrics.gauge("proxy_inflight_bytes").set_function(inflight_bytes)
 
-    def watch(self, collection: Collection, unflushed_bytes: Callable[[], int]) -> None:
-        """Begin the series of a collection; `unflushed_bytes` returns what of it is not in its table yet."""
+    def watch(
+        self, collection: Collection, unflushed_bytes: Callable[[], int], unflushed_age_s: Callable[[], float]
+    ) -> None:
+        """Begin the series of a collection; `unflushed_bytes` returns what of it is not in its table yet, and
+        `unflushed_age_s` for how many seconds the oldest of that has been in the log."""
         name = collection.name
+        self._metrics.gauge("proxy_unflushed_age_seconds", collection_name=name).set_function(unflushed_age_s)
         self._metrics.gauge("proxy_unflushed_bytes", collection_name=name).set_function(unflushed_bytes)
         self._rows[name] = {
             "insert": self._metrics.counter("proxy_insert_vectors_total", collection_name=name),

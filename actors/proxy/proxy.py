@@ -33,6 +33,7 @@ from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.rpc.server import Request
 from ..collection_reader import FOREIGN_TABLES, TABLE_ERRORS
 from ..flush_events import FlushEvent
+from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
@@ -195,7 +196,11 @@ class Proxy(Role):
         return None
 
     def _watch(self, collection: Collection) -> None:
-        self._metrics.watch(collection, lambda: self._unflushed.bytes(collection.vchannels))
+        self._metrics.watch(
+            collection,
+            unflushed_bytes=lambda: self._unflushed.bytes(collection.vchannels),
+            unflushed_age_s=lambda: lag_ms(self.node.clock, self._unflushed.oldest(collection.vchannels)) / 1000,
+        )
 
     def _to_all(self, collection: Collection, kind: RecordType) -> list[tuple[str, Record]]:
         return [(pchannel_of(vchannel), Record(kind, vchannel=vchannel)) for vchannel in collection.vchannels]

@@ -67,6 +67,11 @@ class Unflushed:
         """The bytes of these vchannels that are not stored yet."""
         return sum(self._shards[name].bytes for name in vchannels if name in self._shards)
 
+    def oldest(self, vchannels: Iterable[str]) -> int:
+        """The timestamp of the oldest record of these vchannels that is not stored yet; 0 where all are."""
+        shards = [self._shards[name] for name in vchannels if name in self._shards]
+        return min((shard.appended[0][0] for shard in shards if shard.appended), default=0)
+
     def check(self, collection: str, vchannels: Iterable[str], size: int) -> None:
         """Raise `Overloaded` when `size` more bytes of `collection` would pass the limit. With nothing unflushed any
         batch passes."""

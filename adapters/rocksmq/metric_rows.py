@@ -18,5 +18,10 @@ METRICS: tuple[Metric, ...] = (
     counter("rocksmq_groups_cut_off_total", "Consumer groups that lost entries of a channel to retention"),
     counter("rocksmq_index_failures_total", "Times that the index was damaged or failed, and was discarded"),
     gauge("rocksmq_journal_failed", "info", "1 after a failed write or sync, until reopened"),
+    gauge(
+        "rocksmq_disk_pressure",
+        "info",
+        "1 while appends are refused for lack of space; limit rocksmq.freeSpaceInMB",
+    ),
     gauge("rocksmq_free_space_bytes", "bytes", "Free space of the journal's file system"),
 )

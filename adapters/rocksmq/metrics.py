@@ -20,6 +20,7 @@ class RocksMQMetrics:
         self.failed: Gauge = metrics.gauge("rocksmq_journal_failed")
         self.groups_cut_off: Counter = metrics.counter("rocksmq_groups_cut_off_total")
         self.index_failures: Counter = metrics.counter("rocksmq_index_failures_total")
+        self._refused = metrics.gauge("rocksmq_disk_pressure")
         self._free = metrics.gauge("rocksmq_free_space_bytes")
         self._size = metrics.gauge("rocksmq_journal_bytes")
         self._live = metrics.gauge("rocksmq_journal_segments", state="live")
@@ -33,8 +34,11 @@ class RocksMQMetrics:
             self._bytes.observe(body_bytes)
             self._written.inc(written_bytes)
 
-    def space(self, free_bytes: int, journal_bytes: int, live_segments: int, spare_segments: int) -> None:
-        """Set the present sizes."""
+    def space(
+        self, free_bytes: int, journal_bytes: int, live_segments: int, spare_segments: int, *, refused: bool
+    ) -> None:
+        """Set the present sizes, and whether appends are refused for lack of space."""
+        self._refused.set(refused)
         self._free.set(free_bytes)
         self._size.set(journal_bytes)
         self._live.set(live_segments)

@@ -175,6 +175,8 @@ class Cell:
             life.stop_feeding()
         else:
             self.state = ActorState.RUNNING
+            if self.restarts:
+                self._system.observer.restarted(self.name, self.restarts)
         if not self.started.done():
             self.started.set_result(None)
         crash: Exception | None = None

@@ -17,6 +17,10 @@ class Observer:
         what = "gives up" if pause_s is None else f"restarts in {pause_s:.3f} s"
         logger.error("%s crashed and %s", actor, what, exc_info=error, extra={"role": actor})
 
+    def restarted(self, actor: str, restarts: int) -> None:
+        """The actor runs again, after its `restarts`-th restart."""
+        logger.info("%s runs again, after restart %d", actor, restarts, extra={"role": actor})
+
     def cleanup_failed(self, actor: str, error: BaseException) -> None:
         """`on_stop`, a task or an input that was being closed failed while a life of the actor was ending."""
         logger.error("%s failed while it was ending", actor, exc_info=error, extra={"role": actor})

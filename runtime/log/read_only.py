@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Self
 
-from ..errors import ReadOnly
+from ..errors import ReadOnly, TidewalError
 from .wal import (
     Append,
     Capabilities,
@@ -73,6 +73,9 @@ class ReadOnlyWal:
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         raise refused("submit")
+
+    def refusal(self) -> TidewalError | None:
+        return refused("submit")
 
     async def append(
         self,

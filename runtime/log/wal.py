@@ -367,6 +367,11 @@ class Wal(Protocol):
         through `done` instead."""
         ...
 
+    def refusal(self) -> TidewalError | None:
+        """The error with which `submit` refuses data at present, for lack of space or because the log has failed; None
+        where it takes data, or where this process does not know. Callable from any thread, never blocks."""
+        return None
+
     async def append(
         self,
         channel: str,

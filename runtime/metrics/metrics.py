@@ -150,6 +150,12 @@ _PROXY = (
         "In the log and not yet in the table; limit proxy.maxUnflushedBytes",
         "collection_name",
     ),
+    gauge(
+        "proxy_unflushed_age_seconds",
+        "seconds",
+        "Age of the oldest record in the log that is not yet in the table; 0 where all are",
+        "collection_name",
+    ),
     counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
 )
 

@@ -1,6 +1,8 @@
-"""`/healthz` means progress."""
+"""`/healthz` means progress, `status` says what is behind, and the log of the process what happened to the node."""
 
 from __future__ import annotations
+
+import logging
 
 import pytest
 
@@ -28,3 +30,34 @@ async def test_a_node_whose_watermark_stands_still_is_not_well(home) -> None:
         await home.elapse(2)
         assert not node.health().ok
         assert node.health().details["watermark_age_s"] > 5
+
+
+async def test_tables_are_behind_only_while_something_waits_for_them(home) -> None:
+    async def lag_s() -> float:
+        (people,) = (await client.status())["datanode"]["collections"]
+        assert people["table_lag_s"] == pytest.approx(
+            node.node.metrics.value("proxy_unflushed_age_seconds", collection_name="people"), abs=0.001
+        )
+        return people["table_lag_s"]
+
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        for _ in range(2):
+            assert await lag_s() == 0
+            await client.insert("people", home.people(1))
+            await home.elapse(2)
+            assert await lag_s() == pytest.approx(2, abs=0.1)
+            await client.flush("people")
+            await home.elapse(600)
+
+
+async def test_the_log_lines_of_a_nodes_life(home, caplog) -> None:
+    caplog.set_level(logging.INFO, "tidewal")
+    async with home.node(name="first") as node:
+        assert "node first is ready" in caplog.text
+        assert "draining" not in caplog.text
+        first = node.node.incarnation
+    assert "node first is draining" in caplog.text
+    assert "node first has drained in 0.0 s" in caplog.text
+    async with home.node(name="second") as node:
+        assert f"{node.node.incarnation} leads the log now, in place of {first}" in caplog.text

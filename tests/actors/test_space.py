@@ -64,6 +64,26 @@ async def test_a_node_without_space_starts_reads_flushes_and_drops(tmp_path, see
     await log.close()
 
 
+async def test_a_node_whose_log_refuses_appends_says_so_and_what_to_do(tmp_path, seed, caplog) -> None:
+    disk = FaultyDisk(seed)
+    log = await open_log(tmp_path, disk)
+    async with Standalone(log, tmp_path / "tables") as node, node.client() as client:
+        await ready(log)
+        assert node.health().ok
+        disk.free = WATERMARK - 1
+        log.check_space()
+        health, status = node.health(), (await client.status())["proxy"]
+        assert not health.ok
+        assert status is not None
+        for told in (health.details["refused"], status["refused"], caplog.text):
+            assert "the limit rocksmq.freeSpaceInMB; free space on its disk, or lower the retention" in told
+        disk.free = None
+        log.check_space()
+        assert node.health().ok
+        assert "are accepted again" in caplog.text
+    await log.close()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)  # it fills a segment with requests and answers, which takes a busy machine a minute
 async def test_the_lease_goes_on_while_the_disk_is_full(tmp_path, seed, monkeypatch) -> None:

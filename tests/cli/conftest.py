@@ -17,8 +17,10 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `tidewal` with some arguments as a process, which is gone after the test."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start `tidewal` with some arguments as a process, which is gone after the test. What it prints and what it logs
+    come in one pipe, so it logs from warnings on."""
+    monkeypatch.setenv("TIDEWAL__LOG__LEVEL", "warn")
     with as_processes("-c", "from tidewal.cli.main import main; main()", cwd=tmp_path) as run:
         yield run
 

@@ -145,7 +145,7 @@ def test_limits_that_are_near_and_roles_that_are_silent_are_named(capsys: pytest
         {"key": "queryNode.memoryLimitBytes", "collection": "things", "used": 90, "limit": 100},
         {"key": "proxy.maxInflightBytes", "collection": "", "used": 79, "limit": 100},
     ]
-    node = {"node": "a", "watermark_age_s": 7.5, "collections": [things], "limits": limits}
+    node = {"node": "a", "watermark_age_s": 7.5, "refused": "", "collections": [things], "limits": limits}
     roles = {"proxy": True, "datanode": False}
     _print({"wal": "x", "healthy": False, "roles": roles, "node": node, "sizes": [], "groups": [], "dead_letters": 2})
     shown = capsys.readouterr().out
@@ -154,3 +154,9 @@ def test_limits_that_are_near_and_roles_that_are_silent_are_named(capsys: pytest
     assert "proxy.maxInflightBytes" not in shown
     assert "2 dead letters: tidewal dlq list" in shown
     assert "tables   of things cannot be read: no file" in shown
+    node["refused"] = "DiskPressure: too little space"
+    roles["datanode"] = True
+    _print({"wal": "x", "healthy": False, "roles": roles, "node": node, "sizes": [], "groups": [], "dead_letters": 0})
+    shown = capsys.readouterr().out
+    assert "a, not healthy: the log refuses appends; time announced" in shown
+    assert "refused  DiskPressure: too little space" in shown

@@ -182,6 +182,11 @@ class SharedRocksMQ(GroupWal):
         self.submit((Append(channel, payload, timestamp),), done)
         return (await future)[0]
 
+    def refusal(self) -> TidewalError | None:
+        """`Wal.refusal`, known only while this process owns the log."""
+        store = self._store
+        return None if store is None else store.refusal()
+
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:

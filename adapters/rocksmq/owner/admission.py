@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 
-from ....runtime.errors import Closed, DiskPressure, MessageTooLarge, Overloaded
+from ....runtime.errors import Closed, DiskPressure, MessageTooLarge, Overloaded, TidewalError
 from ..journal.journal import Journal
+
+MAKE_SPACE = "free space on its disk, or lower the retention"
 
 
 class Admission:
@@ -30,18 +32,23 @@ class Admission:
         self.closing = True
         self._update_room()
 
-    def note_space(self, free_bytes: int, *, short: OSError | None) -> None:
-        """Note the free space of the disk, in bytes. `short`: why the journal's reserve for control records is in use,
-        or cannot be made; None while it is ready."""
+    def note_space(self, free_bytes: int, *, short: OSError | None) -> tuple[str, str] | None:
+        """Note the free space of the disk, in bytes, and return the `pressure` that follows from it. `short`: why the
+        journal's reserve for control records is in use, or cannot be made; None while it is ready."""
         pressure: tuple[str, str] | None = None
         if free_bytes < self._free_space_bytes:
-            pressure = f"less than {self._free_space_bytes} bytes are free for {self._path}", "free_space_bytes"
+            pressure = (
+                f"less than {self._free_space_bytes} bytes are free for {self._path}, the limit"
+                f" rocksmq.freeSpaceInMB; {MAKE_SPACE}",
+                "free_space_bytes",
+            )
         elif short is not None and short.errno in (errno.ENOSPC, errno.EDQUOT):
-            pressure = f"{self._path} has no space for its reserve", "free_space_bytes"
+            pressure = f"{self._path} has no space for its reserve; {MAKE_SPACE}", "free_space_bytes"
         elif short is not None:
             pressure = f"{self._path} cannot make its reserve: {short}", "disk"
         self.pressure = pressure  # assigned once: other threads read it meanwhile
         self._update_room()
+        return pressure
 
     def check_open(self) -> None:
         """Raises `Closed`."""
@@ -58,10 +65,20 @@ class Admission:
 
     def check_space(self) -> None:
         """Raises `DiskPressure`."""
-        pressure = self.pressure
+        pressure = self._disk_pressure()
         if pressure is not None:
-            why, limit = pressure
-            raise DiskPressure(why, limit=limit)
+            raise pressure
+
+    def refusal(self) -> TidewalError | None:
+        """Why data is refused at present: the journal failed, or there is too little space; None where it is taken."""
+        return self._journal.failure or self._disk_pressure()
+
+    def _disk_pressure(self) -> DiskPressure | None:
+        pressure = self.pressure
+        if pressure is None:
+            return None
+        why, limit = pressure
+        return DiskPressure(why, limit=limit)
 
     def check_room(self, size: int) -> None:
         """Whether one commit of `size` bytes can be taken. Raises `MessageTooLarge`, `Overloaded`."""

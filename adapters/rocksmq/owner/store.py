@@ -383,6 +383,9 @@ class RocksMQ(GroupWal):
         self._appender.submit(stamped(entries), done, notifier=self._notifiers.current())
         return await future
 
+    def refusal(self) -> TidewalError | None:
+        return self._admission.refusal()
+
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
@@ -460,9 +463,15 @@ class RocksMQ(GroupWal):
     def check_space(self) -> bool:
         """Look at the free space; whether appends to durable channels are accepted. Runs twice a second by itself."""
         free = self._disk.free_bytes(self._directory.journal)
-        self._admission.note_space(free, short=self._segments.short)
-        self._metrics.space(free, self._segments.size, len(self._segments.epochs), self._segments.spares)
-        return not self._admission.pressure
+        before, pressure = self._admission.pressure, self._admission.note_space(free, short=self._segments.short)
+        self._metrics.space(
+            free, self._segments.size, len(self._segments.epochs), self._segments.spares, refused=bool(pressure)
+        )
+        if pressure and not before:
+            _log.warning("appends are refused: %s", pressure[0])
+        elif before and not pressure:
+            _log.warning("appends to %s are accepted again, %d bytes are free", self.directory, free)
+        return not pressure
 
     def retain_now(self) -> int:
         """Apply retention; how many segments went. Runs twice a second by itself."""

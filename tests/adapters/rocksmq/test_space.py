@@ -11,6 +11,7 @@ import pytest
 
 from tidewal.runtime.errors import DiskPressure, TidewalError
 from tidewal.runtime.log.wal import Append, ChannelPolicy, ControlAppend, From
+from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.disk import FaultyDisk
 
 SMALL = 64 * 1024
@@ -48,10 +49,15 @@ async def everything(store, helpers):
 
 
 async def test_under_the_watermark_the_systems_own_entries_are_taken_alone(open_rocksmq, disk, helpers):
-    store = await open_rocksmq(disk=disk, free_space_bytes=1000)
+    metrics = Metrics()
+    store = await open_rocksmq(disk=disk, free_space_bytes=1000, metrics=metrics)
     await store.create_channel("a", PLAIN)
+    store.check_space()
+    assert store.refusal() is None
     disk.free = 999
     assert not store.check_space()
+    assert isinstance(store.refusal(), DiskPressure)
+    assert metrics.value("rocksmq_disk_pressure") == 1
     (id,) = await store.append_many([ControlAppend("a", b"tick")])
     assert await store.latest_id("a") == id
     for refused in (

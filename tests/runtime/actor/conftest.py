@@ -20,6 +20,9 @@ class Recorder(Observer):
     def crashed(self, actor, error, pause_s) -> None:
         self.events.append(("crashed", actor, repr(error), pause_s))
 
+    def restarted(self, actor, restarts) -> None:
+        self.events.append(("restarted", actor, restarts))
+
     def cleanup_failed(self, actor, error) -> None:
         self.events.append(("cleanup_failed", actor, repr(error)))
 

@@ -138,7 +138,7 @@ async def test_the_first_start_that_fails_is_the_spawners(system, kit, recorder)
     assert not system.failed
 
 
-async def test_a_later_start_that_fails_counts_as_a_crash(system, kit):
+async def test_a_later_start_that_fails_counts_as_a_crash(system, kit, recorder):
     starts: list[int] = []
 
     class Flaky(kit.Scripted):
@@ -151,6 +151,7 @@ async def test_a_later_start_that_fails_counts_as_a_crash(system, kit):
     ref.tell(kit.fail(RuntimeError("boom")))
     assert await ref.ask("up") == "up"
     assert starts == [0, 1, 2, 3]
+    assert recorder.named("restarted") == [("restarted", "a", 3)]
 
 
 async def test_a_stop_during_the_pause_does_not_wait_for_it(system, kit, recorder):
