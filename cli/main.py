@@ -44,6 +44,7 @@ COMMANDS = {
     "salvage": "Copy all that can be read of a log that no process has open into the new directory NEW, and report "
     "what is damaged and lost; without NEW only report.",
     "spark": "Run Spark over collections and topics: look, count, export, copy.",
+    "monitoring": "Write the alert rules for Prometheus and the dashboard for Grafana into the directory DIR.",
     "config": "Show the settings of a node, and where they come from.",
     "doctor": "Show what is installed, what is missing, and what to do about it.",
 }

@@ -15,7 +15,7 @@ from tidewal.runtime.metrics.metrics import CHANNEL, METRICS, NODE_LABEL, QUERY,
 
 HERE = Path(__file__).parent
 _NOTE = "written by `make dashboards`: change compose/dashboards.py or the table in runtime/metrics/metrics.py instead"
-_DATA_SOURCE = {"type": "prometheus", "uid": "prometheus"}
+_DATA_SOURCE = {"type": "prometheus", "uid": "${source}"}  # the variable below: a person's Grafana has its own
 _ON_NODES = f'{{{NODE_LABEL}=~"$node"}}'
 _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 8
 _BY_NAME = {metric.name: metric for metric in METRICS}
@@ -247,7 +247,7 @@ def dashboard() -> str:
         "schemaVersion": 39,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [_node_choice()]},
+        "templating": {"list": [_source_choice(), _node_choice()]},
         "panels": panels,
     }
     return json.dumps(content, indent=1) + "\n"
@@ -261,6 +261,17 @@ def _rows() -> list[tuple[str, list[Metric]]]:
         assert fitting, f"no row shows {metric.name}: add its beginning to ROWS"
         rows[titles[max(fitting, key=len)]].append(metric)
     return list(rows.items())
+
+
+def _source_choice() -> dict[str, object]:
+    return {
+        "name": "source",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+        "refresh": 1,
+        "current": {"text": "Prometheus", "value": "prometheus"},
+    }
 
 
 def _node_choice() -> dict[str, object]:

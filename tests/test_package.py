@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from tidewal.cli.monitoring import SHIPPED
+
 from . import packages
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("package")]
 
 FLOORS = ("runtime", "adapters", "actors", "spark_bridge", "cli")
 OF_THE_ROOT = ("__init__.py", "__main__.py", "errors.py", "py.typed")
+OF_COMPOSE = tuple(f"compose/{name}" for name in SHIPPED)
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md")
 MADE_BY_THE_BUILD = ("PKG-INFO", "setup.cfg")
 
@@ -49,7 +52,7 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def test_the_wheel_holds_each_module_once_and_nothing_else_of_the_tree(built: dict[str, Path]) -> None:
-    expected = [f"tidewal/{name}" for name in (*of_the_floors(), *OF_THE_ROOT)]
+    expected = [f"tidewal/{name}" for name in (*of_the_floors(), *OF_THE_ROOT, *OF_COMPOSE)]
     assert modules_in(built[".whl"]) == sorted([*expected, "pyspark_tidewal.py"])
 
 
@@ -57,7 +60,7 @@ def test_the_sdist_holds_the_package_its_pages_and_what_builds_it(built: dict[st
     with tarfile.open(built[".gz"]) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     building = ("MANIFEST.in", "pyproject.toml", "setup.py", "pyspark_tidewal.py")
-    wanted = {*of_the_floors(), *OF_THE_ROOT, *PAGES, *building, *MADE_BY_THE_BUILD}
+    wanted = {*of_the_floors(), *OF_THE_ROOT, *OF_COMPOSE, *PAGES, *building, *MADE_BY_THE_BUILD}
     assert {name for name in names if not name.startswith("tidewal.egg-info/")} == wanted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -97,5 +98,8 @@ def test_grafana_asks_the_prometheus_that_scrapes_tidewal(services: dict[str, di
     ]
     (listening,) = re.findall(r"--web\.listen-address=(\S+)", " ".join(services["prometheus"]["command"]))
     assert source["url"] == f"http://{listening}"
-    dashboards = (COMPOSE / "grafana/dashboards/tidewal.json").read_text()
-    assert f'"uid": "{source["uid"]}"' in dashboards
+    dashboard = json.loads((COMPOSE / "grafana/dashboards/tidewal.json").read_text())
+    (chosen,) = [each for each in dashboard["templating"]["list"] if each["type"] == "datasource"]
+    assert chosen["current"]["value"] == source["uid"]
+    sources = {panel["datasource"]["uid"] for row in dashboard["panels"] for panel in row.get("panels", [])}
+    assert sources == {f"${{{chosen['name']}}}"}
