@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runtime.clock import physical_ms
-from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest, PositionLost
+from ..runtime.errors import ChannelNotFound, GroupNotFound, InvalidRequest
+from ..runtime.groups.lag import COUNTED_MAX, lag_of
 from ..runtime.groups.positions import resolve
 from ..runtime.log.wal import ChannelInfo, Delivery, From, FromId, FromTime, GroupInfo, Start, Wal
 from ..runtime.nearest import nearest
@@ -22,7 +22,6 @@ from .results import AsJson, print_rows
 
 COLUMNS = ("group", "channel", "member", "acknowledged to", "state")
 LAG_COLUMNS = ("group", "channel", "member", "acknowledged to", "lag_entries", "lag_s")
-COUNTED_MAX = 10_000  # entries of a group's lag; more are as many
 
 groups: typer.Typer = typer.Typer(help="Show consumer groups, move their positions, drop them.", no_args_is_help=True)
 
@@ -137,29 +136,16 @@ def start_of(text: str) -> Start:
 
 async def describe_groups(wal: Wal, *, lag: bool = False) -> list[dict[str, Any]]:
     """All groups with their members and positions, as JSON has them; `behind` says whether entries are not yet
-    acknowledged, and with `lag` each position has what `lag_of` returns."""
+    acknowledged, and with `lag` each position has what `lag_shown` returns."""
     return [await _describe(wal, info, lag) for info in await wal.groups()]
 
 
-async def lag_of(wal: Wal, channel: str, position: bytes | None) -> dict[str, float | None]:
+async def lag_shown(wal: Wal, channel: str, position: bytes | None) -> dict[str, float | None]:
     """How far `position` is behind in a channel: in entries, up to `COUNTED_MAX`, and by the age of the oldest of
     them that has a time; None where none of them has one."""
-    behind, oldest = 0, 0
-    try:
-        info = await wal.describe(channel)
-        latest = info.latest_id
-        if info.first_id is not None and latest is not None and (position or b"") < latest:
-            begin = (
-                FromId(position) if position and position >= info.first_id else FromId(info.first_id, inclusive=True)
-            )
-            async for entry in entries(wal, channel, begin, latest):
-                behind, oldest = behind + 1, oldest or entry.timestamp
-                if behind == COUNTED_MAX:
-                    break
-    except (ChannelNotFound, PositionLost):  # dropped, or emptied, meanwhile
-        pass
-    age_s = round(max(0.0, time.time() - physical_ms(oldest) / 1000), 1) if oldest else None
-    return {"lag_entries": behind, "lag_s": age_s if behind else 0.0}
+    lag = await lag_of(wal, channel, position)
+    seconds = lag.seconds(time.time())
+    return {"lag_entries": lag.entries, "lag_s": seconds if seconds is None else round(seconds, 1)}
 
 
 async def _describe(wal: Wal, info: GroupInfo, lag: bool) -> dict[str, Any]:
@@ -173,7 +159,7 @@ async def _describe(wal: Wal, info: GroupInfo, lag: bool) -> dict[str, Any]:
             "acknowledged_to": position.hex() if position else None,
             "latest_id": latest.hex() if latest else None,
             "behind": latest is not None and (position or b"") < latest,
-            **(await lag_of(wal, channel, position) if lag else {}),
+            **(await lag_shown(wal, channel, position) if lag else {}),
         }
     members = {member: sorted(channels) for member, channels in sorted(info.members.items())}
     return {"name": info.name, "members": members, "positions": positions}

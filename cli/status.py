@@ -15,7 +15,7 @@ from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from .connect import completed
-from .groups import lag_of
+from .groups import lag_shown
 from .letters import open_letters
 from .logging_setup import logged
 from .open_log import LogUrl, Prefix, opened
@@ -98,7 +98,12 @@ def _announces(node: Params) -> bool:
 
 async def _groups(wal: Wal) -> list[dict[str, Any]]:
     return [
-        {"group": group.name, "channel": channel, "members": len(group.members), **await lag_of(wal, channel, position)}
+        {
+            "group": group.name,
+            "channel": channel,
+            "members": len(group.members),
+            **await lag_shown(wal, channel, position),
+        }
         for group in await wal.groups()
         for channel, position in sorted(group.positions.items())
     ]

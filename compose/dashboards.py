@@ -175,6 +175,14 @@ ALERTS = (
         f"{_NODE}: the event loop is {{{{ $value }}}} s late; some handler blocks it",
     ),
     Alert(
+        "GroupLags",
+        "wal_group_lag_seconds",
+        f"max by (group, {CHANNEL}) ({{metric}}) > 300",
+        "5m",
+        "warning",
+        f"group {{{{ $labels.group }}}} is {{{{ $value }}}} s behind in {{{{ $labels.{CHANNEL} }}}}",
+    ),
+    Alert(
         "GroupsCutOff",
         "rocksmq_groups_cut_off_total",
         _happened(NODE_LABEL),

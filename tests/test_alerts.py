@@ -120,6 +120,15 @@ CASES = [
         "n: the event loop is 0.75 s late; some handler blocks it",
         {"node_id": "n"},
     ),
+    Case(
+        "GroupLags",
+        'tidewal_wal_group_lag_seconds{node_id="n", group="g", channel_name="c"}',
+        "8x5 400x12 0x9",
+        [12, 17],
+        [5, 9, 20],
+        "group g is 400 s behind in c",
+        {"group": "g", "channel_name": "c"},
+    ),
     *counted(
         "GroupsCutOff",
         "rocksmq_groups_cut_off_total",

@@ -37,6 +37,7 @@ from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
+from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams, RegisterParams, RenewParams
@@ -97,6 +98,8 @@ class MixCoord(Role):
         metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
         self.spawn_task(self._draw_cuts(), name="cuts")
+        if self.node.wal.capabilities.groups:
+            self.spawn_task(GroupLags(self.node.wal, clock.clock, metrics).run(), name="lags of groups")
         if not self.node.wal.capabilities.drops_temporary:
             replies = ReplyChannels(self.node.wal, self.node.names, metrics)
             self.spawn_task(replies.run(), name="silent reply channels")

@@ -84,6 +84,21 @@ _WAL = (
     ),
     counter("wal_scan_reset_total", "Channels of streams whose next entries retention had removed and reset_to moved"),
     counter("wal_group_reset_total", "Positions of consumer groups that retention had removed and reset_to moved"),
+    gauge(
+        "wal_group_lag_entries",
+        "count",
+        "Entries that a group has not acknowledged, counted every 30 s up to 10,000, in the first 100 of the groups' "
+        "channels by name",
+        "group",
+        CHANNEL,
+    ),
+    gauge(
+        "wal_group_lag_seconds",
+        "seconds",
+        "Age of the oldest entry that a group has not acknowledged; 0 where none is, or none has a time",
+        "group",
+        CHANNEL,
+    ),
     counter("wal_group_retry_total", "Attempts of handlers after one that failed or ended its process", "group"),
     counter("wal_group_dead_letter_total", "Entries that became dead letters of a group, by reason", "group", "reason"),
     gauge("wal_keyed_state_keys", "count", "Keys of a keyed state; the channel is its input", "group", CHANNEL),
@@ -288,6 +303,7 @@ class Metrics:
     @checked
     def remove(self, name: str, **labels: str) -> None:
         """Drop the series of one metric that have these labels; fewer labels than the metric has drop several."""
+        """Drop the series of one metric that have these label values."""
         _known(name)
         self._families[name].remove_by_labels(labels)
 

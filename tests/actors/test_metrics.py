@@ -52,6 +52,8 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_scan_reset_total",  # in tests/runtime/test_stream_limits.py
     "rocksmq_groups_cut_off_total",
     "rocksmq_journal_recycled_bytes_total",
+    "wal_group_lag_entries",  # in test_group_lags.py
+    "wal_group_lag_seconds",
     "rocksmq_disk_pressure",
     "rocksmq_journal_failed",
     "rocksmq_index_failures_total",  # tests/adapters/rocksmq/test_index.py
