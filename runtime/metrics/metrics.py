@@ -303,7 +303,6 @@ class Metrics:
     @checked
     def remove(self, name: str, **labels: str) -> None:
         """Drop the series of one metric that have these labels; fewer labels than the metric has drop several."""
-        """Drop the series of one metric that have these label values."""
         _known(name)
         self._families[name].remove_by_labels(labels)
 

@@ -39,7 +39,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the log of a node."""
     home = tmp_path_factory.mktemp("node")
     with as_processes("-m", "tidewal", cwd=home) as start:
-        process = start("run", "--data", home / "data", "--json")
+        process = start("run", "--data", home / "data", "--json", "--log-level", "warn")
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["wal"]
 
@@ -332,7 +332,7 @@ def test_where_no_node_comes_a_command_says_what_to_start(
     assert ended.status == 2
     assert f"answered within 0.3 s: start one (tidewal run --data {tmp_path / 'data'})" in ended.err
     with as_processes("-m", "tidewal", cwd=tmp_path) as start:
-        process = start("run", "--data", tmp_path / "data", "--json")
+        process = start("run", "--data", tmp_path / "data", "--json", "--log-level", "warn")
         assert process.stdout is not None
         process.stdout.readline()
         process.terminate()
