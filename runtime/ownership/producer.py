@@ -4,9 +4,10 @@ Its state is a replicated one in the channel `producer-NAME`, led by the incarna
 
 1. An incarnation claims the state. From then on nothing of the incarnation before counts there, no renewal of its lease
    and no new limit. Unless that one has released its channels, the new one waits for as long as its lease may last.
-2. It has a grant stored: a higher term for each channel, and a limit above all limits before. It writes fences into the
+2. It takes its channels, which no other name may have (`producer_channels`).
+3. It has a grant stored: a higher term for each channel, and a limit above all limits before. It writes fences into the
    channels, under that term, and reads each up to its fence.
-3. While its lease holds it stamps, announces and acknowledges, never above the limit that is stored.
+4. While its lease holds it stamps, announces and acknowledges, never above the limit that is stored.
 
 So whatever is acknowledged was in the log before the next incarnation wrote its fence, and no timestamp of that one is
 at or below a time that was announced.
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Self
 from uuid import uuid4
 
@@ -27,7 +29,6 @@ from ..actor.heartbeat import HeartbeatThread
 from ..arguments import checked
 from ..clock import HybridClock, add_ms
 from ..errors import (
-    BadRecord,
     ChannelExists,
     ChannelNotFound,
     Closed,
@@ -38,15 +39,15 @@ from ..errors import (
 )
 from ..log.checks import check_framed
 from ..log.heartbeats import PRODUCER_HEARTBEATS
-from ..log.record import Record, RecordType, decode
-from ..log.wal import ChannelPolicy, FromId, Payload, Wal
+from ..log.record import Record, RecordType
+from ..log.wal import ChannelPolicy, Payload, Wal
 from ..replicated.records import Event
 from ..replicated.replica import Replica, SnapshotPacing
-from ..streams.stream_base import reading
 from .batch import Appended
-from .channel_owner import FENCE_NAME, ChannelOwner
+from .channel_owner import ChannelOwner
 from .lease import LEASE_S, Lease
 from .observer import ChannelOwnerObserver
+from .producer_channels import check_channels, owned_otherwise, producer_channels, take_channels
 from .producer_state import FENCES, GRANT, RELEASE, RENEW, ProducerState
 
 SEND_DEADLINE_S = 30.0
@@ -79,11 +80,15 @@ async def open_producer(
     Channels that are not there are created with `policy`, by default that of `ChannelPolicy()`. Where the name is open
     elsewhere this producer takes over, and the other one's `send` raises `Fenced`; nothing that was acknowledged is
     lost. After an incarnation that did not end in order, because its process was killed or still runs, opening takes as
-    many seconds as that one's `lease_s`. One name writes to a channel; a name keeps the channels that it had before,
-    but for those that were dropped, and gets `channels` as well.
+    many seconds as that one's `lease_s`.
 
-    Raises `InvalidRequest` for a channel that another name, or a `ChannelOwner`, has written to, `Fenced` where yet
-    another process opens the name meanwhile, and what the log raises."""
+    A channel belongs to the first name that takes it, and the log remembers that whatever retention removes. A name
+    keeps the channels that it had before, and gets `channels` as well; with [] it opens those that it has. One that was
+    dropped, and is not asked for, the name gives up: only then may another name take it.
+
+    Raises `InvalidRequest` for a channel that belongs to another name (`channel`, `owner`), or that a `ChannelOwner`
+    has written to, before it disturbs an incarnation that is open; `Fenced` where yet another process opens the name
+    meanwhile, and what the log raises."""
     producer = Producer(wal, name, channels, policy or ChannelPolicy(), lease_s, clock or HybridClock())
     async with AsyncExitStack() as stack:
         stack.push_async_callback(producer.aclose)
@@ -113,8 +118,8 @@ class Producer:
     def __init__(
         self, wal: Wal, name: str, channels: Sequence[str], policy: ChannelPolicy, lease_s: float, clock: HybridClock
     ) -> None:
-        if isinstance(channels, str) or not channels:
-            raise InvalidRequest(f"channels is {channels!r}, and must be a list of at least one channel's name")
+        if isinstance(channels, str):
+            raise InvalidRequest(f"channels is {channels!r}, and must be a list of names of channels")
         if not name:
             raise InvalidRequest("a producer needs a name: under it the log knows what it has written")
         if lease_s <= 0:
@@ -155,15 +160,24 @@ class Producer:
 
     async def open(self) -> Self:
         """Own the channels. `open_producer` calls it."""
-        for channel in self.channels:
-            with suppress(ChannelExists):  # it keeps the policy that it has
-                await self._wal.create_channel(channel, self._policy)
+        await self._check_name()
+        incarnation = f"{self.name}-{uuid4().hex[:8]}"
         await self._wal.create_channel(PRODUCER_HEARTBEATS, _HEARTBEAT_POLICY)
         await self._wal.create_channel(self._state.channel, _STATE_POLICY)
         await self._state.open()
-        await self._state.claim(f"{self.name}-{uuid4().hex[:8]}")
-        await self._wait_for_predecessor()
-        await self._acquire(self._state.fold.state.limit)
+        name, asked = self.name, self.channels
+        async with producer_channels(self._wal, incarnation, self._clock.now) as belonging:
+            # before anything is claimed, or waited for
+            await check_channels(self._wal, belonging.fold.state, name, asked, self._state.fold.state.channels)
+            claim = await self._state.claim(incarnation)
+            await self._wait_for_predecessor()
+            known = self._state.fold.state.channels
+            taken = await take_channels(self._wal, belonging, name, claim.term, asked, known)
+        for channel in asked:
+            with suppress(ChannelExists):  # it keeps the policy that it has
+                await self._wal.create_channel(channel, self._policy)
+        self.channels = taken.channels
+        await self._acquire(self._state.fold.state.limit, taken.anew, taken.terms_before)
         self._last = max(self._owner.highest_sequence(self.name), self._state.fold.state.sequence)
         self._renewing = asyncio.create_task(self._renew_periodically(), name=f"producer {self.name}")
         self._heartbeat.every(TICK_S, self._owner.tick_all, f"ticks of {self.name}")
@@ -281,13 +295,19 @@ class Producer:
         )
         await asyncio.sleep(claimed_s + DRIFT * before.lease_s - self._clock.clock.monotonic())
 
-    async def _acquire(self, previous_limit: int) -> None:
-        """Own the channels under new terms, with timestamps above `previous_limit`."""
-        names, known = await self._to_own(), self._state.fold.state.channels
-        terms = {name: known[name].term + 1 if name in known else 1 for name in names}
+    async def _acquire(
+        self, previous_limit: int, anew: Sequence[str] = (), terms_before: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Own the channels under new terms, above `terms_before`, with timestamps above `previous_limit`. Of those made
+        `anew` nothing that is known counts but the term."""
+        known = self._state.fold.state.channels
+        before = {**dict.fromkeys(self.channels, 0), **terms_before}
+        terms = {name: max(known[name].term if name in known else 0, before[name]) + 1 for name in self.channels}
         asked_s = self._clock.clock.monotonic()
         limit = self._next_limit(previous_limit)
-        await self._propose({"kind": GRANT, "channels": terms, "limit": limit, "lease_s": self._lease_s})
+        await self._propose(
+            {"kind": GRANT, "channels": terms, "anew": list(anew), "limit": limit, "lease_s": self._lease_s}
+        )
         self._granted = True
         self._lease.renew(asked_s)
         try:
@@ -297,48 +317,19 @@ class Producer:
             now = (await self._state.catch_up()).channels.get(channel)
             if now is not None and now.term > terms[channel]:
                 raise  # this very name, opened elsewhere meanwhile
-            raise _of_another(channel) from None
+            raise owned_otherwise(channel) from None
         await self._propose({"kind": FENCES, "fences": fences})
         # what retention has removed, with its outcome, is not to be written again
         self._owner.note_appended(self.name, self._state.fold.state.sequence)
-        self.channels = tuple(terms)
         self._owner.activate(self.channels)
 
-    async def _to_own(self) -> list[str]:
-        """The channels that are asked for, and all that the name has owned: only they together say which of its batches
-        are in the log. Those that were dropped since are left out. Raises `InvalidRequest` for one of another owner:
-        before anything is granted, for the next grant would be above that owner's, and hide what it writes."""
-        owned = {name for name, known in self._state.fold.state.channels.items() if known.fences}
-        for name in self.channels:
-            if name not in owned:
-                await self._check_free(name)
-        dropped: set[str] = set()
-        for name in owned.difference(self.channels):
+    async def _check_name(self) -> None:
+        """Raise `InvalidRequest` where no channel is asked for, and the name is new."""
+        if not self.channels:
             try:
-                await self._wal.describe(name)
+                await self._wal.describe(self._state.channel)
             except ChannelNotFound:
-                _log.warning("the channel %s of the producer %s was dropped", name, self.name)
-                dropped.add(name)
-        return list(dict.fromkeys([*self.channels, *sorted(owned - dropped)]))
-
-    async def _check_free(self, channel: str) -> None:
-        """Raise `InvalidRequest` unless the channel had no owner so far, or this name before all others, which may
-        have ended before it knew."""
-        ends = await self._wal.describe(channel)
-        if ends.first_id is None or ends.latest_id is None:
-            return
-        async with reading(self._wal, channel, FromId(ends.first_id, inclusive=True)) as batches:
-            async for entries in batches:
-                for entry in entries:
-                    with suppress(BadRecord):
-                        record = decode(entry.payload, entry.id)
-                        if record.term:
-                            if record.type is RecordType.FENCE and record.tags.get(FENCE_NAME) == self.name:
-                                return
-                            raise _of_another(channel)
-                if entries[-1].id >= ends.latest_id:
-                    return
-        raise Closed(f"the log was closed while {channel} was read")
+                raise InvalidRequest(f"{self.name} has no channel yet: name at least one in channels") from None
 
     def _next_limit(self, previous: int = 0) -> int:
         return add_ms(max(self._clock.now(), previous), int(self._lease_s * 1000))
@@ -407,13 +398,6 @@ def _note(future: asyncio.Future[Appended]) -> None:
     """Look at the error of an append that no call waits for any more: the batch may be sent again."""
     if not future.cancelled():
         future.exception()
-
-
-def _of_another(channel: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{channel} was written to under another name, or by a ChannelOwner: each channel has one producer",
-        channel=channel,
-    )
 
 
 def _record(record: Record | Payload) -> Record:

@@ -30,8 +30,9 @@ class ProducerState:
     last one may still acknowledge; `released` says that it has ended, and acknowledges nothing more. All batches up to
     the number `sequence` are in the log.
 
-    Its events: `grant` (channels: name to term, limit, lease_s) before anything is written under these terms, `fences`
-    (name to id) once they are in the channels, `renew` and `release` (limit, sequence, checkpoints)."""
+    Its events: `grant` (channels: name to term, limit, lease_s, and `anew`: those of the channels that were dropped
+    and made again) before anything is written under these terms, `fences` (name to id) once they are in the channels,
+    `renew` and `release` (limit, sequence, checkpoints)."""
 
     def __init__(self) -> None:
         self.channels: dict[str, ProducedChannel] = {}
@@ -64,11 +65,14 @@ class ProducerState:
 
     def _grant(self, event: Event) -> None:
         channels, limit, lease_s = dict(event["channels"]), int(event["limit"]), float(event["lease_s"])
+        anew = set(event["anew"])
         for name, term in channels.items():
             if name in self.channels and term <= self.channels[name].term:
                 raise PreconditionFailed(f"{name} was granted under term {self.channels[name].term} already")
         for name, term in channels.items():
-            self.channels.setdefault(name, ProducedChannel()).term = int(term)
+            if name not in self.channels or name in anew:  # ids of the channel before say nothing of the new one
+                self.channels[name] = ProducedChannel()
+            self.channels[name].term = int(term)
         self.limit, self.lease_s, self.released = max(self.limit, limit), lease_s, False
 
     def _fences(self, event: Event) -> None:

@@ -225,10 +225,10 @@ class Replica(Follower[State]):
 
     # ---- leadership -------------------------------------------------------------------------------------------------
 
-    async def claim(self, node: str) -> None:
-        """Become the leader under the name `node`: name the last winning claim; log order decides between claims that
-        name the same one. Raises `Fenced` when other nodes won `CLAIMS_MAX` times; where the log refused the last
-        claim, that error."""
+    async def claim(self, node: str) -> Claim:
+        """Become the leader under the name `node`, and return its claim. A claim names the last winning one; log order
+        decides between claims that name the same one. Raises `Fenced` when other nodes won `CLAIMS_MAX` times; where
+        the log refused the last claim, that error."""
         self._author = node
         error: TidewalError = Fenced("no election was held")
         pause_s = CLAIM_PAUSE_S
@@ -249,7 +249,7 @@ class Replica(Follower[State]):
         await self.catch_up()
         return self.fold.claim
 
-    async def _try_to_claim(self, node: str) -> None:
+    async def _try_to_claim(self, node: str) -> Claim:
         previous = await self._last_claim()
         self._standing = None  # no event of this node may count under the claim that it is about to replace
         submitted = self._submit([claim_event(node, previous)], Claim(b"", previous.term + 1, node))
@@ -264,6 +264,7 @@ class Replica(Follower[State]):
                 raise Fenced(f"{node} lost an election to another {self.fold.claim.node}")
             self._standing = Claim(ids[-1], previous.term + 1, node)
             self._standings.add(ids[-1])
+            return self._standing
         finally:
             self._forget(submitted)
 

@@ -7,17 +7,21 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.runtime.clock import HybridClock, add_ms
 from tidewal.runtime.errors import (
+    BadRecord,
     Closed,
     DeadlineExceeded,
     Fenced,
+    FormatTooNew,
     InvalidRequest,
     OutcomeUnknown,
+    PreconditionFailed,
     TidewalError,
     Unavailable,
 )
@@ -25,10 +29,12 @@ from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, OnAppended
 from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
 from tidewal.runtime.ownership.producer import Producer, open_producer
+from tidewal.runtime.ownership.producer_channels import GIVE_UP, TAKE, ProducerChannels
 from tidewal.runtime.streams.open_stream import open_stream
 from tidewal.runtime.testing.clock import VirtualClock, elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+from tidewal.runtime.testing.memory_channel import sequence_id
 
 CHANNELS = ["orders-0", "orders-1"]
 LEASE_S = 10.0
@@ -345,14 +351,14 @@ def test_a_channel_of_another_name_is_refused():
         async with open_producer(wal, "shop", ["orders-0"]) as producer:
             await producer.send([("orders-0", b"one")])
             for _ in range(3):  # an attempt is no claim that the next one could go beyond
-                with pytest.raises(InvalidRequest, match="orders-0 was written to under another name"):
+                with pytest.raises(InvalidRequest, match="orders-0 belongs to the producer 'shop'"):
                     async with open_producer(wal, "other", ["orders-0", "orders-1"]):
                         pass
             await producer.send([("orders-0", b"two")])
         assert [body for _, body in await everything(wal.log, 2, ["orders-0"])] == [b"one", b"two"]
         async with open_producer(wal, "other", ["orders-1"]) as other:
             assert other.channels == ("orders-1",)
-            with pytest.raises(InvalidRequest, match="orders-1 was written to under another name"):
+            with pytest.raises(InvalidRequest, match="orders-1 belongs to the producer 'other'"):
                 async with open_producer(wal, "shop", CHANNELS):
                     pass
         async with open_producer(wal, "shop", ["orders-0"]) as producer:
@@ -482,7 +488,7 @@ def test_a_record_of_another_program_in_the_state_does_no_harm():
     ("arguments", "message"),
     [
         (("shop", "orders"), "list"),
-        (("shop", []), "at least one"),
+        (("shop", []), "has no channel yet"),
         (("", ["orders"]), "needs a name"),
     ],
 )
@@ -493,6 +499,188 @@ def test_wrong_arguments(arguments, message):
                 pass
 
     run_virtual(main())
+
+
+# ---- whose a channel is ---------------------------------------------------------------------------------------------
+
+
+async def empty(wal: MemoryWal, channel: str) -> None:
+    """Remove all entries of a channel, as retention does where nothing is written."""
+    latest = await wal.latest_id(channel)
+    assert latest is not None
+    await wal.truncate(channel, sequence_id(int.from_bytes(latest) + 1))
+    assert (await wal.describe(channel)).first_id is None
+
+
+async def drop_and_give_up(wal: MemoryWal, name: str, channel: str) -> None:
+    await wal.drop_channel(channel)
+    async with open_producer(wal, name, []) as producer:
+        assert channel not in producer.channels
+
+
+def test_a_channel_that_retention_has_emptied_is_still_its_producers():
+    """Nothing in it says whose it is."""
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", ["orders-0"]) as producer:
+            await producer.send([("orders-0", b"one")])
+            await elapse(60.0)
+            await empty(wal, "orders-0")
+            with pytest.raises(InvalidRequest, match="belongs to the producer 'shop'") as raised:
+                async with open_producer(wal, "other", ["orders-0"]):
+                    pass
+            assert (raised.value.fields["channel"], raised.value.fields["owner"]) == ("orders-0", "shop")
+            await producer.send([("orders-0", b"two")])
+        assert [body for _, body in await everything(wal.log, 1, ["orders-0"])] == [b"two"]
+
+    run_virtual(main())
+
+
+def test_a_channel_that_was_dropped_is_still_its_producers():
+    """An incarnation that runs goes on under its terms, which would hide what another name writes under its own."""
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", ["orders-0"]) as producer:
+            await wal.drop_channel("orders-0")
+            with pytest.raises(InvalidRequest, match=r"open_producer\(wal, 'shop', \[\]\)"):
+                async with open_producer(wal, "other", ["orders-0"]):
+                    pass
+            assert "orders-0" not in await wal.channels(), "a producer that is refused makes nothing"
+            await wal.create_channel("orders-0", ChannelPolicy())
+            with pytest.raises(InvalidRequest, match="belongs to the producer 'shop'"):
+                async with open_producer(wal, "other", ["orders-0"]):
+                    pass
+            await producer.send([("orders-0", b"one")])
+        assert [body for _, body in await everything(wal.log, 1, ["orders-0"])] == [b"one"]
+
+    run_virtual(main())
+
+
+def test_a_channel_that_was_given_up_goes_on_above_all_earlier_terms():
+    """A reader drops what comes under a lower term than it knows."""
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        for _ in range(5):
+            async with open_producer(wal, "shop", CHANNELS) as producer:
+                await producer.send([("orders-0", b"gone"), ("orders-1", b"kept")])
+        term = producer._state.fold.state.channels["orders-0"].term
+        await drop_and_give_up(wal, "shop", "orders-0")
+        async with open_producer(wal, "other", ["orders-0"]) as other:
+            assert other._state.fold.state.channels["orders-0"].term > term
+            await other.send([("orders-0", b"others")])
+            async with open_producer(wal, "shop", []) as producer:
+                assert (producer.channels, producer.last_sequence) == (("orders-1",), 5)
+            with pytest.raises(InvalidRequest, match="belongs to the producer 'other'"):
+                async with open_producer(wal, "shop", CHANNELS):
+                    pass
+            await other.send([("orders-0", b"others too")])
+        assert [body for _, body in await everything(wal.log, 2, ["orders-0"])] == [b"others", b"others too"]
+        await drop_and_give_up(wal, "other", "orders-0")
+        async with open_producer(wal, "shop", CHANNELS) as producer:
+            await producer.send([("orders-0", b"back")])
+        assert [body for _, body in await everything(wal.log, 1, ["orders-0"])] == [b"back"]
+
+    run_virtual(main())
+
+
+def test_of_names_that_open_at_once_one_has_the_channel():
+    async def main(clock: VirtualClock, seed: int) -> None:
+        log = MemoryLog()
+        opened: list[Producer] = []
+
+        async def run(name: str) -> None:
+            plan = FaultPlan(seed, Rates(delay=0.5), channels="")
+            async with open_producer(MemoryWal(log, plan), name, ["orders-0"], clock=clock_of(clock)) as producer:
+                opened.append(producer)
+                await producer.send([("orders-0", name.encode())])
+                await asyncio.sleep(5.0)
+
+        results = await asyncio.gather(*(run(name) for name in "abc"), return_exceptions=True)
+        assert len(opened) == 1
+        assert [type(each) for each in results if each is not None] == [InvalidRequest, InvalidRequest]
+        assert [body for _, body in await everything(log, 1, ["orders-0"])] == [opened[0].name.encode()]
+
+    for seed in range(10):
+        clock = VirtualClock()
+        run_virtual(main(clock, seed), clock)
+
+
+def test_a_producer_that_is_refused_leaves_the_one_that_is_open_alone():
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "other", ["orders-1"]), open_producer(wal, "shop", ["orders-0"]) as producer:
+            with pytest.raises(InvalidRequest, match="orders-1 belongs to the producer 'other'"):
+                async with open_producer(wal, "shop", CHANNELS):
+                    pass
+            await elapse(LEASE_S)
+            await producer.send([("orders-0", b"one")])
+
+    run_virtual(main())
+
+
+def test_an_incarnation_that_was_replaced_gives_nothing_up():
+    """It saw that the channel was gone before the next one made it again."""
+
+    async def main() -> None:
+        state = ProducerChannels()
+        state.apply({"kind": TAKE, "name": "shop", "incarnation": 1, "channels": ["orders-0"]})
+        state.apply({"kind": TAKE, "name": "shop", "incarnation": 2, "channels": ["orders-0"]})
+        with pytest.raises(PreconditionFailed):
+            state.apply({"kind": GIVE_UP, "name": "shop", "incarnation": 1, "channels": {"orders-0": 7}})
+        with pytest.raises(PreconditionFailed):
+            state.apply({"kind": TAKE, "name": "other", "incarnation": 9, "channels": ["orders-1", "orders-0"]})
+        assert (state.of("shop"), state.of("other")) == (["orders-0"], [])
+        state.apply({"kind": GIVE_UP, "name": "shop", "incarnation": 2, "channels": {"orders-0": 7}})
+        restored = ProducerChannels()
+        restored.restore(msgpack.unpackb(msgpack.packb(state.snapshot())))
+        assert (restored.find("orders-0"), restored.of("shop")) == (state.find("orders-0"), [])
+        assert restored.find("orders-0").term == 7
+        for event in (
+            {"kind": "other"},
+            {"kind": TAKE},
+            {"kind": TAKE, "name": "a", "incarnation": "x", "channels": []},
+        ):
+            with pytest.raises((BadRecord, FormatTooNew)):
+                restored.apply(event)
+        with pytest.raises(BadRecord):
+            restored.restore([1])
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("steps", range(1, 20))
+def test_a_process_that_is_killed_while_it_opens_keeps_no_name_from_its_channels(steps):
+    """After any number of steps of the event loop: the name opens again, and what it gives up another name may have."""
+
+    async def main(clock: VirtualClock) -> None:
+        log = MemoryLog()
+        killed = Producer(CutOffWal(log), "shop", ["orders-0"], ChannelPolicy(), LEASE_S, clock_of(clock))
+        opening = asyncio.create_task(killed.open())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        assert isinstance(killed._wal, CutOffWal)
+        killed._wal.cut_off = True
+        opening.cancel()
+        await asyncio.wait({opening})
+        killed._heartbeat.stop()
+        if killed._renewing is not None:
+            killed._renewing.cancel()
+        await killed._state.close()
+
+        wal = MemoryWal(log)
+        async with open_producer(wal, "shop", ["orders-0"], clock=clock_of(clock)) as producer:
+            await producer.send([("orders-0", b"one")])
+        assert [body for _, body in await everything(log, 1, ["orders-0"])] == [b"one"]
+        await drop_and_give_up(wal, "shop", "orders-0")
+        async with open_producer(wal, "other", ["orders-0"], clock=clock_of(clock)) as other:
+            await other.send([("orders-0", b"two")])
+        assert [body for _, body in await everything(log, 1, ["orders-0"])] == [b"two"]
+
+    clock = VirtualClock()
+    run_virtual(main(clock), clock)
 
 
 # ---- schedules -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends import Backend, log_url
-from tidewal.runtime.errors import Fenced
+from tidewal.runtime.errors import Fenced, InvalidRequest
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.ownership.producer import open_producer
@@ -84,6 +84,28 @@ async def test_the_newest_takes_over(backend: Backend):
                 await old.send([("orders-0", b"late")])
             await new.send([("orders-1", b"newer")])
     assert (await read(wal, 3))[0] == [b"old", b"new", b"newer"]
+
+
+async def test_a_channel_belongs_to_one_name_until_that_gives_it_up(backend: Backend):
+    """What the name wrote is removed, and the channel is dropped, and made again: another name is refused."""
+    wal = await backend.wal()
+    async with open_producer(wal, "shop", CHANNELS, lease_s=0.5) as shop:
+        await shop.send([("orders-0", b"one")])
+        latest = await wal.latest_id("orders-0")
+        assert latest is not None
+        await wal.truncate("orders-0", latest)
+        for drop in (False, True):
+            if drop:
+                await wal.drop_channel("orders-0")
+            with pytest.raises(InvalidRequest, match="orders-0 belongs to the producer 'shop'"):
+                async with open_producer(wal, "other", ["orders-0"], lease_s=0.5):
+                    pass
+    async with open_producer(wal, "shop", [], lease_s=0.5) as shop:
+        assert shop.channels == ("orders-1",)
+        async with open_producer(wal, "other", ["orders-0"], lease_s=0.5) as other:
+            await other.send([("orders-0", b"others")])
+            await shop.send([("orders-1", b"own")])
+    assert sorted((await read(wal, 2))[0]) == [b"others", b"own"]
 
 
 @pytest.mark.slow
