@@ -31,7 +31,7 @@ STALLED_S = 3.0  # an owner announces five times a second
 OnLate = Callable[[str, Record], None]
 
 
-class _Channel(BufferedChannel):
+class TtChannel(BufferedChannel):
     """A channel with its time: nothing at or before `time` follows. `announced` are times to apply later."""
 
     def __init__(self, reader: ChannelReader, start: Start) -> None:
@@ -83,7 +83,7 @@ class _Channel(BufferedChannel):
         return [record for record in taken if record.type is not RecordType.TIME_TICK]
 
 
-class TtMsgStream(StreamBase[_Channel]):
+class TtMsgStream(StreamBase[TtChannel]):
     """An async iterator of `MsgPack`s with `begin_ts < ts <= end_ts`, strictly increasing `end_ts`, each message once.
 
     Choose where to start with `as_consumer` or `seek`, or one after the other, then iterate. A pack without messages
@@ -163,8 +163,8 @@ class TtMsgStream(StreamBase[_Channel]):
             self._begin = self._end = max(position.timestamp for position in positions)
             self._ends = self._positions()
 
-    def _new_channel(self, reader: ChannelReader, start: Start) -> _Channel:
-        return _Channel(reader, start)
+    def _new_channel(self, reader: ChannelReader, start: Start) -> TtChannel:
+        return TtChannel(reader, start)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class TtMsgStream(StreamBase[_Channel]):
             for name, channel in self._channels.items()
         }
 
-    def _keep(self, channel: _Channel, record: Record) -> None:
+    def _keep(self, channel: TtChannel, record: Record) -> None:
         known_time = channel.time
         if self._ordered or record.type in TIME_TYPES:
             channel.time = max(known_time, record.ts)
@@ -264,13 +264,13 @@ class TtMsgStream(StreamBase[_Channel]):
                 self._drops.append(record.ts)
             channel.keep(record)
 
-    def _is_history(self, channel: _Channel, record: Record, known_time: int) -> bool:
+    def _is_history(self, channel: TtChannel, record: Record, known_time: int) -> bool:
         """Whether a record at or before the start is not wanted, or was handed out before. Behind a saved position that
         is possible only in a channel without an owner, behind a record that was held back, until the time is read
         again. Any other record there came late."""
         return not channel.resumed or (not self._ordered and bool(channel.buffer) and record.ts > known_time)
 
-    def _late(self, channel: _Channel, record: Record) -> None:
+    def _late(self, channel: TtChannel, record: Record) -> None:
         channel.reader.counts.late += 1
         channel.skip(record)
         if self._on_late is None:
@@ -281,10 +281,10 @@ class TtMsgStream(StreamBase[_Channel]):
             )
         self._on_late(channel.name, record)
 
-    def _batch_kept(self, channel: _Channel) -> None:
+    def _batch_kept(self, channel: TtChannel) -> None:
         channel.apply_announced()
 
-    def _check_room(self, channel: _Channel, limit: int) -> None:
+    def _check_room(self, channel: TtChannel, limit: int) -> None:
         if not self._ordered and all(record.ts > channel.time for record in channel.buffer):
             raise MemoryLimitExceeded(
                 f"{channel.name} holds over {limit} bytes between two ticks; raise the stream's buffer_bytes",
