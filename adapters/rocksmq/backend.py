@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .settings import RocksMqSettings
 
 FAILOVER_S = 30.0  # how long calls wait for another owner
+OPENING_S = 10.0  # how long a process that must not own the directory waits, where no process does, to open it
+TAKEOVER_S = 0.5  # in which one of the processes that share a directory owns it once its owner has ended
 
 
 class RocksMQBackend(WalBackend):
@@ -44,8 +46,9 @@ class RocksMQBackend(WalBackend):
         owner does, through it, and one of them takes the directory over when the owner ends. `own` True: this process
         requires ownership until it closes the log. An owner that does not require it yields the directory and goes on
         as the other processes do; where that takes longer than `failover_s`, or another process requires ownership
-        already, `DirectoryInUse` is raised. `own` False, or a port: never own the directory. `failover_s` (seconds) is
-        also how long calls wait for an owner before they raise `Unavailable`; with 0 this opening tries once.
+        already, `DirectoryInUse` is raised. `own` False, or a port: never own the directory; opening waits 10 s at most
+        where no process does. `failover_s` (seconds) is also how long calls wait for an owner before they raise
+        `Unavailable`; with 0 this opening tries once.
         `read_only` is `own` False, and raises `Unavailable` at once where no process owns the directory, unless `own`
         is given; with `own` True it raises `ConfigError`.
 
@@ -63,10 +66,11 @@ class RocksMQBackend(WalBackend):
                     f"{shown_url(url)!r}: a directory is owned by its path, not through a port", key="wal"
                 )
             return await force_own(address, failover_s, options)
+        unowned_s = OPENING_S if own is False else TAKEOVER_S if read_only else None
         return await SharedRocksMQ.connect(
             address,
             takeover=own is None and not read_only,
-            owned_now=own is None and read_only,
+            unowned_s=unowned_s,
             failover_s=failover_s,
             **options,
         )

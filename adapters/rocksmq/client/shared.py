@@ -49,7 +49,6 @@ T = TypeVar("T")
 
 PENDING_BYTES = 64 * 1024 * 1024
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.2  # between two attempts to find an owner
-TAKEOVER_S = 0.5  # in which one of the processes that share a directory owns it once its owner has ended
 HELLO_S = 2.0  # for an owner's first answer, at least
 
 _log = logging.getLogger(__name__)
@@ -67,12 +66,13 @@ class SharedRocksMQ(GroupWal):
         address: Address,
         *,
         takeover: bool = True,
-        owned_now: bool = False,
+        unowned_s: float | None = None,
         failover_s: float = FAILOVER_S,
         **options: Any,
     ) -> SharedRocksMQ:
-        """Find the owner at `address`, or with `takeover` become it, with `options` of `RocksMQ.open`. With `owned_now`
-        this fails within `TAKEOVER_S` where no process owns the directory, and waits only for one that starts.
+        """Find the owner at `address`, or with `takeover` become it, with `options` of `RocksMQ.open`. With `unowned_s`
+        this fails after that many seconds where no process owns the directory, and waits longer only for one that
+        starts.
 
         Whenever the owner is lost, this process searches another for `failover_s` seconds (0: one attempt); then all
         calls that wait end with `Unavailable`, and the next call begins another search. Over `pending_bytes` (one of
@@ -81,10 +81,11 @@ class SharedRocksMQ(GroupWal):
         Raises `Unavailable`, and what `RocksMQ.open` raises.
         """
         shared = cls(address, takeover, failover_s, options)
-        shared._owned_now = owned_now and bool(address.directory)
+        if unowned_s is not None and address.directory:
+            shared._unowned_s = min(unowned_s, failover_s)
         try:
             await shared.owner()
-            shared._owned_now = False  # from now on the owner may change
+            shared._unowned_s = None  # from now on the owner may change
         except BaseException:
             await shared.close()
             raise
@@ -96,7 +97,7 @@ class SharedRocksMQ(GroupWal):
         inspect.signature(RocksMQ.open).bind(address.directory, **options)  # an unknown option is a TypeError now
         self._address, self._failover_s, self._options = address, failover_s, options
         self._takeover = takeover and bool(address.directory)
-        self._owned_now = False
+        self._unowned_s: float | None = None
         self._clock: Clock = options.get("clock") or SystemClock()
         self._loop = asyncio.get_running_loop()
         pending = PendingBytes(options.get("pending_bytes", PENDING_BYTES), self._shown)
@@ -293,7 +294,8 @@ class SharedRocksMQ(GroupWal):
                     return await self._attempt(deadline)
                 except (Unavailable, DirectoryInUse, Overloaded) as error:
                     now = self._clock.monotonic()
-                    if self._owned_now and now >= began + TAKEOVER_S and not is_owned(self._address.directory):
+                    unowned_s = self._unowned_s
+                    if unowned_s is not None and now >= began + unowned_s and not is_owned(self._address.directory):
                         raise self._not_open() from None
                     if now >= deadline:
                         raise self._no_owner(error) from error
@@ -364,14 +366,17 @@ class SharedRocksMQ(GroupWal):
         return Unavailable(message, path=str(self._address))
 
     def _not_open(self) -> Unavailable:
-        directory = self._address.directory
+        directory, others = self._address.directory, "open the log without read_only or own=False"
         if has_log(directory):
             message = (
-                f"no process has the log in {directory} open, and a reader does not own it: start one that does, e.g. a"
-                " node (tidewal run), open the log without read_only, or look at it with `tidewal tail`"
+                f"no process has the log in {directory} open, and this one must not own it: start one that does, e.g. a"
+                f" node (tidewal run), {others}, or look at it with `tidewal tail`"
             )
         else:
-            message = f"there is no log in {directory}: check the URL, or start a process that makes one first"
+            message = (
+                f"there is no log in {directory}, and this process must not make one: check the URL, start a process "
+                f"that makes it, e.g. a node (tidewal run), or {others}"
+            )
         return Unavailable(message, path=directory)
 
     # ---- closing -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
+from tidewal.adapters.rocksmq.backend import OPENING_S
 from tidewal.adapters.rocksmq.client import owner_connection, shared
 from tidewal.adapters.rocksmq.client.inflight import InflightAppends
 from tidewal.adapters.rocksmq.journal.dedup_table import CLIENT_EXPIRY_S
@@ -201,7 +203,7 @@ async def test_a_process_that_may_not_own_waits_for_an_owner_and_never_is_one(op
 async def test_a_process_that_only_reads_goes_on_over_owners_and_never_is_one(opening, directory, helpers):
     with pytest.raises(ConfigError):
         await opening(own=True, read_only=True)
-    with pytest.raises(Unavailable, match="start one that does"):
+    with pytest.raises(Unavailable, match="there is no log"):
         await opening(read_only=True, failover_s=0)
     assert not Path(directory).exists()  # noqa: ASYNC240 -- a moment in a test
     entries = []
@@ -227,12 +229,34 @@ async def test_a_process_that_only_reads_goes_on_over_owners_and_never_is_one(op
 async def test_a_reader_is_told_at_once_that_no_process_has_the_log_open(opening, directory):
     """Although calls would wait for ever for another owner."""
     async with asyncio.timeout(60):
-        with pytest.raises(Unavailable, match=f"there is no log in {directory}: check the URL"):
+        with pytest.raises(Unavailable, match=f"there is no log in {directory}, .*: check the URL"):
             await opening(read_only=True, failover_s=1e9)
         assert not Path(directory).exists()  # noqa: ASYNC240 -- a moment in a test
         await (await opening()).close()
         with pytest.raises(Unavailable, match=r"no process has the log in .* open.*without read_only"):
             await opening(read_only=True, failover_s=1e9)
+
+
+async def test_a_process_that_must_not_own_the_log_waits_ten_seconds_for_one_that_does(opening, directory, helpers):
+    """Not for as long as calls wait for another owner; and it says what there is, and what to do."""
+
+    async def opened_in_vain() -> str:
+        clock = Hand()
+        waiting = asyncio.ensure_future(opening(own=False, failover_s=1e9, clock=clock))
+        await helpers.until(lambda: clock.asked > 2)
+        clock.now += OPENING_S - 0.1
+        asked = clock.asked
+        await helpers.until(lambda: clock.asked > asked + 2)
+        assert not waiting.done()
+        clock.now += 0.1
+        with pytest.raises(Unavailable) as raised:
+            await waiting
+        return raised.value.message
+
+    assert re.match(f"there is no log in {directory}, .*tidewal run.*own=False", await opened_in_vain())
+    assert not Path(directory).exists()  # noqa: ASYNC240 -- a moment in a test
+    await (await opening()).close()
+    assert re.match(f"no process has the log in {directory} open, .*tidewal run.*own=False", await opened_in_vain())
 
 
 async def test_a_reader_waits_for_an_owner_that_starts(directory, helpers):
