@@ -36,6 +36,7 @@ from ..errors import (
     Fenced,
     InvalidRequest,
     TidewalError,
+    of_unknown_outcome,
 )
 from ..log.checks import check_framed
 from ..log.heartbeats import PRODUCER_HEARTBEATS
@@ -208,7 +209,8 @@ class Producer:
 
         Raises `InvalidRequest` for a number that is not next, or that another batch has, `Fenced` once the name was
         opened elsewhere (with `outcome_unknown` where the batch may be there), `DeadlineExceeded` (`sequence`, the
-        outcome is not known), `MessageTooLarge`, and `Closed` (with `outcome_unknown`, too)."""
+        outcome is not known), `MessageTooLarge`, `Closed` (with `outcome_unknown`, too), and `ChannelNotFound` for a
+        channel that was dropped."""
         self._check_open()
         batch = [(channel, _record(record)) for channel, record in records]
         foreign = {channel for channel, _ in batch} - set(self.channels)
@@ -268,7 +270,9 @@ class Producer:
                 return await asyncio.shield(future)  # a cancelled call ends nothing: the batch is under way
             except TidewalError as error:
                 if self._ended is not None:
-                    raise Fenced(self._ended.message, **self._ended.fields, outcome_unknown=sent) from None
+                    raise (of_unknown_outcome(self._ended) if sent else self._ended) from None
+                if isinstance(error, ChannelNotFound):
+                    raise _dropped(self.name, error) from None
                 if isinstance(error, Closed) and sent:
                     raise Closed(
                         f"the producer {self.name} was closed before it knew whether batch {number} is in the log: "
@@ -356,7 +360,7 @@ class Producer:
                 return
             except TidewalError as error:
                 if not error.retryable:
-                    await self._end(error)
+                    await self._end(_dropped(self.name, error) if isinstance(error, ChannelNotFound) else error)
                     return
                 _log.warning("the lease of the producer %s is not renewed: %s", self.name, error)
                 await asyncio.sleep(min(LAST_PAUSE_S, interval_s))
@@ -398,6 +402,14 @@ def _note(future: asyncio.Future[Appended]) -> None:
     """Look at the error of an append that no call waits for any more: the batch may be sent again."""
     if not future.cancelled():
         future.exception()
+
+
+def _dropped(name: str, error: ChannelNotFound) -> ChannelNotFound:
+    return ChannelNotFound(
+        f"the channel {error.fields.get('channel')} of the producer {name} was dropped: open the producer again, which "
+        "makes the channel anew where it is asked for, and else gives it up",
+        **error.fields,
+    )
 
 
 def _record(record: Record | Payload) -> Record:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tidewal.runtime.clock import HybridClock, add_ms
 from tidewal.runtime.errors import (
     BadRecord,
+    ChannelNotFound,
     Closed,
     DeadlineExceeded,
     Fenced,
@@ -548,12 +549,39 @@ def test_a_channel_that_was_dropped_is_still_its_producers():
                 async with open_producer(wal, "other", ["orders-0"]):
                     pass
             assert "orders-0" not in await wal.channels(), "a producer that is refused makes nothing"
+            with pytest.raises(
+                ChannelNotFound, match="orders-0 of the producer shop was dropped: open the producer again"
+            ):
+                await producer.send([("orders-0", b"lost")])
             await wal.create_channel("orders-0", ChannelPolicy())
             with pytest.raises(InvalidRequest, match="belongs to the producer 'shop'"):
                 async with open_producer(wal, "other", ["orders-0"]):
                     pass
             await producer.send([("orders-0", b"one")])
         assert [body for _, body in await everything(wal.log, 1, ["orders-0"])] == [b"one"]
+
+    run_virtual(main())
+
+
+def test_a_producer_whose_channel_is_dropped_while_an_outcome_is_unknown_says_so():
+    """It cannot own the channel anew, and ends."""
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", CHANNELS) as producer:
+            wal.faults = FaultPlan(1, Rates(unknown=1.0), channels="orders")
+            sending = asyncio.create_task(producer.send([("orders-0", b"one")]))
+            await asyncio.sleep(0)
+            await wal.drop_channel("orders-0")
+            wal.faults = FaultPlan()
+            with pytest.raises(ChannelNotFound, match="orders-0 of the producer shop was dropped") as raised:
+                await sending
+            assert raised.value.fields["outcome_unknown"]
+            with pytest.raises(ChannelNotFound, match="orders-0 of the producer shop was dropped"):
+                await producer.send([("orders-1", b"two")])
+        async with open_producer(wal, "shop", CHANNELS) as producer:
+            await producer.send([("orders-0", b"three")])
+        assert [body for _, body in await everything(wal.log, 1)] == [b"three"]
 
     run_virtual(main())
 
