@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import re
 import struct
 import subprocess
@@ -18,6 +17,7 @@ from typing import NamedTuple
 import pytest
 import typer
 
+from tests.logging_restored import logging_restored
 from tidewal.cli.main import main
 
 
@@ -43,25 +43,12 @@ def in_this_process(application: typer.Typer, capsys: pytest.CaptureFixture[str]
     """Runs a command of `application` with the arguments it is called with."""
 
     def run(*arguments: object) -> Ended:
-        with pytest.raises(SystemExit) as ended, _logging_restored():
+        with pytest.raises(SystemExit) as ended, logging_restored():
             main([str(argument) for argument in arguments], application)
         out, err = capsys.readouterr()
         return Ended(int(ended.value.code or 0), out, err)
 
     return run
-
-
-@contextmanager
-def _logging_restored() -> Iterator[None]:
-    """A command configures the logging of its process, which is that of all tests here."""
-    loggers = [logging.getLogger(), logging.getLogger("tidewal")]
-    handlers, levels = list(loggers[0].handlers), [each.level for each in loggers]
-    try:
-        yield
-    finally:
-        loggers[0].handlers[:] = handlers
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextmanager

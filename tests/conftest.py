@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests.logging_restored import logging_restored
 
 pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spark", "tests.first_hour.report")
 
@@ -61,6 +64,13 @@ def _parameters(item: pytest.Item) -> list[str]:
     """What the parameters are called, those that are no text included."""
     callspec = getattr(item, "callspec", None)
     return callspec.id.split("-") if callspec else []
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """What a command under test configures writes to a stream that is closed with the test."""
+    with logging_restored():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def test_a_relative_directory_is_the_drivers(monkeypatch: pytest.MonkeyPatch, tm
     ("streaming", "given", "text"),
     [
         (True, {"wal": ""}, "option wal is required"),
-        (True, {"colection": "c"}, "unknown option 'colection' of a write; known are wal, collection"),
+        (True, {"colection": "c"}, "unknown option 'colection' of a write; did you mean 'collection'"),
         (True, {"collection": "c", "topic": "t"}, "exclude each other"),
         (True, {"collection": "c", "operation": "merge"}, "'merge'; known are insert, upsert, delete"),
         (True, {"topic": "t", "operation": "upsert"}, "operation is for collections only"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends import Backend, log_url
+from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import Fenced, InvalidRequest
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Wal
@@ -100,9 +101,10 @@ async def test_a_channel_belongs_to_one_name_until_that_gives_it_up(backend: Bac
             with pytest.raises(InvalidRequest, match="orders-0 belongs to the producer 'shop'"):
                 async with open_producer(wal, "other", ["orders-0"], lease_s=0.5):
                     pass
-    async with open_producer(wal, "shop", [], lease_s=0.5) as shop:
+    clock = HybridClock()  # of one clock, what ends last has the highest time: else a reader may wait for the other one
+    async with open_producer(wal, "shop", [], lease_s=0.5, clock=clock) as shop:
         assert shop.channels == ("orders-1",)
-        async with open_producer(wal, "other", ["orders-0"], lease_s=0.5) as other:
+        async with open_producer(wal, "other", ["orders-0"], lease_s=0.5, clock=clock) as other:
             await other.send([("orders-0", b"others")])
             await shop.send([("orders-1", b"own")])
     assert sorted((await read(wal, 2))[0]) == [b"others", b"own"]
