@@ -21,7 +21,7 @@ from ..errors import (
 from ..groups.metadata_layers import Layer, unwrap, wrap
 from ..groups.retries import Retries
 from ..groups.retry_policy import RetryPolicy
-from ..groups.work import Left, Member, check_awaitable
+from ..groups.work import Left, Member, check_awaitable, outputs_of
 from ..log.wal import Append, Delivered, Wal
 from ..metrics.metrics import Metrics
 from .changelog import Codec, MsgpackCodec
@@ -29,8 +29,8 @@ from .keyed_channel import D, KeyedChannel, KeyedCommit, changelog_of, recover
 from .keyed_metrics import KeyedMetrics
 from .keyed_state import KeyedState
 
-KeyedHandler: TypeAlias = Callable[[Delivered, KeyedState], Awaitable[Sequence[Append]]]
-_Handler: TypeAlias = Callable[[D, KeyedState], Awaitable[Sequence[Append]]]
+KeyedHandler: TypeAlias = Callable[[Delivered, KeyedState], Awaitable[Sequence[Append] | None]]
+_Handler: TypeAlias = Callable[[D, KeyedState], Awaitable[Sequence[Append] | None]]
 
 
 class KeyedMember(Member[D], Protocol[D]):
@@ -64,8 +64,8 @@ async def process_keyed(
     clock: HybridClock | None = None,
 ) -> None:
     """Call `handle` with each batch and the state of its channel, one after the other, until `stop` is set, the member
-    leaves or the log is closed. What `handle` returns is appended, exactly once, in one commit with the changes of the
-    state and the group's position; so is what it does to the state, and nothing else that it does.
+    leaves or the log is closed. What `handle` returns (None: nothing) is appended, exactly once, in one commit with the
+    changes of the state and the group's position; so is what it does to the state, and nothing else that it does.
 
     Each input channel has a state of its own, which lies in memory here and in the log: the channel
     `NAME-changelog.INPUT` has its changes. The member that gets the input channel next (after a crash, a restart or a
@@ -196,7 +196,7 @@ class _Program(Generic[D]):
             await self._prepare(delivered)
             answer = self._handled(delivered)
             check_awaitable(answer, self._handle)
-            await self._complete(delivered, await answer, None)
+            await self._complete(delivered, outputs_of(await answer), None)
         except BaseException as error:
             self._member.redeliver(delivered)
             self._channels.pop(delivered.channel, None)
@@ -210,7 +210,7 @@ class _Program(Generic[D]):
         """Have the state of the batch's channel, as of the batch before."""
         await self._channel(delivered)
 
-    def _handled(self, delivered: D) -> Awaitable[Sequence[Append]]:
+    def _handled(self, delivered: D) -> Awaitable[Sequence[Append] | None]:
         return self._handle(delivered, self._channels[delivered.channel].state)
 
     async def _complete(self, delivered: D, outputs: Sequence[Append], metadata: bytes | None) -> None:

@@ -14,7 +14,7 @@ from ..log.wal import Append, Wal
 from ..metrics.metrics import Metrics
 from .retries import Retries
 from .retry_policy import RetryPolicy
-from .work import D, Left, Member, check_awaitable, ends_once_closed
+from .work import D, Left, Member, check_awaitable, ends_once_closed, outputs_of
 
 
 class Semantics(Enum):
@@ -31,7 +31,7 @@ class Semantics(Enum):
 async def process(
     wal: Wal,
     member: Member[D],
-    handle: Callable[[D], Awaitable[Sequence[Append]]],
+    handle: Callable[[D], Awaitable[Sequence[Append] | None]],
     semantics: Semantics,
     *,
     retry: RetryPolicy | None = None,
@@ -40,9 +40,10 @@ async def process(
     metrics: Metrics | None = None,
     clock: HybridClock | None = None,
 ) -> None:
-    """Call `handle` with each batch, one after the other, and append what it returns, until the member leaves or the
-    log is closed; with `count` until so many batches are done, with `timeout_s` for so many seconds: a handler that
-    works then is waited for. A batch whose channel another member gets meanwhile (`Fenced`) is left to that member.
+    """Call `handle` with each batch, one after the other, and append what it returns (None: nothing), until the member
+    leaves or the log is closed; with `count` until so many batches are done, with `timeout_s` for so many seconds: a
+    handler that works then is waited for. A batch whose channel another member gets meanwhile (`Fenced`) is left to
+    that member.
 
     Without `retry` it raises what `handle` raises. With a `RetryPolicy` a batch whose handler fails, or ended its
     process, is held back and tried again, entry by entry; its channel waits behind it, the others go on. After the last
@@ -127,7 +128,11 @@ class _Processing(Generic[D]):
     """One batch, from its handler to its acknowledgement."""
 
     def __init__(
-        self, wal: Wal, member: Member[D], handle: Callable[[D], Awaitable[Sequence[Append]]], semantics: Semantics
+        self,
+        wal: Wal,
+        member: Member[D],
+        handle: Callable[[D], Awaitable[Sequence[Append] | None]],
+        semantics: Semantics,
     ) -> None:
         self._wal, self._member, self._handle, self._semantics = wal, member, handle, semantics
 
@@ -144,7 +149,7 @@ class _Processing(Generic[D]):
     async def _handled(self, delivered: D) -> Sequence[Append]:
         answer = self._handle(delivered)
         check_awaitable(answer, self._handle)
-        return await answer
+        return outputs_of(await answer)
 
     async def complete(self, delivered: D, outputs: Sequence[Append], metadata: bytes | None) -> None:
         """Append outputs and acknowledge what they were made from, with metadata (None leaves what is stored)."""

@@ -30,7 +30,7 @@ from ..metrics.metrics import Metrics
 from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .retry_policy import RetryPolicy
-from .work import Batch, D, Left, Member, check_awaitable, ends_once_closed
+from .work import Batch, D, Left, Member, check_awaitable, ends_once_closed, outputs_of
 
 UNCOUNT_S = 2.0  # for how long an end that is no attempt's fault waits until the attempt is taken back
 
@@ -96,7 +96,7 @@ class Retries(Generic[D]):
         self,
         wal: Wal,
         member: Member[D],
-        handle: Callable[[D], Awaitable[Sequence[Append]]],
+        handle: Callable[[D], Awaitable[Sequence[Append] | None]],
         complete: Complete[D],
         policy: RetryPolicy,
         metrics: Metrics | None,
@@ -216,7 +216,7 @@ class Retries(Generic[D]):
                 await self._prepare(unit)
             try:
                 answer = self._handle(unit)
-                outputs = await answer if isawaitable(answer) else ()
+                outputs = outputs_of(await answer) if isawaitable(answer) else ()
             except Exception as error:
                 if isinstance(error, Fenced):
                     raise

@@ -33,6 +33,11 @@ def check_awaitable(answer: object, handle: Callable[..., object]) -> None:
         )
 
 
+def outputs_of(returned: Sequence[Append] | None) -> Sequence[Append]:
+    """What a handler has returned: a handler that writes nothing need not return anything."""
+    return () if returned is None else returned
+
+
 class Batch(Protocol):
     """What a member delivers of one channel."""
 

@@ -40,6 +40,29 @@ def test_outputs_equal_the_model_whatever_fails_and_is_cancelled(semantics, seed
     check(semantics, written, outputs, passed)
 
 
+@pytest.mark.parametrize("semantics", list(Semantics))
+@pytest.mark.parametrize("retry", [None, RetryPolicy(attempts=1)], ids=["once", "retried"])
+def test_a_handler_that_writes_nothing_need_not_return_anything(semantics, retry):
+    seen: list[bytes] = []
+
+    async def note(delivered):
+        seen.extend(bytes(entry.payload) for entry in delivered.entries)
+
+    async def main():
+        wal = MemoryWal()
+        await wal.create_channel("in", ChannelPolicy())
+        id = await wal.append("in", b"1")
+        member = await wal.join("g", ["in"])
+        await process(wal, member, note, semantics, retry=retry, count=1)
+        (group,) = await wal.groups()
+        assert (seen, group.positions) == ([b"1"], {"in": id})
+        assert retry is None or not wal.log.channels[GROUP_DEAD_LETTERS].entries
+        await wal.close()
+
+    if semantics is not Semantics.AT_MOST_ONCE or retry is None:
+        run_virtual(main())
+
+
 @pytest.mark.parametrize("retry", [None, RetryPolicy(attempts=1)], ids=["once", "retried"])
 def test_a_handler_that_is_not_async_is_refused_by_its_name_and_costs_no_entry(retry):
     def double(delivered):
