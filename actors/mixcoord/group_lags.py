@@ -12,7 +12,8 @@ from ...runtime.log.wal import Wal
 from ...runtime.metrics.metrics import Metrics
 
 INTERVAL_S = 30.0
-POSITIONS_MAX = 100  # of all groups; each costs the reading of what it is behind, up to `COUNTED_MAX` entries
+POSITIONS_MAX = 100  # of all groups
+COUNTED_MAX = 1_000  # entries of each, which are read to be counted: the log must not notice it
 
 _log = logging.getLogger("tidewal.mixcoord")
 
@@ -48,7 +49,7 @@ class GroupLags:
         for gone in self._shown.difference(measured):
             self._forget(*gone)
         for group, channel in measured:
-            lag = await lag_of(self._wal, channel, positions[group, channel])
+            lag = await lag_of(self._wal, channel, positions[group, channel], COUNTED_MAX)
             seconds = lag.seconds(self._clock.wall_ms() / 1000)
             labels = {"group": group, "channel_name": channel}
             self._metrics.gauge("wal_group_lag_entries", **labels).set(lag.entries)

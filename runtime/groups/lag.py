@@ -10,12 +10,12 @@ from ..clock import physical_ms
 from ..errors import ChannelNotFound, PositionLost
 from ..log.wal import ChannelInfo, Entry, FromId, Wal
 
-COUNTED_MAX = 10_000  # entries of a lag; more are as many: ids have gaps, so that entries are counted by reading them
+COUNTED_MAX = 10_000  # entries of a lag; more are as many: ids have gaps, so entries are counted by reading them
 
 
 class Lag(NamedTuple):
-    """`entries` that are not acknowledged, up to `COUNTED_MAX`, and the `timestamp` of the oldest of them that has one;
-    0 where none has."""
+    """`entries` that are not acknowledged, as far as they were counted, and the `timestamp` of the oldest of them that
+    has one; 0 where none has."""
 
     entries: int
     timestamp: int
@@ -28,9 +28,9 @@ class Lag(NamedTuple):
         return None if self.entries else 0.0
 
 
-async def lag_of(wal: Wal, channel: str, position: bytes | None) -> Lag:
+async def lag_of(wal: Wal, channel: str, position: bytes | None, at_most: int = COUNTED_MAX) -> Lag:
     """How far `position` is behind in a channel; not at all in one that is dropped, or emptied, meanwhile. Reads the
-    entries that it counts."""
+    entries that it counts, `at_most` so many and what comes in one piece with them."""
     count, oldest = 0, 0
     try:
         info = await wal.describe(channel)
@@ -42,7 +42,7 @@ async def lag_of(wal: Wal, channel: str, position: bytes | None) -> Lag:
                 for entry in batch:
                     if entry.id <= latest:
                         count, oldest = count + 1, oldest or entry.timestamp
-                    if entry.id >= latest or count == COUNTED_MAX:
+                    if entry.id >= latest or count == at_most:
                         return Lag(count, oldest)
     except (ChannelNotFound, PositionLost):
         pass

@@ -87,7 +87,7 @@ _WAL = (
     gauge(
         "wal_group_lag_entries",
         "count",
-        "Entries that a group has not acknowledged, counted every 30 s up to 10,000, in the first 100 of the groups' "
+        "Entries that a group has not acknowledged, counted every 30 s up to 1,000, in the first 100 of the groups' "
         "channels by name",
         "group",
         CHANNEL,

@@ -56,3 +56,12 @@ async def test_no_more_positions_are_measured_than_the_limit(home, monkeypatch, 
         await home.elapse(3 * INTERVAL_S)
         assert set(lags(node)) == {("a", "orders"), ("b", "orders")}
         assert caplog.text.count("the lag is measured of 2 positions of groups alone") == 1
+
+
+async def test_entries_are_counted_up_to_a_limit_and_their_age_is_right(home, monkeypatch) -> None:
+    monkeypatch.setattr(group_lags, "COUNTED_MAX", 3)
+    async with home.node() as node:
+        await fill(node, "orders", 9)
+        await leave(node.wal, "billing", "orders", 2)
+        await home.elapse(INTERVAL_S + 1)
+        assert lags(node)["billing", "orders"] == (3, pytest.approx(INTERVAL_S, abs=1))
