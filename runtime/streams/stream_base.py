@@ -45,10 +45,10 @@ class BufferedChannel:
 
     def __init__(self, reader: ChannelReader, start: Start) -> None:
         self.name: str = reader.channel
-        self.reader = reader
-        self.start = start
-        self.skipped = b""  # entries up to this id only say how far the channel had come
-        self.resumed = False  # goes on from a saved position
+        self.reader: ChannelReader = reader
+        self.start: Start = start
+        self.skipped: bytes = b""  # entries up to this id only say how far the channel had come
+        self.resumed: bool = False  # goes on from a saved position
         self.buffer: deque[Record] = deque()
         self.bytes: int = 0
         self.room: asyncio.Event = asyncio.Event()

@@ -34,9 +34,12 @@ OnLate = Callable[[str, Record], None]
 class TtChannel(BufferedChannel):
     """A channel with its time: nothing at or before `time` follows. `announced` are times to apply later."""
 
+    buffer: deque[Record]
+    bytes: int
+
     def __init__(self, reader: ChannelReader, start: Start) -> None:
         super().__init__(reader, start)
-        self.time = 0
+        self.time: int = 0
         self.announced: list[tuple[tuple[int, int], int]] = []  # sorted, for announcements come in any order
 
     def apply_when_read(self, upto: tuple[int, int], time: int) -> None:
