@@ -43,13 +43,14 @@ class MemberFetcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Read on behind what was taken last."""
+        """Read on behind what was taken last. An error of an earlier task is over: this one meets it again, or not."""
         if self._task is None:
+            self.error = None
             self._task = asyncio.create_task(self._read(), name=f"group feed {self.channel}")
 
     def start_again(self) -> None:
         """Read on after an error that may be transient."""
-        self.error, self._task = None, None
+        self.stop()
         self.start()
 
     def stop(self) -> asyncio.Task[None] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -210,6 +211,61 @@ def test_a_subscription_that_can_never_be_had_again_is_an_error_for_good():
         await member.aclose()
 
     run_virtual(main())
+
+
+class BlippingWal(MemoryWal):
+    """Reads entry by entry, and fails once in each channel, behind its first entry."""
+
+    def __init__(self, log, chance):
+        super().__init__(log)
+        self.blipped: set[str] = set()
+        self.may_blip = asyncio.Event()
+        self._chance = chance
+
+    async def read(self, channel, start):
+        async for batch in super().read(channel, start):
+            for entry in batch:
+                await elapse(self._chance.random() * 0.003)
+                yield [entry]
+                if channel not in self.blipped:
+                    await self.may_blip.wait()
+                    self.blipped.add(channel)
+                    raise Unavailable("the log is away for a moment")
+
+
+async def blips_while_a_member_comes_and_goes(seed):
+    chance = random.Random(seed)
+    log = MemoryLog()
+    calm, wal = MemoryWal(log), BlippingWal(log, chance)
+    ids = await filled(calm, 60, ["a", "b"])
+    member = await wal.join("g", ["a", "b"])
+    handled = [await anext(member), await anext(member)]
+    wal.may_blip.set()
+    await until(lambda: wal.blipped == {"a", "b"})
+    other = await calm.join("g", ["a", "b"])
+    await elapse(0.2)  # one of the channels is asked back
+    await other.aclose()  # before the handler has ended, so it stays where it is
+    await elapse(0.2)
+    delivered: list[tuple[str, bytes]] = []
+    async with asyncio.timeout(60):
+        while True:
+            for batch in handled:
+                delivered += [(batch.channel, entry.id) for entry in batch.entries]
+                await member.acknowledge(batch)
+                await elapse(chance.random() * 0.006)
+            if len(set(delivered)) == len(ids):
+                break
+            handled = []
+            with suppress(Unavailable):
+                handled = [await anext(member)]
+    assert len(delivered) == len(ids)
+    await member.aclose()
+    await wal.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_read_that_fails_while_a_member_comes_and_goes_loses_and_doubles_nothing(seed):
+    run_virtual(blips_while_a_member_comes_and_goes(seed))
 
 
 # ---- revocation, turns and limits ----------------------------------------------------------------------------------
