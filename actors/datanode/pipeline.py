@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ RETRY_MAX_S = 5.0
 FLUSHES_PER_VACUUM = 64
 
 Array: TypeAlias = "pa.Array[Any]"  # of whatever type
+T = TypeVar("T")
 
 _log = logging.getLogger("tidewal.datanode")
 _OPS = pa.array([op.name.lower() for op in Op])
@@ -147,6 +148,9 @@ class FlushPipeline:
     async def _store_if_due(self, pack: MsgPack) -> None:
         """Flush where that is due, or else compact: packs come without rows, too, so that the table of current rows
         follows when writing stops."""
+        if self._flushing is not None and self._flushing.done():
+            flushed, self._flushing = self._flushing, None
+            flushed.result()  # what it failed with ends this role now, not with the next flush
         settings = self._node.settings.data_node
         full = self._buffer.bytes >= settings.flush_bytes
         old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
@@ -155,7 +159,7 @@ class FlushPipeline:
         if not (flush_due or self._compaction_due()):
             return
         if self._flushing is not None:
-            if not (full or self._flushing.done()):
+            if not full:
                 return
             await self._flushing
         if flush_due:
@@ -171,9 +175,11 @@ class FlushPipeline:
         started = perf_counter()
         result = await self._store_readable(records, end, positions)
         self._stored = end
-        await self._publish(end, result)
+        await self._retried(partial(self._publish, end, result))
         for position in positions.values():
-            await self._node.wal.hold(position.channel, holder(self.collection), position.message_id)
+            await self._retried(
+                partial(self._node.wal.hold, position.channel, holder(self.collection), position.message_id)
+            )
         self._metrics.flushed(result, perf_counter() - started)
         self._flushes += 1
         await self._maintain(tidy=self._flushes % FLUSHES_PER_VACUUM == 0)
@@ -212,13 +218,17 @@ class FlushPipeline:
             return await self._store(readable, end, positions)
 
     async def _store(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
-        """Write to the table, and retry until that succeeds: while it cannot be written, rows stay in the log, and the
-        Proxy's limit on unflushed bytes stops the clients."""
+        """Write to the table."""
         call = partial(self._store_blocking, records, end, positions)
+        return await self._retried(partial(self._node.blocking, call))
+
+    async def _retried(self, step: Callable[[], Awaitable[T]]) -> T:
+        """One step of a flush, retried until it succeeds: while the table cannot be written, or the log takes no event,
+        rows stay in the log, and the Proxy's limit on unflushed bytes stops the clients."""
         pause_s = RETRY_FIRST_S
         while True:
             try:
-                return await self._node.blocking(call)
+                return await step()
             except TidewalError as error:
                 if not (error.retryable or isinstance(error, DiskFull)):
                     raise

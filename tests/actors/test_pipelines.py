@@ -16,10 +16,11 @@ from tidewal.actors.proxy import proxy
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.row_store import RowStore
-from tidewal.runtime.errors import CorruptLog, MemoryLimitExceeded, PositionLost
+from tidewal.runtime.errors import CorruptLog, MemoryLimitExceeded, PositionLost, Unavailable
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import decode
 from tidewal.runtime.tables.table_store import CURRENT, LOG
+from tidewal.runtime.testing.memory import MemoryWal
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -289,3 +290,55 @@ async def test_current_rows_wait_for_a_request_where_the_interval_is_0(home) -> 
         await home.elapse(1000)
         assert not (home.tables / "people" / CURRENT).exists()
         assert (await client.compact("people"))["rows"] == 1
+
+
+@MEMORY_ONLY
+async def test_a_flush_whose_event_and_hold_are_refused_for_a_moment_ends(home) -> None:
+    """Also where no other flush follows."""
+    to_refuse: set[str] = set()
+
+    class Refusing(MemoryWal):
+        async def append_many(self, entries):
+            if any(entry.channel == Names().insert_events for entry in entries) and "event" in to_refuse:
+                to_refuse.remove("event")
+                raise Unavailable("the log is away for a moment")
+            return await super().append_many(entries)
+
+        async def hold(self, channel, holder, id):
+            if "hold" in to_refuse:
+                to_refuse.remove("hold")
+                raise Unavailable("the log is away for a moment")
+            await super().hold(channel, holder, id)
+
+    home.memory = Refusing
+    quiet = {"dataNode": {"flushIntervalS": 10, "compactionIntervalS": 0}}
+    async with home.node(settings=quiet) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        to_refuse |= {"event", "hold"}
+        await home.elapse(30)
+        assert not to_refuse
+        metrics = node.node.metrics
+        assert metrics.value("proxy_unflushed_bytes", collection_name="people") == 0
+        assert metrics.value("actor_restart_total", actor="datanode") == 0
+
+
+@MEMORY_ONLY
+async def test_a_flush_that_fails_for_good_is_noticed_where_no_other_follows(home, monkeypatch) -> None:
+    flush, failures = LogTable.flush, 0
+
+    def failing_once(*arguments, **named):
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise CorruptLog("a defect")
+        return flush(*arguments, **named)
+
+    monkeypatch.setattr(LogTable, "flush", failing_once)
+    quiet = {"dataNode": {"flushIntervalS": 10, "compactionIntervalS": 0}}
+    async with home.node(settings=quiet) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        await home.elapse(60)
+        assert failures > 1
+        assert node.node.metrics.value("proxy_unflushed_bytes", collection_name="people") == 0
