@@ -164,14 +164,8 @@ class Lookup:
 
     async def _open(self) -> None:
         """Read the catalog, and begin to read the collection's channels."""
-        if self._catalog is None:
-            self._catalog = Follower(
-                self._wal,
-                self._names.catalog,
-                lambda on_bad: Fold(Catalog, RecordType.CATALOG, led=True, on_bad=on_bad),
-            )
-            await self._catalog.open()
-        catalog = await self._catalog.catch_up()
+        follower = await self._follow_catalog()
+        catalog = await follower.catch_up()
         self._collection = collection = catalog.collection(self._name)
         self._check_columns(collection)
         channels = sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
@@ -179,7 +173,7 @@ class Lookup:
             self._wal,
             vchannels=collection.vchannels,
             buffer_bytes=max(1, min(BUFFER_BYTES, self._max_bytes // 4)),
-            grants=_Grants(self._catalog),
+            grants=_Grants(follower),
             stalled_after_s=self._stalled_after_s,
             on_bad=self._count_bad,
         )
@@ -190,6 +184,26 @@ class Lookup:
         self._stream = stream
         if self._listening is None:
             self._listening = asyncio.create_task(self._listen(), name=f"lookup {self._name}")
+
+    async def _follow_catalog(self) -> Follower[Catalog]:
+        """The catalog's follower; one that has ended, or could not begin, is replaced by the next call."""
+        ended = self._catalog
+        if ended is not None and ended.ended is None:
+            return ended
+        follower = Follower(
+            self._wal,
+            self._names.catalog,
+            lambda on_bad: Fold(Catalog, RecordType.CATALOG, led=True, on_bad=on_bad),
+        )
+        try:
+            await follower.open()
+        except BaseException:
+            await follower.close()
+            raise
+        self._catalog = follower
+        if ended is not None:
+            await ended.close()
+        return follower
 
     def _check_columns(self, collection: Collection) -> None:
         known = [field.name for field in collection.schema.fields]
@@ -319,7 +333,7 @@ class Lookup:
         """Forget versions that ended at or before the time `needed`, oldest first, while too much is held."""
         while self.bytes > self._max_bytes and self._superseded and self._superseded[0][0] <= needed:
             since, key = self._superseded.popleft()
-            versions = self._versions[key]
+            versions = self._versions.get(key, [])  # none where it was superseded twice at one time
             while len(versions) > 1 and versions[1][0] <= since:
                 self.bytes -= versions.pop(0)[2]
             if len(versions) == 1 and versions[0][1] is None:

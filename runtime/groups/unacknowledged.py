@@ -104,10 +104,13 @@ class Unacknowledged:
 
     def stored(self, plan: AckPlan) -> None:
         """Note that a plan took effect."""
+        batch = self._batches.get(plan.batch)
         if plan.upto is not None:
             self._stored_to = max(self._stored_to, plan.upto)
-            self._forget_to(plan.upto)
-        batch = self._batches.get(plan.batch)
+            if batch is not None and plan.upto >= plan.batch:
+                self._forget_to(batch.through)  # with what was left out behind it since this plan was made
+            else:
+                self._forget_to(plan.upto)
         if batch is not None and batch.singles is not None:
             batch.singles.done.update(plan.ids)
         done_to = self._done_with(())

@@ -12,6 +12,7 @@ import tidewal
 from tidewal.runtime.dataflow import lookup as module
 from tidewal.runtime.dataflow.lookup import Lookup
 from tidewal.runtime.errors import (
+    ChannelNotFound,
     CollectionNotFound,
     InvalidRequest,
     MemoryLimitExceeded,
@@ -166,6 +167,36 @@ async def test_what_was_deleted_takes_no_memory(node, client):
             async with asyncio.timeout(WITHIN_S):
                 await lookup.follow_to(now, now)
         assert lookup.bytes <= 20_000
+
+
+async def test_a_key_that_one_batch_changes_twice_is_forgotten_once(node, client):
+    await client.create_collection(SCHEMA)
+    async with Lookup(node.node.wal, "cities", max_bytes=20_000) as lookup:
+        for first in range(0, 400, 20):
+            ids = list(range(first, first + 20))
+            await client.insert("cities", [{"id": id, "name": "x" * 10, "size": 0} for id in ids])
+            await client.delete("cities", ids + ids)
+            now = node.node.clock.now()
+            async with asyncio.timeout(WITHIN_S):
+                await lookup.follow_to(now, now)
+        assert lookup.get(399, now) is None
+        assert lookup.bytes <= 20_000
+
+
+async def test_a_lookup_may_be_there_before_the_first_node(tmp_path):
+    async with (
+        await tidewal.open_wal(f"rocksmq://{tmp_path}/data/log", own=True) as wal,
+        Lookup(wal, "cities") as lookup,
+    ):
+        with pytest.raises(ChannelNotFound):
+            await lookup.follow_to(1, 1)
+        async with tidewal.Standalone(wal, tmp_path / "data" / "tables") as node, node.client() as client:
+            await client.create_collection(SCHEMA)
+            await client.insert("cities", [{"id": 1, "name": "Porto", "size": 7}])
+            now = node.node.clock.now()
+            async with asyncio.timeout(WITHIN_S):
+                await lookup.follow_to(now, now)
+            assert lookup.get(1, now)["name"] == "Porto"
 
 
 async def test_the_estimate_of_memory_is_about_right(node, client):

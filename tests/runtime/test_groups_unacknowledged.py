@@ -67,6 +67,16 @@ def test_what_is_stored_is_what_was_acknowledged(data):
     assert bool(unacknowledged) == any(n not in done for numbers in batches for n in numbers)
 
 
+def test_what_is_left_out_behind_a_batch_while_its_acknowledgement_is_under_way_is_done_with_it():
+    unacknowledged = Unacknowledged(b"")
+    unacknowledged.delivered(batch([1]).entries, id_of(1))
+    plan = unacknowledged.plan(batch([1]), None)
+    unacknowledged.delivered((), id_of(3))  # 2 and 3 were acknowledged one by one before
+    unacknowledged.stored(plan)
+    assert not unacknowledged
+    assert unacknowledged.overdue() == id_of(3)
+
+
 def test_single_ids_of_a_part_are_refused():
     unacknowledged = Unacknowledged(b"")
     unacknowledged.delivered(batch([1, 2, 3]).entries, id_of(3))
