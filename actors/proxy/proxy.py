@@ -71,6 +71,7 @@ class Proxy(Role):
         self._registered = asyncio.Event()
         self._outdated = asyncio.Event()  # set: register again
         self._waiting_bytes = 0
+        self._turns = asyncio.Lock()  # of writes that wait: it is fair
         self._limits: dict[str, int] = {}  # of a message, by channel
 
     def handlers(self) -> dict[str, Method]:
@@ -250,7 +251,7 @@ class Proxy(Role):
 
     async def _wait_for_channels(self, size: int) -> None:
         """While channels are being acquired, let a write of `size` bytes wait, in its order, instead of failing."""
-        if self._registered.is_set():
+        if self._registered.is_set() and not self._waiting_bytes:
             return
         limit = self.node.settings.proxy.max_inflight_bytes
         if self._waiting_bytes and self._waiting_bytes + size > limit:
@@ -260,7 +261,8 @@ class Proxy(Role):
             )
         self._waiting_bytes += size
         try:
-            await self._registered.wait()
+            async with self._turns:
+                await self._registered.wait()
         finally:
             self._waiting_bytes -= size
 
