@@ -10,7 +10,6 @@ from typing import Generic, Protocol, TypeAlias
 from ..arguments import checked
 from ..clock import HybridClock
 from ..errors import (
-    Closed,
     Fenced,
     InvalidRequest,
     MemoryLimitExceeded,
@@ -21,7 +20,7 @@ from ..errors import (
 from ..groups.metadata_layers import Layer, unwrap, wrap
 from ..groups.retries import Retries
 from ..groups.retry_policy import RetryPolicy
-from ..groups.work import Left, Member, check_awaitable, outputs_of
+from ..groups.work import Left, LogAway, Member, Outage, check_awaitable, next_of, of_the_log, outputs_of
 from ..log.wal import Append, Delivered, Wal
 from ..metrics.metrics import Metrics
 from .changelog import Codec, MsgpackCodec
@@ -38,9 +37,6 @@ class KeyedMember(Member[D], Protocol[D]):
 
     @property
     def id(self) -> str: ...
-
-    @property
-    def channels(self) -> frozenset[str]: ...
 
 
 COMMIT_INTERVAL_S = 0.1
@@ -86,10 +82,11 @@ async def process_keyed(
     and the channel whose state is the largest; with more, or with fewer channels per member, processing goes on where
     it was. `metrics` shows the states and their windows and counts retries; `clock` stamps dead letters.
 
-    Without `retry` it raises what `handle` raises. It raises what iterating, committing and appending raise, and
-    `CorruptLog` or `Unavailable` for a state that cannot be read. What is not committed then goes back and is delivered
-    again, with the state of the last commit, so processing may be started again, with this member, or with another one
-    once this has left (`aclose`). A batch whose channel another member gets meanwhile (`Fenced`) is left to that one.
+    Without `retry` it raises what `handle` raises. Errors of the log that may pass are waited out for 30 s, as in
+    `process`. It raises what lasts longer, what else iterating, committing and appending raise, and `CorruptLog` or
+    `Unavailable` for a state that cannot be read. What is not committed then goes back and is delivered again, with the
+    state of the last commit, so processing may be started again, with this member, or with another one once this has
+    left (`aclose`). A batch whose channel another member gets meanwhile (`Fenced`) is left to that one.
     Raises `Unsupported` (`capability`) on a log without `atomic_commits`, and `InvalidRequest` for a name that cannot
     be part of a channel's, and for a `handle` that is not async."""
     if not wal.capabilities.atomic_commits:
@@ -129,6 +126,7 @@ class _Program(Generic[D]):
         self._commit_at: float | None = None  # None while there is nothing to commit
         self._next: asyncio.Task[D] | None = None
         self._stop_at = stop or asyncio.Event()
+        self._outage = Outage(member.group)
 
     def show_in(self, metrics: Metrics | None) -> None:
         """Show the states in `metrics`."""
@@ -152,19 +150,27 @@ class _Program(Generic[D]):
     async def run(self) -> None:
         self._stop = asyncio.ensure_future(self._stop_at.wait())
         try:
-            while (delivered := await self._next_batch()) is not None:
-                await self._process(delivered)
+            while await self._step():
+                pass
         except Left:
             return
-        except Closed:
-            if not self._has_left():
-                raise
         finally:
             await self._give_back()
 
+    async def _step(self) -> bool:
+        """Process a batch; whether that was not the end."""
+        try:
+            delivered = await self._next_batch()
+            if delivered is None:
+                return False
+            await self._process(delivered)
+        except LogAway as away:
+            await self._outage.wait(away)
+        return True
+
     async def _next_batch(self) -> D | None:
-        """The next batch; None once the member has left, or all is committed and the program is to stop. Commits and
-        makes attempts that are due whenever it is time, with or without a batch."""
+        """The next batch; None once all is committed and the program is to stop. Commits and makes attempts that are
+        due whenever it is time, with or without a batch. Raises what `next_of` raises."""
         now = asyncio.get_running_loop().time
         while True:
             if self._stop.done():
@@ -177,16 +183,13 @@ class _Program(Generic[D]):
                 await self._retries.go_on()
                 continue
             if self._next is None:
-                self._next = asyncio.ensure_future(_take(self._member))
+                self._next = asyncio.ensure_future(next_of(self._member))
             until = min((at for at in (self._commit_at, due) if at is not None), default=None)
             left_s = None if until is None else until - now()
             await asyncio.wait({self._next, self._stop}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if self._next.done() and not self._stop.done():
                 task, self._next = self._next, None
-                try:
-                    return task.result()
-                except _HasLeft:
-                    return None
+                return task.result()
 
     async def _process(self, delivered: D) -> None:
         try:
@@ -247,7 +250,8 @@ class _Program(Generic[D]):
                 "that do not match it"
             )
         metadata = self._member.metadata(delivered.channel)
-        channel = await recover(self._wal, self._name, self._member.id, delivered, metadata, self._codec)
+        with of_the_log():
+            channel = await recover(self._wal, self._name, self._member.id, delivered, metadata, self._codec)
         channel.commit_alone = 0 if self._retries is None else MAX_UNCOMMITTED
         self._channels[delivered.channel] = channel
         self._check_memory()
@@ -262,10 +266,13 @@ class _Program(Generic[D]):
     # ---- committing -------------------------------------------------------------------------------------------------
 
     async def _commit(self) -> None:
-        """Commit all that was processed. With retries, what cannot be committed goes back, to be committed batch by
-        batch: so the one at fault is found."""
+        """Commit all that was processed. What the log fails to take goes back; with retries, so does what cannot be
+        committed, to be committed batch by batch: so the one at fault is found."""
         try:
             await self._commit_all()
+        except LogAway:
+            self._redeliver_uncommitted()
+            raise
         except (InvalidRequest, MessageTooLarge):
             if self._retries is None:
                 raise
@@ -280,11 +287,12 @@ class _Program(Generic[D]):
         self._check_memory()
         while commits:
             try:
-                ids = await self._member.commit(
-                    [delivered for commit in commits for delivered in commit.delivered],
-                    [output for commit in commits for output in commit.outputs],
-                    metadata={commit.channel: commit.metadata for commit in commits},
-                )
+                with of_the_log():
+                    ids = await self._member.commit(
+                        [delivered for commit in commits for delivered in commit.delivered],
+                        [output for commit in commits for output in commit.outputs],
+                        metadata={commit.channel: commit.metadata for commit in commits},
+                    )
             except Fenced as error:
                 lost = error.fields.get("channel")
                 self._channels.pop(str(lost), None)
@@ -305,13 +313,15 @@ class _Program(Generic[D]):
             commit = self._channels[name].next_commit()
             self._check_memory()
             metadata = wrap(Layer.ATTEMPTS, attempts, commit.metadata)
-            ids = await self._member.commit(commit.delivered, commit.outputs, metadata={name: metadata})
+            with of_the_log():
+                ids = await self._member.commit(commit.delivered, commit.outputs, metadata={name: metadata})
         except BaseException:
             self._channels.pop(name, None)
             raise
         await self._committed(name, ids)
 
     async def _committed(self, name: str, ids: list[bytes]) -> None:
+        self._outage.over()
         channel = self._channels[name]
         await channel.committed(self._wal, ids)
         self._metrics.show(name, channel)
@@ -347,7 +357,7 @@ class _Program(Generic[D]):
         task = self._next
         if task is not None:
             task.cancel()
-            with suppress(_HasLeft, asyncio.CancelledError, TidewalError):
+            with suppress(Left, LogAway, asyncio.CancelledError, TidewalError):
                 self._member.redeliver(await task)
         if self._retries is not None:
             self._retries.give_back()
@@ -360,18 +370,3 @@ class _Program(Generic[D]):
             if channel.delivered:
                 self._member.redeliver(channel.delivered[0])
                 del self._channels[name]
-
-    def _has_left(self) -> bool:
-        return not self._member.channels
-
-
-class _HasLeft(Exception):
-    """The member has left its group, or the log is closed."""
-
-
-async def _take(member: KeyedMember[D]) -> D:
-    """The next batch. A task cannot end with `StopAsyncIteration`."""
-    try:
-        return await member.__anext__()
-    except StopAsyncIteration:
-        raise _HasLeft from None

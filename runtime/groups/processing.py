@@ -14,7 +14,18 @@ from ..log.wal import Append, Wal
 from ..metrics.metrics import Metrics
 from .retries import Retries
 from .retry_policy import RetryPolicy
-from .work import D, Left, Member, check_awaitable, ends_once_closed, outputs_of
+from .work import (
+    D,
+    Left,
+    LogAway,
+    Member,
+    Outage,
+    check_awaitable,
+    ends_once_closed,
+    next_of,
+    of_the_log,
+    outputs_of,
+)
 
 
 class Semantics(Enum):
@@ -52,12 +63,13 @@ async def process(
     times more than the policy has attempts, in batches with others. The metadata of the channels' positions is
     `process`'s own while it works, `metrics` counts retries and dead letters, and `clock` stamps letters.
 
-    Raises what iterating, acknowledging, committing and appending raise; the member stays in its group then,
-    and processing may be started again with it, or after leaving with another one. After an error, and when it is
-    cancelled, the batch goes back (`GroupMember.redeliver`): what of it is not acknowledged is delivered again, and
-    nothing that lies behind it passes it. Raises `Unsupported` (`capability`) for exactly once on a log without
-    `atomic_commits`, and `InvalidRequest` for retries at most once and a `handle`
-    that is not async."""
+    Errors of the log that may pass (`retryable`), as when the process that owned it has died, are waited out for 30 s:
+    the batch goes back (`GroupMember.redeliver`), and what of it is not acknowledged is delivered again. What lasts
+    longer is raised, and so is what else iterating, acknowledging, committing and appending raise; the member stays in
+    its group then, and processing may be started again with it, or after leaving with another one. After an error, and
+    when it is cancelled, the batch goes back, too, and nothing that lies behind it passes it. Raises `Unsupported`
+    (`capability`) for exactly once on a log without `atomic_commits`, and `InvalidRequest` for retries at most once and
+    a `handle` that is not async."""
     if semantics is Semantics.EXACTLY_ONCE and not wal.capabilities.atomic_commits:
         raise Unsupported(f"{wal.name}:// has no commits of outputs with positions", capability="atomic_commits")
     if semantics is Semantics.AT_MOST_ONCE and retry is not None:
@@ -81,27 +93,34 @@ async def process(
 async def _run(
     member: Member[D], work: _Processing[D], retries: Retries[D] | None, count: int | None, until: float | None
 ) -> None:
-    done = 0
+    done, outage = 0, Outage(member.group)
     while count is None or done < count:
-        now, due = asyncio.get_running_loop().time(), None if retries is None else retries.due
-        if until is not None and now >= until:
+        if until is not None and asyncio.get_running_loop().time() >= until:
             return
-        if retries is not None and due is not None and now >= due:  # first: there may always be more to read
-            done += await retries.go_on()
-            continue
-        delivered = await _next(member, min((at for at in (due, until) if at is not None), default=None))
-        if delivered is not None:
-            done += await _first(member, work, retries, delivered)
+        try:
+            if await _step(member, work, retries, until):
+                done += 1
+                outage.over()
+        except LogAway as away:
+            await outage.wait(away)
+
+
+async def _step(member: Member[D], work: _Processing[D], retries: Retries[D] | None, until: float | None) -> bool:
+    """Process a batch, or make the attempts that are due; until `until`, by the loop's clock, at most. Returns whether
+    a batch is done."""
+    due = None if retries is None else retries.due
+    if retries is not None and due is not None and asyncio.get_running_loop().time() >= due:
+        return await retries.go_on()  # first: there may always be more to read
+    delivered = await _next(member, min((at for at in (due, until) if at is not None), default=None))
+    return delivered is not None and await _first(member, work, retries, delivered)
 
 
 async def _next(member: Member[D], until: float | None) -> D | None:
-    """The next batch; None where `until`, by the loop's clock, comes first. Raises `Left`."""
+    """The next batch; None where `until`, by the loop's clock, comes first. Raises what `next_of` raises."""
     waiting = asyncio.timeout_at(until)
     try:
         async with waiting:
-            return await anext(member)
-    except StopAsyncIteration:
-        raise Left from None
+            return await next_of(member)
     except TimeoutError:
         if waiting.expired():
             return None
@@ -138,7 +157,7 @@ class _Processing(Generic[D]):
 
     async def step(self, delivered: D) -> None:
         if self._semantics is Semantics.AT_MOST_ONCE:
-            with ends_once_closed():
+            with of_the_log():
                 await self._member.acknowledge(delivered)
             outputs = await self._handled(delivered)
             with ends_once_closed():
@@ -153,7 +172,7 @@ class _Processing(Generic[D]):
 
     async def complete(self, delivered: D, outputs: Sequence[Append], metadata: bytes | None) -> None:
         """Append outputs and acknowledge what they were made from, with metadata (None leaves what is stored)."""
-        with ends_once_closed():
+        with of_the_log():
             if self._semantics is Semantics.EXACTLY_ONCE:
                 stored = None if metadata is None else {delivered.channel: metadata}
                 await self._member.commit([delivered], outputs, metadata=stored)

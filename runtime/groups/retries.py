@@ -30,7 +30,7 @@ from ..metrics.metrics import Metrics
 from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .retry_policy import RetryPolicy
-from .work import Batch, D, Left, Member, check_awaitable, ends_once_closed, outputs_of
+from .work import Batch, D, Left, LogAway, Member, check_awaitable, of_the_log, outputs_of
 
 UNCOUNT_S = 2.0  # for how long an end that is no attempt's fault waits until the attempt is taken back
 
@@ -41,8 +41,9 @@ Prepare = Callable[[D], Awaitable[None]]
 Discard = Callable[[D], bool]
 
 
-# Attempts that a member of this process has begun and that do not count, by channel: taking them back durably may fail.
-_excused: WeakKeyDictionary[object, dict[str, Attempts]] = WeakKeyDictionary()
+# By member and channel, attempts that may be stored as begun and do not count: the handler was not called, or not at
+# fault. To take one back durably may fail, and a member goes on in a later call of `process`, so they outlive `Retries`.
+_excused: WeakKeyDictionary[object, dict[str, set[Attempts]]] = WeakKeyDictionary()
 
 
 class _HandlerRaised(Exception):
@@ -139,7 +140,11 @@ class Retries(Generic[D]):
                 return False
             held = _Held(deque([delivered]), 0, None, 0.0)
             self._hold(held)
-            await self._failed(held, failed.error)
+            try:
+                await self._failed(held, failed.error)
+            except BaseException:
+                self._drop(delivered.channel)
+                raise
             return False
 
     async def go_on(self) -> bool:
@@ -163,12 +168,11 @@ class Retries(Generic[D]):
         if self._epochs.get(delivered.channel) == delivered.assignment_epoch:
             return Attempts()
         before, first = self._stored(delivered.channel), delivered.first
-        excused = _excused.get(self._member, {}).pop(delivered.channel, None)
-        if before == excused:
+        if before in self._excused(delivered.channel):
             before = before._replace(begun=before.begun - 1)
         if before.id != first or not before.begun:
             before = Attempts()
-            await self._store(delivered, Attempts(first, 1, _alone(delivered)))
+            await self._begin(delivered, Attempts(first, 1, _alone(delivered)))
         self._epochs[delivered.channel] = delivered.assignment_epoch
         return before
 
@@ -203,17 +207,24 @@ class Retries(Generic[D]):
             return
         begins = Attempts(unit.first, held.made + 1, _alone(unit))
         if self._stored(unit.channel) != begins:
-            await self._store(unit, begins)
+            await self._begin(unit, begins)
         if self._retried is not None:
             self._retried.inc()
-        await self._attempt(unit, begins.begun, self._metadata(unit.channel, follows))
+        await self._attempt(unit, begins.begun, follows)
 
-    async def _attempt(self, unit: D, number: int, metadata: bytes | None) -> None:
-        """One attempt. Raises `_HandlerRaised` for the handler's errors, except for `Fenced`, and for outputs that no
-        log takes."""
+    async def _begin(self, unit: D, attempts: Attempts) -> None:
+        """Store that an attempt begins."""
+        self._excused(unit.channel).add(attempts)  # until it does: whether this was stored may not be known
+        await self._store(unit, attempts)
+
+    async def _attempt(self, unit: D, number: int, follows: Attempts | None) -> None:
+        """One attempt; `follows` begins with its success (None leaves what is stored). Raises `_HandlerRaised` for the
+        handler's errors, except for `Fenced`, and for outputs that no log takes."""
+        excused = self._excused(unit.channel)
         try:
             if self._prepare is not None:
                 await self._prepare(unit)
+            excused.clear()
             try:
                 answer = self._handle(unit)
                 outputs = outputs_of(await answer) if isawaitable(answer) else ()
@@ -222,6 +233,8 @@ class Retries(Generic[D]):
                     raise
                 raise _HandlerRaised(error) from error
             check_awaitable(answer, self._handle)
+            metadata = None if follows is None else self._metadata(unit.channel, follows)
+            excused.update(() if follows is None else (follows,))
             try:
                 await self._complete(unit, outputs, metadata)
             except (MessageTooLarge, InvalidRequest) as error:
@@ -234,10 +247,10 @@ class Retries(Generic[D]):
 
     async def _excuse(self, unit: D, attempt: Attempts) -> None:
         """Take back that an attempt was begun: for this member, and durably where that can be."""
-        with suppress(TidewalError, TimeoutError, Left):
+        self._excused(unit.channel).add(attempt)
+        with suppress(TidewalError, TimeoutError, Left, LogAway):
             if self._stored(unit.channel) != attempt:
                 return
-            _excused.setdefault(self._member, {})[unit.channel] = attempt
             async with asyncio.timeout(UNCOUNT_S):
                 await self._store(unit, attempt._replace(begun=attempt.begun - 1))
 
@@ -252,7 +265,8 @@ class Retries(Generic[D]):
             if unit.channel != self._letters.channel  # a letter stays where it is
         ]
         metadata = self._metadata(unit.channel, follows)
-        with ends_once_closed():
+        self._excused(unit.channel).add(follows)
+        with of_the_log():
             if self._wal.capabilities.atomic_commits:
                 await self._member.commit([unit], letters, metadata={unit.channel: metadata})
             else:
@@ -277,7 +291,7 @@ class Retries(Generic[D]):
         if self._policy.is_transient(error):
             held.waits += 1
             held.due = self._after(held.waits)
-            await self._store(unit, Attempts(unit.first, held.made, _alone(unit)))
+            await self._excuse(unit, Attempts(unit.first, held.made + 1, _alone(unit)))
         elif not _alone(unit):  # which of them failed is not known
             held.units.extendleft(reversed(held.units.popleft().parts()))
             held.made, held.error, held.waits = 0, None, 0
@@ -296,13 +310,16 @@ class Retries(Generic[D]):
     def _discarded(self, unit: D) -> bool:
         return self._discard is None or self._discard(unit)
 
+    def _excused(self, channel: str) -> set[Attempts]:
+        return _excused.setdefault(self._member, {}).setdefault(channel, set())
+
     # ---- what is stored ---------------------------------------------------------------------------------------------
 
     def _stored(self, channel: str) -> Attempts:
         return Attempts.from_bytes(unwrap(Layer.ATTEMPTS, self._member.metadata(channel))[0])
 
     async def _store(self, unit: D, attempts: Attempts) -> None:
-        with ends_once_closed():
+        with of_the_log():
             await self._member.annotate(unit, self._metadata(unit.channel, attempts))
 
     def _metadata(self, channel: str, attempts: Attempts) -> bytes:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Protocol, Self, TypeVar
 
-from ..errors import Closed, InvalidRequest
+from ..errors import Closed, InvalidRequest, TidewalError
 from ..log.wal import Append, Entry
+
+OUTAGE_S = 30.0  # for how long failures of the log that may pass are waited out before they are raised
+FIRST_PAUSE_S = 0.1
+LAST_PAUSE_S = 1.0
+
+_log = logging.getLogger("tidewal.groups")
 
 
 class Left(Exception):
     """The member has left its group, or the log is closed."""
+
+
+class LogAway(Exception):
+    """The log failed with `error`, which may pass. What was not acknowledged is given back."""
+
+    def __init__(self, error: TidewalError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @contextmanager
@@ -22,6 +38,57 @@ def ends_once_closed() -> Generator[None]:
         yield
     except Closed:
         raise Left from None
+
+
+@contextmanager
+def of_the_log() -> Generator[None]:
+    """As `ends_once_closed`; and what may pass in here is the log's fault and not the handler's: `LogAway`."""
+    try:
+        with ends_once_closed():
+            yield
+    except TidewalError as error:
+        if error.retryable:
+            raise LogAway(error) from error
+        raise
+
+
+async def next_of(member: Member[D]) -> D:
+    """The next batch of the member. Raises `Left`, and `LogAway` where a channel cannot be read; a member that is
+    without channels has tried to join for as long as its session lasts, so that error is raised as it is."""
+    try:
+        return await anext(member)
+    except StopAsyncIteration:
+        raise Left from None
+    except TidewalError as error:
+        if error.retryable and member.channels:
+            raise LogAway(error) from error
+        raise
+
+
+class Outage:
+    """Failures of the log in a row, while a group's channels are worked through."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._since: float | None = None
+        self._last = 0.0
+        self._pause_s = FIRST_PAUSE_S
+
+    def over(self) -> None:
+        """Something succeeded."""
+        self._since = None
+
+    async def wait(self, away: LogAway) -> None:
+        """Wait before going on after a failure. Raises its error once failures have lasted for `OUTAGE_S`."""
+        now = asyncio.get_running_loop().time()
+        if self._since is None or now - self._last > 2 * OUTAGE_S:  # what failed once, long ago, is over
+            self._since, self._pause_s = now, FIRST_PAUSE_S
+            _log.warning("group %s goes on when the log answers again: %s", self._group, away.error)
+        self._last = now
+        if now - self._since >= OUTAGE_S:
+            raise away.error
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
 
 
 def check_awaitable(answer: object, handle: Callable[..., object]) -> None:
@@ -70,6 +137,9 @@ class Member(Protocol[D]):
 
     @property
     def group(self) -> str: ...
+
+    @property
+    def channels(self) -> frozenset[str]: ...
 
     async def __anext__(self) -> D: ...
 
