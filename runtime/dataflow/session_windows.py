@@ -67,8 +67,7 @@ class SessionWindowOperator(Generic[K, V, A]):
             sessions = [each for each in sessions if not any(each is other for other in joined)]
             self._table.data[key] = [*sessions, session]
         self._table.changed.add(key)
-        if not joined:
-            self._look_again(key, at + gap)
+        self._look_again(key, session[_LAST] + gap)  # one that was emitted before is due again, wherever it ends now
         return session
 
     def _merged(self, joined: list[list[Any]]) -> list[Any]:

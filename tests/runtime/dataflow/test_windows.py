@@ -237,6 +237,17 @@ def test_a_late_session_replaces_those_it_joins():
     assert joined == ("a", (0, 25), 7, ((0, 10), (15, 25)))
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_session_that_a_late_row_reopens_is_replaced_when_it_ends_again(moves):
+    operator, state = windowed(session(ms(10)), 0, 1000), KeyedState()
+    operator.update(state, [("a", 0, 1)])
+    assert [each.window for each in operator.update(state, [("b", 12, 0)]).results] == [(0, 10)]
+    assert operator.update(state, [("a", 5, 2)]).results == []  # it ends at 15 now, and the watermark is at 12
+    if moves:
+        state = as_stored(state)
+    assert operator.update(state, [("b", 15, 0)]).results == [("a", (0, 15), 3, ((0, 10),))]
+
+
 @pytest.mark.parametrize(
     "make",
     [
