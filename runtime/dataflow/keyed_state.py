@@ -13,17 +13,29 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-# A value of another type may be changed in place by the one who reads it, so reading it counts as a change.
-_NOT_CHANGED_IN_PLACE = frozenset({int, float, str, bytes, bool, tuple, NoneType})
+# A value of another type may be changed in place by the code that reads it, so reading it counts as a change. Tuples
+# are looked into: one may hold a list.
+_NOT_CHANGED_IN_PLACE = frozenset({int, float, str, bytes, bool, NoneType})
 _ABSENT: Any = object()
+
+
+def _may_change(value: object) -> bool:
+    """Whether a value that is of none of the types above may be changed in place."""
+    if type(value) is not tuple:
+        return True
+    members = cast("tuple[object, ...]", value)
+    if _NOT_CHANGED_IN_PLACE.issuperset(map(type, members)):
+        return False
+    return any(type(member) not in _NOT_CHANGED_IN_PLACE and _may_change(member) for member in members)
 
 
 class KeyedTable(MutableMapping[K, V], Generic[K, V]):
     """A table of a `KeyedState`: a mapping whose changes are stored with the group's position.
 
     A key is what msgpack encodes and Python hashes: text, bytes, numbers, and tuples of these. A value is what the
-    state's codec encodes. A list, dictionary or other value that can be changed in place is stored again whenever it
-    was read in this table, so that `table[key].append(x)` is not lost; keep no such value beyond the step that read it.
+    state's codec encodes. A list, dictionary or other value that can be changed in place, and a tuple with one in it,
+    is stored again whenever it was read in this table, so that `table[key].append(x)` is not lost; keep no such value
+    beyond the step that read it.
     """
 
     __slots__ = ("changed", "data", "name")
@@ -35,7 +47,7 @@ class KeyedTable(MutableMapping[K, V], Generic[K, V]):
 
     def __getitem__(self, key: K) -> V:
         value = self.data[key]
-        if type(value) not in _NOT_CHANGED_IN_PLACE:
+        if type(value) not in _NOT_CHANGED_IN_PLACE and _may_change(value):
             self.changed.add(key)
         return value
 
@@ -50,7 +62,7 @@ class KeyedTable(MutableMapping[K, V], Generic[K, V]):
         value = self.data.get(key, _ABSENT)
         if value is _ABSENT:
             return default
-        if type(value) not in _NOT_CHANGED_IN_PLACE:
+        if type(value) not in _NOT_CHANGED_IN_PLACE and _may_change(value):
             self.changed.add(key)
         return value
 

@@ -207,6 +207,17 @@ def test_a_value_read_and_changed_in_place_is_stored_again():
     assert contents(recovered(records, changelog.checkpoint).state) == {"a": {"k": [1, 2, 3]}}
 
 
+@pytest.mark.parametrize("read", [lambda table: table["k"], lambda table: table.get("k")])
+def test_a_list_within_a_tuple_that_is_changed_in_place_is_stored_again(read):
+    state = KeyedState()
+    changelog = new_changelog(state)
+    state.table("a")["k"] = (0, (None, [1]))
+    records = changelog.next_commit()
+    read(state.table("a"))[1][1].append(2)
+    records += changelog.next_commit()
+    assert contents(recovered(records, changelog.checkpoint).state) == {"a": {"k": (0, (None, [1, 2]))}}
+
+
 def test_what_is_merged_is_stored():
     state = KeyedState()
     changelog = new_changelog(state)
@@ -221,9 +232,9 @@ def test_what_is_merged_is_stored():
 def test_nothing_is_written_where_nothing_has_changed():
     state = KeyedState()
     changelog = new_changelog(state)
-    state.table("a")["k"] = (1, 2)
+    state.table("a")["k"] = (1, ("x", (None, b"y")))
     changelog.next_commit()
-    assert state.table("a")["k"] == (1, 2)
+    assert state.table("a")["k"] == state.table("a").get("k") == (1, ("x", (None, b"y")))
     assert not state.changed
     assert changelog.next_commit() == []
 
