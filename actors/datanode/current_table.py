@@ -17,12 +17,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
-from ...runtime.tables.table_metadata import newest_own_commit, transaction_of
+from ...runtime.tables.table_metadata import commit_name, newest_own_commit, transaction_of
 from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
 from .delta_errors import storage_errors
-from .delta_files import CHECKED, NO_HOOKS, RETENTION_H, checkpoint, open_table, sync_added_files, vacuum_table
+from .delta_files import CHECKED, NO_HOOKS, RETENTION_H, checkpoint, open_table, vacuum_table
 from .log_reader import NewestVersions, newest_versions
 from .log_table import CHECKPOINT_EVERY_COMMITS, COMMIT_ATTEMPTS, LogTable
+from .row_merge import merge_rows
 from .row_versions import stored_schema, version_schema
 
 ROWS_PER_STEP: Final = 1_000_000
@@ -101,44 +102,31 @@ class CurrentTable:
         )
         with storage_errors(self.location):
             version = self._table.version()
+            stored = stored_schema(_columns(self.user_schema))
+            actions = merge_rows(self.location, self._table, changes.to_table(), stored, self.primary_key)
             try:
-                if changes.rows:
-                    self._merge(pa.RecordBatchReader.from_batches(changes.schema, changes.batches), commit)
-                else:  # the library commits no merge of nothing
-                    self._table.create_write_transaction(
-                        [],
-                        "append",
-                        self._table.schema(),
-                        commit_properties=commit,
-                        post_commithook_properties=NO_HOOKS,
-                    )
+                self._table.create_write_transaction(
+                    actions,
+                    "append",
+                    self._table.schema(),
+                    commit_properties=commit,
+                    post_commithook_properties=NO_HOOKS,
+                )
             except CommitFailedError:
                 return False
-            sync_added_files(self.location, version + 1)
+            self.location.sync([commit_name(version + 1)])
             if (version + 1) % CHECKPOINT_EVERY_COMMITS == 0:
                 self._table.update_incremental()
                 checkpoint(self.location, self._table)
             return True
-
-    def _merge(self, changes: pa.RecordBatchReader, commit: CommitProperties) -> None:
-        values = {name: f"change.`{name}`" for name in [*self.user_schema.names, "_ts"]}
-        merger = self._table.merge(
-            changes,
-            f"change.`{self.primary_key}` = row.`{self.primary_key}`",
-            source_alias="change",
-            target_alias="row",
-            commit_properties=commit,
-            post_commithook_properties=NO_HOOKS,
-        )
-        merger = merger.when_matched_delete("change._op = 'delete'").when_matched_update(values)
-        merger.when_not_matched_insert(values, predicate="change._op <> 'delete'").execute()
 
 
 def compact(log: LogTable, current: CurrentTable, upto: int, *, rows_per_step: int = ROWS_PER_STEP) -> CompactResult:
     """Bring `current` forward to `upto`; nothing happens when it is there already.
 
     Works in steps of about `rows_per_step` versions, each one commit, and so holds no more than the versions of a step
-    in memory, and 16 bytes for each version not yet merged. A step rewrites the files that have keys that changed.
+    in memory, and 16 bytes for each version not yet merged (`merge_rows` what it holds besides). A step rewrites the
+    files that have keys that changed.
 
     Raises `InvalidRequest` when `upto` passes what a vchannel has flushed: rows below it may still come. `Unavailable`
     when other compactions of this table won every one of `COMMIT_ATTEMPTS` commits. Also `DiskFull`, `CorruptLog`.

@@ -207,10 +207,3 @@ def checkpoint(location: TableLocation, table: DeltaTable) -> None:
     table.create_checkpoint()
     location.sync([f"_delta_log/{table.version():020}.checkpoint.parquet", "_delta_log/_last_checkpoint"])
     table.cleanup_metadata()
-
-
-def sync_added_files(location: TableLocation, version: int) -> None:
-    """Make the files durable that a commit of delta-rs added, then the commit."""
-    actions = map(json.loads, location.read(commit_name(version)).splitlines())
-    location.sync(action["add"]["path"] for action in actions if action.get("add"))
-    location.sync([commit_name(version)])

@@ -34,8 +34,8 @@ def check_tables(store: TableStore) -> Iterator[FileReport]:
     and has its checksum, that their bytes have the digest in their name, that they have the rows that their commit
     says, and that no other tool has changed the rows of the table. May run beside a node.
 
-    Files of `current`, which the Delta library writes, and those of before Tidewal wrote checksums have neither: of
-    these only what cannot be decoded is found."""
+    Files that another tool joined, and those of before Tidewal wrote checksums, have neither: of these only what cannot
+    be decoded is found."""
     for location in store.tables():
         yield from _check_table(location)
 

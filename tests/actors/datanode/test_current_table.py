@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
+from tidewal.actors.datanode import row_merge
 from tidewal.actors.datanode.current_table import CurrentTable, compact
 from tidewal.actors.datanode.log_reader import NewestVersions, read_current_at
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.datanode.row_versions import ORDER, newest, stored_schema
 from tidewal.runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
+from tidewal.runtime.tables.table_metadata import transaction_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from versions import KEY, SCHEMA, V0, V1, folder_of, position, versions
@@ -85,6 +88,50 @@ def test_rows_keep_their_values(log: LogTable, current: CurrentTable) -> None:
         assert row == {name: wanted[row["_ts"] - 1][name] for name in [*SCHEMA.names, "_ts"]}
 
 
+def test_filters_on_text_find_rows_in_duckdb_and_pandas(log: LogTable, current: CurrentTable) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    pytest.importorskip("pandas")
+    compact(log, current, 4)
+    compact(log, current, 10)
+    rows = DeltaTable(folder_of(current)).to_pyarrow_dataset()
+    with duckdb.connect() as database:
+        database.register("rows", rows)
+        assert database.sql("select id from rows where name = 'row 8'").fetchall() == [(3,)]
+    assert DeltaTable(folder_of(current)).to_pandas(filters=[("name", "=", "row 8")])["id"].to_list() == [3]
+
+
+@pytest.mark.parametrize("key", ["id", "name"])
+def test_files_that_the_delta_library_merged_are_read_and_replaced(tmp_path: Path, key: str) -> None:
+    """Earlier builds let the Delta library write `current`; its texts are of the type string_view."""
+    log = LogTable.open(tmp_path / "log", SCHEMA, key)
+    log.flush(versions([1, 2]), start={V0: 0}, end={V0: 2}, positions={V0: position(2)})
+    current = CurrentTable.open(tmp_path / "current", SCHEMA, key)
+    earlier = read_current_at(log, 2).to_table().drop_columns(["_op", "_vchannel", "_term", "_cseq", "_row"])
+    commit = CommitProperties(app_transactions=[Transaction(transaction_of("current"), 2)])
+    merger = DeltaTable(folder_of(current)).merge(
+        earlier.cast(stored_schema(earlier.schema)), "a.id = b.id", "a", "b", commit_properties=commit
+    )
+    merger.when_not_matched_insert_all().execute()
+    [merged] = folder_of(current).glob("*.parquet")
+    assert parquet.read_schema(merged).field("name").type == pa.string_view()
+
+    change = versions([3], keys=[2], names=["row 2"])
+    log.flush(change, start={V0: 2}, end={V0: 3}, positions={V0: position(3)})
+    assert compact(log, current, 3).merged == 1
+    assert stored(folder_of(current)) == {1: 1, 2: 3}
+    assert not {Path(file).name for file in DeltaTable(folder_of(current)).file_uris()} & {merged.name}
+
+
+def test_rows_fill_several_files_where_they_are_many(
+    log: LogTable, current: CurrentTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compact(log, current, 4)
+    monkeypatch.setattr(row_merge, "WRITTEN_BYTES", 1)
+    compact(log, current, 10)
+    assert stored(folder_of(current)) == expected(10)
+    assert len(DeltaTable(folder_of(current)).file_uris()) > 1
+
+
 @pytest.mark.parametrize("t", [0, 2, 5, 7, 10])
 def test_read_current_at_any_time(log: LogTable, t: int) -> None:
     found = read_current_at(log, t)
@@ -141,9 +188,10 @@ CRASH = """
 import os, signal, sys
 from tidewal.actors.datanode import current_table
 from tidewal.actors.datanode.log_table import LogTable
+from tidewal.runtime.tables.local_store import LocalTableLocation
 log = LogTable.open(sys.argv[1])
 current = current_table.CurrentTable.open(sys.argv[2])
-current_table.sync_added_files = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+LocalTableLocation.sync = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 current_table.compact(log, current, 10, rows_per_step=5)
 """
 
