@@ -53,7 +53,13 @@ class KeyedChannel(Generic[D]):
     processed and not committed when an attempt failed, so that the one at fault is found."""
 
     def __init__(
-        self, channel: str, epoch: int, changelog: Changelog, changelog_channel: str, snapshot_ms: int = 0
+        self,
+        channel: str,
+        epoch: int,
+        changelog: Changelog,
+        changelog_channel: str,
+        snapshot_ms: int = 0,
+        sweep_at: tuple[int, bytes, int] | None = None,
     ) -> None:
         self.epoch = epoch
         self.commit_alone = 0
@@ -65,7 +71,7 @@ class KeyedChannel(Generic[D]):
         self._outputs: list[Append] = []
         self._records = 0  # of the changelog, in the commit under way
         self._newest_ms = snapshot_ms
-        self._sweep_at: tuple[int, bytes, int] | None = None  # commit, id and log time where the newest sweep began
+        self._sweep_at = sweep_at  # commit, id and log time where the newest sweep began
         self._truncated = changelog.base
 
     @property
@@ -136,14 +142,17 @@ async def recover(wal: Wal, name: str, member: str, delivered: D, metadata: byte
         info = await wal.describe(channel)
     limit = info.max_message_bytes
     _, metadata = unwrap(Layer.ATTEMPTS, metadata)
-    snapshot_ms = 0
+    snapshot_ms, sweep_at = 0, None
     if metadata:
         recovery = await _recovered(wal, channel, Checkpoint.from_bytes(metadata), codec)
         changelog, snapshot_ms = recovery.changelog(limit), physical_ms(recovery.begin_ts)
+        if recovery.sweep_at is not None:
+            sequence, first, timestamp = recovery.sweep_at
+            sweep_at = sequence, first, physical_ms(timestamp)
     else:
         life = f"{member}.{delivered.assignment_epoch}"
         changelog = Changelog(KeyedState(), Checkpoint(life, 0), codec=codec, limit=limit)
-    return KeyedChannel(delivered.channel, delivered.assignment_epoch, changelog, channel, snapshot_ms)
+    return KeyedChannel(delivered.channel, delivered.assignment_epoch, changelog, channel, snapshot_ms, sweep_at)
 
 
 async def _recovered(wal: Wal, channel: str, checkpoint: Checkpoint, codec: Codec) -> StateRecovery:
@@ -174,5 +183,5 @@ async def _recovery(wal: Wal, channel: str, checkpoint: Checkpoint, codec: Codec
                 raise Unavailable(f"the log was closed while {channel} was read", channel=channel) from None
             for entry in entries:
                 with suppress(BadRecord):  # a stranger's: one of ours that is missing is told by its number
-                    recovery.feed(decode(entry.payload, entry.id), entry.timestamp)
+                    recovery.feed(decode(entry.payload, entry.id), entry.timestamp, entry.id)
     return recovery

@@ -119,6 +119,67 @@ def test_what_is_needed_stays_bounded_however_long_a_program_runs():
     assert most < 6 * 2_000_000 + 2 * module.SWEEP_FROM_BYTES
 
 
+def test_what_is_needed_stays_bounded_however_short_the_lives_are():
+    """A sweep goes on in the next life, so that it comes to its end; and the next one waits until it is worth it."""
+    state = KeyedState()
+    changelog = new_changelog(state)
+    for number in range(5000):
+        state.table("a")[number] = "x" * 1000
+    records = changelog.next_commit()
+    firsts = {1: 0}
+    most, bases = 0, set[int]()
+    for _ in range(60):
+        recovery = recovered(records[firsts[changelog.base] :], changelog.checkpoint)
+        assert recovery.done
+        changelog = recovery.changelog(limit=5 * 1024 * 1024)
+        for number in range(10):
+            for key in range(60):
+                changelog.state.table("a")[number * 60 + key] = "y" * 1000
+            firsts[changelog.checkpoint.sequence + 1] = len(records)
+            records += changelog.next_commit()
+            bases.add(changelog.base)
+        most = max(most, sum(map(len, records[firsts[changelog.base] :])))
+    assert contents(recovered(records, changelog.checkpoint).state) == contents(changelog.state)
+    assert len(bases) > 3
+    assert most < 5 * 5_000_000
+    assert sum(map(len, records)) < 2.5 * 600 * 60_000
+
+
+def test_a_recovered_changelog_counts_as_the_one_before():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SWEEP_FROM_BYTES", 3000)
+        patch.setattr(module, "SWEEP_BYTES", 200)
+        patch.setattr(module, "SWEPT_AT_ONCE", 2)
+        state = KeyedState()
+        changelog, records, sweeps = new_changelog(state), [], set[int]()
+        for number in range(300):
+            state.table("a")[number % 20] = "x" * (number % 90)
+            records += changelog.next_commit()
+            again = recovered(records, changelog.checkpoint).changelog(limit=5 * 1024 * 1024)
+            names = ["base", "sweep_began", "written", "_written"]
+            if changelog._sweep is None:
+                assert again._sweep is None
+                names += ["_swept"]
+            else:
+                sweeps.add(changelog._sweep.sequence)
+                assert again._sweep is not None
+                assert again._sweep.bytes == changelog._sweep.bytes
+                names += ["_before_sweep", "_changed_in_sweep"]
+            assert [getattr(again, name) for name in names] == [getattr(changelog, name) for name in names]
+        assert len(sweeps) > 3
+
+
+def test_a_sweep_of_large_values_writes_a_few_with_each_commit():
+    state = KeyedState()
+    changelog = new_changelog(state)
+    most = 0
+    for number in range(60):
+        state.table("a")[number] = b"x" * 500_000
+        most = max(most, sum(map(len, changelog.next_commit())))
+    assert changelog.base > 1
+    assert most < 3_000_000
+
+
 def test_a_recovery_waits_for_the_commit_of_the_position():
     """The newest commit is visible a little later than the position: the state must not be taken for whole before."""
     state = KeyedState()

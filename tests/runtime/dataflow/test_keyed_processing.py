@@ -192,6 +192,23 @@ async def test_what_a_sweep_has_made_superfluous_is_truncated(wal):
 
 
 @virtual
+async def test_a_changelog_is_truncated_however_short_the_lives_of_its_members_are(wal):
+    """The sweep that one member has begun is gone on with, and ended, by later ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changelog_module, "SWEEP_FROM_BYTES", 500)
+        patch.setattr(changelog_module, "SWEEP_BYTES", 20)
+        patch.setattr(changelog_module, "SWEPT_AT_ONCE", 1)
+        for number in range(150):
+            await wal.append("words", b"%d" % (number % 30))
+            await until_counted(wal, await wal.join("g", ["words"]), number + 1)
+    info = await wal.describe("counting-changelog.words")
+    assert int.from_bytes(info.latest_id) - int.from_bytes(info.first_id) < 150
+    await wal.append("words", b"0")
+    seen = await until_counted(wal, await wal.join("g", ["words"]), 151)
+    assert sum(seen.values()) == 151
+
+
+@virtual
 async def test_a_channel_that_comes_back_comes_with_what_another_member_made_of_its_state(wal):
     await wal.create_channel("more", ChannelPolicy())
     states = {}
