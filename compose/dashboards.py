@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from tidewal.runtime.metrics.metrics import CHANNEL, METRICS, NODE_LABEL, QUERY, Metric
+from tidewal.compose.alerts import ALERTS
+from tidewal.runtime.metrics.metrics import METRICS, NODE_LABEL, Metric
 
 HERE = Path(__file__).parent
-_NOTE = "written by `make dashboards`: change compose/dashboards.py or the table in runtime/metrics/metrics.py instead"
+_NOTE = "written by `make dashboards`: change compose/ or the table in runtime/metrics/metrics.py instead"
 _DATA_SOURCE = {"type": "prometheus", "uid": "${source}"}  # the variable below: a person's Grafana has its own
 _ON_NODES = f'{{{NODE_LABEL}=~"$node"}}'
 _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 8
@@ -58,171 +58,6 @@ MOMENTS = (
 
 _UNITS = {"count": "short", "bytes": "bytes", "seconds": "s", "milliseconds": "ms", "info": "short"}
 _RATE_UNITS = {"count": "ops", "bytes": "Bps"}
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """One rule. `metric` is a name of the table, and `{metric}` in `expression` its full name."""
-
-    name: str
-    metric: str
-    expression: str
-    lasting: str
-    severity: str
-    summary: str
-
-    def rule(self) -> dict[str, object]:
-        """The rule as Prometheus reads it."""
-        metric = _BY_NAME[self.metric]
-        return {
-            "alert": self.name,
-            "expr": self.expression.replace("{metric}", metric.full_name),
-            "for": self.lasting,
-            "labels": {"severity": self.severity},
-            "annotations": {"summary": self.summary, "description": metric.meaning},
-        }
-
-
-def _lag_alert(role: str, metric: str) -> Alert:
-    return Alert(
-        f"{role}Lags",
-        metric,
-        f"max by ({CHANNEL}) ({{metric}}) > 30000",
-        "2m",
-        "warning",
-        f"{role}: the channel {{{{ $labels.{CHANNEL} }}}} is {{{{ $value }}}} ms behind",
-    )
-
-
-def _happened(labels: str, where: str = "") -> str:
-    """Whether a counter has grown within 10 minutes. One that had grown before Prometheus first saw it (a node found
-    bad records as it started) shows no increase: it is told by that it was not there 10 minutes ago."""
-    series = f"{{metric}}{where}"
-    return (
-        f"sum by ({labels}) (increase({series}[10m])) > 0"
-        f" or sum by ({labels}) ({series} unless {series} offset 10m) > 0"
-    )
-
-
-_NODE = f"{{{{ $labels.{NODE_LABEL} }}}}"
-
-ALERTS = (
-    Alert(
-        "JournalFailed",
-        "rocksmq_journal_failed",
-        f"max by ({NODE_LABEL}) ({{metric}}) > 0",
-        "0s",
-        "critical",
-        f"{_NODE}: a write or sync of the journal failed, nothing is accepted until it is reopened",
-    ),
-    Alert(
-        "DiskPressure",
-        "rocksmq_disk_pressure",
-        f"max by ({NODE_LABEL}) ({{metric}}) > 0",
-        "0s",
-        "critical",
-        f"{_NODE}: appends are refused for lack of space: free some on the disk of the log, or lower the retention",
-    ),
-    Alert(
-        "BrokersStall",
-        "wal_backend_stalled",
-        f"sum by ({CHANNEL}, operation) ({{metric}}) > 0",
-        "30s",
-        "critical",
-        f"the brokers leave {{{{ $labels.operation }}}}s of {{{{ $labels.{CHANNEL} }}}} waiting",
-    ),
-    _lag_alert("Proxy", "proxy_tt_lag_ms"),
-    _lag_alert("DataNode", "datanode_consume_tt_lag_ms"),
-    _lag_alert("QueryNode", "querynode_consume_tt_lag_ms"),
-    Alert(
-        "TablesLag",
-        "proxy_unflushed_age_seconds",
-        "max by (collection_name) ({metric}) > 120",
-        "2m",
-        "warning",
-        "rows of {{ $labels.collection_name }} have waited {{ $value }} s for its tables",
-    ),
-    Alert(
-        "SparkLags",
-        "spark_cut_lag_ms",
-        f"max by ({QUERY}) ({{metric}}) > 30000",
-        "2m",
-        "warning",
-        f"Spark: the query {{{{ $labels.{QUERY} }}}} is {{{{ $value }}}} ms behind",
-    ),
-    Alert(
-        "SparkQueryFailed",
-        "spark_query_ended_total",
-        _happened(NODE_LABEL, '{status="failed"}'),
-        "0s",
-        "critical",
-        f"{_NODE}: a streaming query failed; it goes on from its checkpoint when it is started again",
-    ),
-    Alert(
-        "Overloaded",
-        "overloaded_total",
-        "sum by (limit) (rate({metric}[5m])) > 1",
-        "5m",
-        "warning",
-        "{{ $value }} requests a second are refused by the limit {{ $labels.limit }}",
-    ),
-    Alert(
-        "EventLoopLags",
-        "event_loop_lag_seconds",
-        f"max by ({NODE_LABEL}) ({{metric}}) > 0.5",
-        "1m",
-        "warning",
-        f"{_NODE}: the event loop is {{{{ $value }}}} s late; some handler blocks it",
-    ),
-    Alert(
-        "GroupLags",
-        "wal_group_lag_seconds",
-        f"max by (group, {CHANNEL}) ({{metric}}) > 300",
-        "5m",
-        "warning",
-        f"group {{{{ $labels.group }}}} is {{{{ $value }}}} s behind in {{{{ $labels.{CHANNEL} }}}}",
-    ),
-    Alert(
-        "GroupsCutOff",
-        "rocksmq_groups_cut_off_total",
-        _happened(NODE_LABEL),
-        "0s",
-        "critical",
-        f"{_NODE}: consumer groups lost entries that they had not read, since retention needed the space",
-    ),
-    Alert(
-        "TimeTickViolated",
-        "wal_scan_time_tick_violation_message_total",
-        _happened(CHANNEL),
-        "0s",
-        "critical",
-        f"a record came behind a tick that had passed it in {{{{ $labels.{CHANNEL} }}}}",
-    ),
-    Alert(
-        "ClockAway",
-        "wal_clock_ahead_seconds",
-        f"max by ({NODE_LABEL}) (abs({{metric}})) > 60",
-        "1m",
-        "warning",
-        f"{_NODE}: timestamps lie {{{{ $value }}}} s from the wall clock: the clock was set, or the log is ahead of it",
-    ),
-    Alert(
-        "DeadLetters",
-        "wal_dead_letter_message_total",
-        _happened(f"{CHANNEL}, reason"),
-        "0s",
-        "warning",
-        f"bad records in {{{{ $labels.{CHANNEL} }}}} were kept aside: {{{{ $labels.reason }}}}",
-    ),
-    Alert(
-        "GroupDeadLetters",
-        "wal_group_dead_letter_total",
-        _happened("group, reason"),
-        "0s",
-        "warning",
-        "entries became dead letters of group {{ $labels.group }}: {{ $labels.reason }}",
-    ),
-)
 
 
 def alert_rules() -> str:

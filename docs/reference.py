@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tidewal.cli.main import COMMANDS, load
+from tidewal.compose.alerts import ALERTS
 from tidewal.runtime.config.described import described_settings, shown_value
 from tidewal.runtime.metrics.metrics import METRICS
 
@@ -88,7 +89,7 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        _NOTE.format(source="runtime/metrics/metrics.py"),
+        _NOTE.format(source="runtime/metrics/metrics.py and compose/alerts.py").replace("table", "tables"),
         "",
         "At `/metrics`; each has the label `node_id` too. Names follow Milvus' where the meaning is the same. Lag is",
         "per channel: look at its maximum, never at its average, which hides a channel that is stuck.",
@@ -97,6 +98,18 @@ def metrics_page() -> str:
         "`python_info` and `python_gc_*`, without `node_id`.",
         "",
         *_EMBEDDED.splitlines(),
+        "",
+        "## Alerts",
+        "",
+        "`tidewal monitoring DIR` writes these as rules for Prometheus ([watch a node](how-to/watch.md)), each with",
+        "the annotations `summary`, `description` and `action`; `NodeDown` is about the scrape job named `tidewal`.",
+        "They stop when the cause does; those that count what happened fire for 10 minutes.",
+        "",
+        "| alert | severity | means | do |",
+        "|---|---|---|---|",
+        *(f"| `{each.name}` | {each.severity} | {_without_labels(each.summary)} | {each.action} |" for each in ALERTS),
+        "",
+        "## Every metric",
         "",
         "| metric | kind | unit | labels | meaning |",
         "|---|---|---|---|---|",
@@ -180,6 +193,12 @@ def _kind(option: Any) -> str:
 
 def _one_line(text: str | None) -> str:
     return " ".join((text or "").replace("\f", " ").split())
+
+
+def _without_labels(summary: str) -> str:
+    """The summary of an alert with the names of its labels for their values."""
+    summary = re.sub(r"\{\{ with .*? \}\}.*?\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1", summary)
+    return re.sub(r"\{\{ \$(?:labels\.)?(\w+) \}\}", r"`\1`", summary)
 
 
 def _cell(text: str) -> str:

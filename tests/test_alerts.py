@@ -17,7 +17,7 @@ RULES = Path(__file__).parents[1] / "compose/prometheus/alerts.yml"
 @dataclass(frozen=True)
 class Case:
     """One series, with a value a minute (as promtool notes them: `0x5` is six zeros), and in which minutes the alert
-    fires or not. `labels` are those of the alert beside its severity."""
+    fires or not. `labels` are those of the alert beside its severity; `beside` are other series that it asks for."""
 
     alert: str
     series: str
@@ -26,6 +26,7 @@ class Case:
     quiet: list[int]
     summary: str
     labels: dict[str, str] = field(default_factory=dict)
+    beside: dict[str, str] = field(default_factory=dict)
 
 
 def lag(role: str) -> Case:
@@ -46,7 +47,20 @@ def counted(alert: str, name: str, summary: str, labels: dict[str, str], more: s
     ]
 
 
+UP = 'up{job="tidewal", instance="a:9464"}'
+DOWN = "the node is down, hangs, or cannot be reached"
+
 CASES = [
+    Case(
+        "NodeDown",
+        UP,
+        "1x5 0x5 1x5",
+        [8, 11],
+        [5, 6, 13],
+        f"a:9464 does not answer: {DOWN}",
+        {"job": "tidewal", "instance": "a:9464"},
+    ),
+    Case("NodeDown", UP, "_x5 1x5", [2, 4], [7], f"no node is scraped: {DOWN}", {"job": "tidewal"}),
     Case(
         "JournalFailed",
         'tidewal_rocksmq_journal_failed{node_id="n"}',
@@ -66,6 +80,25 @@ CASES = [
         {"node_id": "n"},
     ),
     Case(
+        "FreeSpaceLow",
+        'tidewal_rocksmq_free_space_bytes{node_id="n"}',
+        "200x5 199x5 200x5",
+        [8, 11],
+        [5, 6, 13],
+        "n: the disk of the log has less than twice the free space below which appends are refused",
+        {"node_id": "n"},
+        beside={'tidewal_rocksmq_free_space_limit_bytes{node_id="n"}': "100x20"},
+    ),
+    Case(
+        "TablesUnreadable",
+        'tidewal_wal_collection_unreadable{node_id="n", collection_name="c", role_name="datanode"}',
+        "0x5 1x5 0x5",
+        [8, 11],
+        [5, 6, 13],
+        "datanode: the tables of c cannot be read; the other collections work",
+        {"collection_name": "c", "role_name": "datanode"},
+    ),
+    Case(
         "BrokersStall",
         'tidewal_wal_backend_stalled{node_id="n", channel_name="c", operation="append"}',
         "0x5 2x5 0x5",
@@ -74,6 +107,7 @@ CASES = [
         "the brokers leave appends of c waiting",
         {"channel_name": "c", "operation": "append"},
     ),
+    *counted("RoleRestarts", "actor_restart_total", "proxy failed and was started again", {"actor": "proxy"}),
     lag("Proxy"),
     lag("DataNode"),
     lag("QueryNode"),
@@ -84,6 +118,12 @@ CASES = [
         [8, 14],
         [5, 7, 17],
         "rows of c have waited 240 s for its tables",
+        {"collection_name": "c"},
+    ),
+    *counted(
+        "MaintenanceFailed",
+        "datanode_maintenance_failed_total",
+        "c: a compaction or cleanup of its tables failed",
         {"collection_name": "c"},
     ),
     Case(
@@ -189,7 +229,7 @@ def test_prometheus_takes_the_rules(program: Path):
 
 def expectations(case: Case) -> list[dict[str, object]]:
     rule = rules()[case.alert]
-    annotations = {"summary": case.summary, "description": rule["annotations"]["description"]}
+    annotations = {**rule["annotations"], "summary": case.summary}
     alert = {"exp_labels": {**rule["labels"], **case.labels}, "exp_annotations": annotations}
     return [
         {"eval_time": f"{minute}m", "alertname": case.alert, "exp_alerts": alerts}
@@ -203,7 +243,10 @@ def test_alerts_fire_say_what_they_should_and_end(program: Path, tmp_path: Path)
         {
             "name": f"{case.alert}: {case.series} {case.values}",
             "interval": "1m",
-            "input_series": [{"series": case.series, "values": case.values}],
+            "input_series": [
+                {"series": series, "values": values}
+                for series, values in {case.series: case.values, **case.beside}.items()
+            ],
             "alert_rule_test": expectations(case),
         }
         for case in CASES

@@ -24,4 +24,7 @@ METRICS: tuple[Metric, ...] = (
         "1 while appends are refused for lack of space; limit rocksmq.freeSpaceInMB",
     ),
     gauge("rocksmq_free_space_bytes", "bytes", "Free space of the journal's file system"),
+    gauge(
+        "rocksmq_free_space_limit_bytes", "bytes", "Free space below which appends are refused: rocksmq.freeSpaceInMB"
+    ),
 )

@@ -22,6 +22,7 @@ class RocksMQMetrics:
         self.index_failures: Counter = metrics.counter("rocksmq_index_failures_total")
         self._refused = metrics.gauge("rocksmq_disk_pressure")
         self._free = metrics.gauge("rocksmq_free_space_bytes")
+        self.free_limit: Gauge = metrics.gauge("rocksmq_free_space_limit_bytes")
         self._size = metrics.gauge("rocksmq_journal_bytes")
         self._live = metrics.gauge("rocksmq_journal_segments", state="live")
         self._spare = metrics.gauge("rocksmq_journal_segments", state="spare")

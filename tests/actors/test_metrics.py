@@ -96,7 +96,7 @@ def shown(metrics: Metrics) -> dict[str, float]:
 @pytest.mark.slow
 async def test_a_node_at_work_writes_every_metric(tmp_path):
     metrics = Metrics("n1")
-    wal = await RocksMQ.open(str(tmp_path / "log"), segment_bytes=1 << 20, free_space_bytes=0, metrics=metrics)
+    wal = await RocksMQ.open(str(tmp_path / "log"), segment_bytes=1 << 20, free_space_bytes=1, metrics=metrics)
     async with Standalone(wal, tmp_path / "tables", metrics=metrics) as node, node.client() as client:
         assert node.node.name == "n1"
         await client.create_collection(PEOPLE)

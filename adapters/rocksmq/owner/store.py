@@ -231,6 +231,7 @@ class RocksMQ(GroupWal):
             pending_bytes=pending_bytes,
             free_space_bytes=free_space_bytes,
         )
+        self._metrics.free_limit.set(free_space_bytes)
         self._appender = Appender(self._registry, self._journal, self._admission, self._notifiers)
         self._dedup = Deduplicator(recovered.table.clients, self._registry, self._appender, self._clock)
         self._coordinator = GroupCoordinator(
