@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from typing import Generic, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Generic, Protocol, TypeAlias, cast
 
 from ..arguments import checked
 from ..clock import HybridClock
@@ -21,7 +21,7 @@ from ..groups.metadata_layers import Layer, unwrap, wrap
 from ..groups.retries import Retries
 from ..groups.retry_policy import RetryPolicy
 from ..groups.work import Left, LogAway, Member, Outage, check_awaitable, next_of, of_the_log, outputs_of
-from ..log.wal import Append, Delivered, Wal
+from ..log.wal import Append, Delivered, Entry, Wal
 from ..metrics.metrics import Metrics
 from .changelog import Codec, MsgpackCodec
 from .keyed_channel import D, KeyedChannel, KeyedCommit, changelog_of, recover
@@ -42,6 +42,7 @@ class KeyedMember(Member[D], Protocol[D]):
 COMMIT_INTERVAL_S = 0.1
 MAX_STATE_BYTES = 1024 * 1024 * 1024
 MAX_UNCOMMITTED = 100_000  # entries and outputs, of all channels: a commit has to hold what they have changed
+MAX_UNCOMMITTED_BYTES = 4 * 1024 * 1024  # of their payloads; a RocksMQ takes 28 MiB in one commit, changes included
 
 
 @checked
@@ -68,7 +69,9 @@ async def process_keyed(
     move) reads the state from there before its first batch. To seek in an input channel, or to drop the group, begins a
     new and empty state. `name` is that of the program: no other one, and no other group, of the log may use it.
 
-    Commits happen every `commit_interval_s` seconds while there is something to commit, 0: behind each batch. `codec`
+    Commits happen every `commit_interval_s` seconds while there is something to commit, 0: behind each batch; earlier
+    once entries and outputs have 4 MiB together. What the log refuses as too large for one commit is processed again
+    and committed batch by batch; what a single batch has made must fit into a commit (`MessageTooLarge`). `codec`
     encodes the values of the state; the same one must read them again. Once `stop` is set, what was processed is
     committed, and the call returns; the member stays in its group.
 
@@ -98,7 +101,7 @@ async def process_keyed(
     program = _Program(wal, member, handle, name, commit_interval_s, codec or MsgpackCodec(), stop, max_state_bytes)
     program.show_in(metrics)
     if retry is not None:
-        await program.retry(retry, metrics, clock or HybridClock())
+        program.retry(retry, metrics, clock or HybridClock())
     await program.run()
 
 
@@ -122,7 +125,8 @@ class _Program(Generic[D]):
         self._metrics = KeyedMetrics(None, member.group)
         self._retries: Retries[D] | None = None
         self._channels: dict[str, KeyedChannel[D]] = {}
-        self._uncommitted = 0
+        self._uncommitted = self._uncommitted_bytes = 0
+        self._alone: dict[str, int] = {}  # by channel, how many entries go back because their commit was too large
         self._commit_at: float | None = None  # None while there is nothing to commit
         self._next: asyncio.Task[D] | None = None
         self._stop_at = stop or asyncio.Event()
@@ -132,7 +136,7 @@ class _Program(Generic[D]):
         """Show the states in `metrics`."""
         self._metrics = KeyedMetrics(metrics, self._member.group)
 
-    async def retry(self, policy: RetryPolicy, metrics: Metrics | None, clock: HybridClock) -> None:
+    def retry(self, policy: RetryPolicy, metrics: Metrics | None, clock: HybridClock) -> None:
         """Try again what fails."""
         self._retries = Retries(
             self._wal,
@@ -145,11 +149,12 @@ class _Program(Generic[D]):
             prepare=self._prepare,
             discard=self._discard,
         )
-        await self._retries.open()
 
     async def run(self) -> None:
         self._stop = asyncio.ensure_future(self._stop_at.wait())
         try:
+            if self._retries is not None:
+                await self._retries.open()
             while await self._step():
                 pass
         except Left:
@@ -176,7 +181,7 @@ class _Program(Generic[D]):
             if self._stop.done():
                 await self._commit()
                 return None
-            if self._commit_at is not None and (now() >= self._commit_at or self._uncommitted >= MAX_UNCOMMITTED):
+            if self._commit_at is not None and (now() >= self._commit_at or self._much_uncommitted):
                 await self._commit()
             due = None if self._retries is None else self._retries.due
             if self._retries is not None and due is not None and now() >= due:
@@ -226,6 +231,7 @@ class _Program(Generic[D]):
             await self._commit_alone(delivered.channel, unwrap(Layer.ATTEMPTS, metadata or b"")[0])
             return
         self._uncommitted += len(delivered.entries) + len(outputs)
+        self._uncommitted_bytes += _bytes_of(delivered.entries) + _bytes_of(outputs)
         if self._commit_at is None:
             self._commit_at = asyncio.get_running_loop().time() + self._interval_s
 
@@ -252,7 +258,7 @@ class _Program(Generic[D]):
         metadata = self._member.metadata(delivered.channel)
         with of_the_log():
             channel = await recover(self._wal, self._name, self._member.id, delivered, metadata, self._codec)
-        channel.commit_alone = 0 if self._retries is None else MAX_UNCOMMITTED
+        channel.commit_alone = self._alone.pop(delivered.channel, 0) if self._retries is None else MAX_UNCOMMITTED
         self._channels[delivered.channel] = channel
         self._check_memory()
         self._metrics.show(delivered.channel, channel)
@@ -265,22 +271,32 @@ class _Program(Generic[D]):
 
     # ---- committing -------------------------------------------------------------------------------------------------
 
+    @property
+    def _much_uncommitted(self) -> bool:
+        """Whether it is time to commit, whatever the interval says."""
+        return self._uncommitted >= MAX_UNCOMMITTED or self._uncommitted_bytes >= MAX_UNCOMMITTED_BYTES
+
     async def _commit(self) -> None:
-        """Commit all that was processed. What the log fails to take goes back; with retries, so does what cannot be
-        committed, to be committed batch by batch: so the one at fault is found."""
+        """Commit all that was processed. What the log fails to take goes back; so does what is too large for one
+        commit, and with retries what cannot be committed, to be committed batch by batch: so the one at fault is
+        found."""
         try:
             await self._commit_all()
         except LogAway:
             self._redeliver_uncommitted()
             raise
-        except (InvalidRequest, MessageTooLarge):
+        except MessageTooLarge:
+            for name, channel in self._channels.items():
+                self._alone[name] = sum(len(delivered.entries) for delivered in channel.delivered)
+            self._redeliver_uncommitted()
+        except InvalidRequest:
             if self._retries is None:
                 raise
             self._redeliver_uncommitted()
 
     async def _commit_all(self) -> None:
         """One commit of all channels; without those that are with other members by now."""
-        self._commit_at, self._uncommitted = None, 0
+        self._commit_at, self._uncommitted, self._uncommitted_bytes = None, 0, 0
         commits: list[KeyedCommit[D]] = [
             channel.next_commit() for channel in self._channels.values() if channel.delivered
         ]
@@ -313,7 +329,7 @@ class _Program(Generic[D]):
             commit = self._channels[name].next_commit()
             self._check_memory()
             metadata = wrap(Layer.ATTEMPTS, attempts, commit.metadata)
-            with of_the_log():
+            with of_the_log(), _of_one_batch(commit):
                 ids = await self._member.commit(commit.delivered, commit.outputs, metadata={name: metadata})
         except BaseException:
             self._channels.pop(name, None)
@@ -370,3 +386,25 @@ class _Program(Generic[D]):
             if channel.delivered:
                 self._member.redeliver(channel.delivered[0])
                 del self._channels[name]
+
+
+def _bytes_of(items: Sequence[Entry] | Sequence[Append]) -> int:
+    return sum([len(item.payload) for item in items])
+
+
+@contextmanager
+def _of_one_batch(commit: KeyedCommit[D]) -> Generator[None]:
+    """What is too large as a whole in here cannot be split any more: the error says what to do."""
+    try:
+        yield
+    except MessageTooLarge as error:
+        limit = cast(int, error.fields.get("limit", 0))
+        if any(len(output.payload) > limit for output in commit.outputs):
+            raise  # it names the message
+        entries = sum(len(delivered.entries) for delivered in commit.delivered)
+        raise MessageTooLarge(
+            f"what a single batch, {entries} entries of {commit.channel}, has made is too large for one commit, with "
+            f"{len(commit.outputs)} outputs and records of changed keys: {error.message}. Return less per entry and "
+            "change fewer keys; or pass retry=RetryPolicy(), and the entries are processed and committed one by one",
+            **error.fields,
+        ) from error

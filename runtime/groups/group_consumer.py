@@ -143,9 +143,7 @@ class GroupConsumer:
     @checked
     async def annotate(self, of: str | Delivered, metadata: bytes) -> None:
         check_metadata(metadata)
-        fetcher = self._held(of) if isinstance(of, str) else self._fetcher_of(of)
-        if not isinstance(of, str) and of.assignment_epoch != fetcher.epoch:
-            raise epoch_over(of)
+        fetcher = self._current(of)
         await self._committer.commit([Step(fetcher, None, Ack(fetcher.channel, fetcher.epoch, None, (), metadata))], [])
 
     @checked
@@ -183,8 +181,8 @@ class GroupConsumer:
             self._put_back(fetcher)
 
     @checked
-    def pause(self, channel: str) -> None:
-        self._held(channel).paused = True
+    def pause(self, of: str | Delivered) -> None:
+        self._current(of).paused = True
 
     @checked
     def resume(self, channel: str) -> None:
@@ -302,6 +300,15 @@ class GroupConsumer:
         fetcher = self._fetchers.get(channel)
         if fetcher is None:
             raise Fenced(f"this member does not have {channel} (any more)", channel=channel)
+        return fetcher
+
+    def _current(self, of: str | Delivered) -> MemberFetcher:
+        """The fetcher of a channel, or of a batch whose assignment is not over."""
+        if isinstance(of, str):
+            return self._held(of)
+        fetcher = self._fetcher_of(of)
+        if of.assignment_epoch != fetcher.epoch:
+            raise epoch_over(of)
         return fetcher
 
     async def _seek(self, fetcher: MemberFetcher, upto: bytes) -> None:

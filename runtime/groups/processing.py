@@ -75,13 +75,13 @@ async def process(
     if semantics is Semantics.AT_MOST_ONCE and retry is not None:
         raise InvalidRequest("what is processed at most once is acknowledged before: it cannot be tried again")
     work = _Processing(wal, member, handle, semantics)
+    retries = None
     if retry is not None:
         retries = Retries(wal, member, handle, work.complete, retry, metrics, clock or HybridClock())
-        await retries.open()
-    else:
-        retries = None
     until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     try:
+        if retries is not None:
+            await retries.open()
         await _run(member, work, retries, count, until)
     except Left:
         return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -11,7 +13,7 @@ import msgpack
 
 from ..arguments import checked
 from ..clock import HybridClock
-from ..errors import BadRecord, Fenced, TidewalError
+from ..errors import BadRecord, Fenced, Overloaded, TidewalError
 from ..log.record import DECODE_ERRORS, TIME_TYPES
 from ..log.wal import Append, Delivered, Entry, GroupMember, Start, Wal
 from ..metrics.metrics import Metrics
@@ -20,6 +22,9 @@ from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .record_pack import RecordPack
 from .retry_policy import GROUP_DEAD_LETTERS
+
+MAX_BAD_BYTES = 8 * 1024 * 1024  # of a channel's bad records that wait for an acknowledgement
+BAD_BYTES = 256  # what a bad record takes beside its bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +35,11 @@ class _Channel:
     reader: ChannelReader
     time: int  # the highest timestamp that was delivered
     known: tuple[int, int]  # the highest term and number of an owner that was delivered
+    paused: bool = False  # by the caller
+    full: RecordPack | None = None  # paused behind it, until an acknowledgement takes the bad records before its end
     held: list[Entry] = field(default_factory=list[Entry])  # of a batch whose last part is not here yet
     bad: list[tuple[Entry, BadRecord]] = field(default_factory=list[tuple[Entry, BadRecord]])
+    bad_bytes: int = 0
     ends: dict[bytes, RecordPack] = field(default_factory=dict[bytes, RecordPack])
     """By the last entry of each pack that is not acknowledged: what acknowledging it covers, with all behind it that
     has no record."""
@@ -46,7 +54,9 @@ class RecordMember(AsyncIterator[RecordPack]):
 
     What is no record, or a damaged one, goes to `on_bad`; without it, it becomes a dead letter of the group (reason
     "record") in the channel `dead_letters`, with the acknowledgement that passes it. The channel goes on in either
-    case; only a hundred intact records in a row that cannot be read are an error, for then the reader is wrong.
+    case. Where over 8 MiB of bad records wait for an acknowledgement of what was delivered before them, iterating
+    raises `Overloaded` (`limit` "bad_record_bytes", `channel`) once, and the channel waits for that. Only a hundred
+    intact records in a row that cannot be read are an error, for then the reader is wrong.
     `fences` are the known fences of channels, `grants` those that are looked up (see `ChannelReader`); without them the
     records of the highest term count. `metrics` counts letters, and `clock` stamps them.
     """
@@ -68,6 +78,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         self._fences, self._grants = fences or {}, grants
         self._letters = GroupLetters(wal, member.group, dead_letters, clock or HybridClock())
         self._channels: dict[str, _Channel] = {}
+        self._lettering = asyncio.Lock()
         self._lettered = (
             None
             if metrics is None
@@ -132,14 +143,22 @@ class RecordMember(AsyncIterator[RecordPack]):
         return unwrap(Layer.RECORDS, self._member.metadata(channel))[1]
 
     @checked
-    def pause(self, channel: str) -> None:
+    def pause(self, of: str | RecordPack) -> None:
         """`GroupMember.pause`."""
-        self._member.pause(channel)
+        self._member.pause(of if isinstance(of, str) else of.delivered)
+        self._set_paused(of if isinstance(of, str) else of.channel, True)
 
     @checked
     def resume(self, channel: str) -> None:
         """`GroupMember.resume`."""
+        self._set_paused(channel, False)
         self._member.resume(channel)
+        if channel in self._channels:
+            self._pause_if_full(self._channels[channel])
+
+    def _set_paused(self, name: str, paused: bool) -> None:
+        if name in self._channels:
+            self._channels[name].paused = paused
 
     @checked
     async def seek(self, channel: str, start: Start) -> None:
@@ -167,7 +186,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         channel.held = entries[end:]
         if not end:
             return None
-        begin_ts = channel.time
+        begin_ts, owned_before = channel.time, channel.known
         channel.time = max([begin_ts, *(record.ts for record in accepted)])
         channel.known = max([channel.known, *((record.term, record.cseq) for record in accepted)])
         pack = RecordPack(
@@ -177,6 +196,7 @@ class RecordMember(AsyncIterator[RecordPack]):
             channel.time,
             entries[:end],
             delivered.assignment_epoch,
+            owned_before,
             channel.known,
         )
         if pack.records:
@@ -205,6 +225,7 @@ class RecordMember(AsyncIterator[RecordPack]):
             self._on_bad(name, entry, error)
         elif name != self._letters.channel:  # a letter stays where it is
             channel.bad.append((entry, error))
+            channel.bad_bytes += len(entry.payload) + BAD_BYTES
 
     async def _pass(self, silent: RecordPack) -> None:
         """Acknowledge what has no record: at once, or with the pack before it."""
@@ -212,6 +233,15 @@ class RecordMember(AsyncIterator[RecordPack]):
         if channel.ends:
             last = next(reversed(channel.ends))
             channel.ends[last] = silent
+            if channel.full is None and channel.bad_bytes > MAX_BAD_BYTES:
+                channel.full = silent
+                self._pause_if_full(channel)
+                raise Overloaded(
+                    f"{MAX_BAD_BYTES} bytes of bad records of {silent.channel} wait for an acknowledgement of what was "
+                    "delivered before them; the channel goes on then",
+                    limit="bad_record_bytes",
+                    channel=silent.channel,
+                )
             return
         try:
             await self._store([silent], [], {})
@@ -219,9 +249,27 @@ class RecordMember(AsyncIterator[RecordPack]):
             if not isinstance(error, Fenced) and not error.retryable:
                 raise  # of a passing trouble the next acknowledgement takes care
 
+    def _pause_if_full(self, channel: _Channel) -> None:
+        if channel.full is not None:
+            with suppress(Fenced):  # the next assignment begins with nothing
+                self._member.pause(channel.full.delivered)
+
     # ---- acknowledging ----------------------------------------------------------------------------------------------
 
     async def _store(
+        self,
+        packs: Sequence[RecordPack],
+        outputs: Sequence[Append],
+        metadata: Mapping[str, bytes],
+        *,
+        commit: bool = False,
+    ) -> list[bytes]:
+        if all(channel is None or not channel.bad for channel in map(self._channel_of, packs)):
+            return await self._store_with_letters(packs, outputs, metadata, commit=commit)
+        async with self._lettering:  # of two that pass a bad record one has its letter
+            return await self._store_with_letters(packs, outputs, metadata, commit=commit)
+
+    async def _store_with_letters(
         self,
         packs: Sequence[RecordPack],
         outputs: Sequence[Append],
@@ -264,8 +312,14 @@ class RecordMember(AsyncIterator[RecordPack]):
         channel = self._channel_of(pack)
         if channel is not None:
             upto = pack.entries[-1].id
-            channel.bad = [bad for bad in channel.bad if bad[0].id > upto]
+            if channel.bad:
+                channel.bad = [bad for bad in channel.bad if bad[0].id > upto]
+                channel.bad_bytes = sum(len(entry.payload) + BAD_BYTES for entry, _ in channel.bad)
             channel.ends = {last: covers for last, covers in channel.ends.items() if last > upto}
+            if channel.full is not None and (channel.bad_bytes <= MAX_BAD_BYTES or not channel.ends):
+                channel.full = None
+                if not channel.paused:
+                    self._member.resume(pack.channel)
 
     def _metadata(self, pack: RecordPack, own: bytes | None) -> bytes:
         _, inside = unwrap(Layer.RECORDS, self._member.metadata(pack.channel))

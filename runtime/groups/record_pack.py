@@ -25,7 +25,8 @@ class RecordPack:
     end_ts: int
     entries: Sequence[Entry]
     assignment_epoch: int
-    owned: tuple[int, int] = (0, 0)  # the highest term and number of an owner, as of its end
+    owned_before: tuple[int, int] = (0, 0)  # the highest term and number of an owner, as of its begin
+    owned: tuple[int, int] = (0, 0)  # and as of its end
 
     def __len__(self) -> int:
         return len(self.records)
@@ -51,16 +52,22 @@ class RecordPack:
         place = {entry.id: at for at, entry in enumerate(self.entries)}
         units = _units(self.records)
         packs: list[RecordPack] = []
-        begin, begin_ts, owned = 0, self.begin_ts, (0, 0)
+        begin, begin_ts, owned = 0, self.begin_ts, self.owned_before
         for number, unit in enumerate(units):
             end = place[unit[-1].id] + 1
             end_ts = max(begin_ts, unit[-1].ts)
-            owned = (unit[-1].term, unit[-1].cseq) if unit[-1].term else owned
+            before, owned = owned, (unit[-1].term, unit[-1].cseq) if unit[-1].term else owned
             if number + 1 == len(units):
                 end, end_ts, owned = len(self.entries), self.end_ts, self.owned
             packs.append(
                 replace(
-                    self, records=unit, begin_ts=begin_ts, end_ts=end_ts, entries=self.entries[begin:end], owned=owned
+                    self,
+                    records=unit,
+                    begin_ts=begin_ts,
+                    end_ts=end_ts,
+                    entries=self.entries[begin:end],
+                    owned_before=before,
+                    owned=owned,
                 )
             )
             begin, begin_ts = end, end_ts

@@ -30,8 +30,10 @@ from ..metrics.metrics import Metrics
 from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .retry_policy import RetryPolicy
-from .work import Batch, D, Left, LogAway, Member, check_awaitable, of_the_log, outputs_of
+from .work import Batch, D, Left, LogAway, Member, check_awaitable, ends_once_closed, of_the_log, outputs_of
 
+TURN_S = 1.0  # for how long the units of a batch that is held back are processed before other channels have their turn
+BETWEEN_TURNS_S = 0.001
 UNCOUNT_S = 2.0  # for how long an end that is no attempt's fault waits until the attempt is taken back
 
 _log = logging.getLogger("tidewal.groups")
@@ -42,7 +44,7 @@ Discard = Callable[[D], bool]
 
 
 # By member and channel, attempts that may be stored as begun and do not count: the handler was not called, or not at
-# fault. To take one back durably may fail, and a member goes on in a later call of `process`, so they outlive `Retries`.
+# fault. To take one back durably may fail, and a member goes on in a later call of `process`: they outlive `Retries`.
 _excused: WeakKeyDictionary[object, dict[str, set[Attempts]]] = WeakKeyDictionary()
 
 
@@ -85,6 +87,8 @@ class _Held(Generic[D]):
     error: Exception | None
     due: float
     waits: int = 0  # attempts that did not count, in a row
+    turn_ends: float = 0.0
+    goes_on: bool = True  # with the next unit in this turn
 
 
 class Retries(Generic[D]):
@@ -116,8 +120,9 @@ class Retries(Generic[D]):
         self._retried = None if metrics is None else metrics.counter("wal_group_retry_total", group=member.group)
 
     async def open(self) -> None:
-        """Create the channel of dead letters where it is missing."""
-        await self._letters.open()
+        """Create the channel of dead letters where it is missing. Raises `Left` on a closed log."""
+        with ends_once_closed():
+            await self._letters.open()
 
     @property
     def due(self) -> float | None:
@@ -177,10 +182,12 @@ class Retries(Generic[D]):
         return before
 
     async def _go_on(self, channel: str) -> bool:
+        """Process what is held back of the channel, for one turn. Returns whether all of it is done."""
         held = self._held[channel]
+        held.turn_ends, held.goes_on = self._now() + TURN_S, True
         try:
             try:
-                while held.units:
+                while held.goes_on:
                     await self._first_unit(held)
                     held.units.popleft()
                     held.made, held.error, held.waits = 0, None, 0
@@ -193,6 +200,9 @@ class Retries(Generic[D]):
             if isinstance(error, Fenced) and error.fields.get("channel") == channel:
                 return False
             raise
+        if held.units:
+            held.due = self._now() + BETWEEN_TURNS_S
+            return False
         del self._held[channel]
         self._member.resume(channel)
         return True
@@ -200,26 +210,33 @@ class Retries(Generic[D]):
     async def _first_unit(self, held: _Held[D]) -> None:
         """Process the first unit of a held batch, or make dead letters of it."""
         unit = held.units[0]
-        # The attempt at the next unit begins with the end of this one.
-        follows = Attempts(held.units[1].first, 1) if len(held.units) > 1 else Attempts()
         if held.made >= self._policy.attempts or isinstance(held.error, self._policy.permanent):
-            await self._give_up(held, follows)
+            await self._give_up(held)
             return
         begins = Attempts(unit.first, held.made + 1, _alone(unit))
         if self._stored(unit.channel) != begins:
             await self._begin(unit, begins)
         if self._retried is not None:
             self._retried.inc()
-        await self._attempt(unit, begins.begun, follows)
+        await self._attempt(unit, begins.begun, held)
+
+    def _begin_next(self, held: _Held[D]) -> bytes:
+        """The metadata with which the first unit is acknowledged: it begins the attempt at the next one, if that comes
+        in this turn."""
+        held.goes_on = len(held.units) > 1 and self._now() < held.turn_ends
+        follows = Attempts(held.units[1].first, 1) if held.goes_on else Attempts()
+        channel = held.units[0].channel
+        self._excused(channel).add(follows)
+        return self._metadata(channel, follows)
 
     async def _begin(self, unit: D, attempts: Attempts) -> None:
         """Store that an attempt begins."""
         self._excused(unit.channel).add(attempts)  # until it does: whether this was stored may not be known
         await self._store(unit, attempts)
 
-    async def _attempt(self, unit: D, number: int, follows: Attempts | None) -> None:
-        """One attempt; `follows` begins with its success (None leaves what is stored). Raises `_HandlerRaised` for the
-        handler's errors, except for `Fenced`, and for outputs that no log takes."""
+    async def _attempt(self, unit: D, number: int, held: _Held[D] | None) -> None:
+        """One attempt, at the first unit of `held` where that is given: its success begins what follows. Raises
+        `_HandlerRaised` for the handler's errors, except for `Fenced`, and for outputs that no log takes."""
         excused = self._excused(unit.channel)
         try:
             if self._prepare is not None:
@@ -233,8 +250,7 @@ class Retries(Generic[D]):
                     raise
                 raise _HandlerRaised(error) from error
             check_awaitable(answer, self._handle)
-            metadata = None if follows is None else self._metadata(unit.channel, follows)
-            excused.update(() if follows is None else (follows,))
+            metadata = None if held is None else self._begin_next(held)
             try:
                 await self._complete(unit, outputs, metadata)
             except (MessageTooLarge, InvalidRequest) as error:
@@ -254,7 +270,7 @@ class Retries(Generic[D]):
             async with asyncio.timeout(UNCOUNT_S):
                 await self._store(unit, attempt._replace(begun=attempt.begun - 1))
 
-    async def _give_up(self, held: _Held[D], follows: Attempts) -> None:
+    async def _give_up(self, held: _Held[D]) -> None:
         unit, error = held.units[0], held.error
         reason = "crash" if error is None else "handler"
         message = "no process saw the end of the last attempt" if error is None else repr(error)
@@ -264,8 +280,7 @@ class Retries(Generic[D]):
             for entry in unit.handled
             if unit.channel != self._letters.channel  # a letter stays where it is
         ]
-        metadata = self._metadata(unit.channel, follows)
-        self._excused(unit.channel).add(follows)
+        metadata = self._begin_next(held)
         with of_the_log():
             if self._wal.capabilities.atomic_commits:
                 await self._member.commit([unit], letters, metadata={unit.channel: metadata})
@@ -279,10 +294,9 @@ class Retries(Generic[D]):
     # ---- holding back -----------------------------------------------------------------------------------------------
 
     def _hold(self, held: _Held[D]) -> None:
-        channel = held.units[0].channel
-        self._held[channel] = held
-        with suppress(Fenced):  # then the next call for the channel raises it
-            self._member.pause(channel)
+        self._held[held.units[0].channel] = held
+        with suppress(Fenced):  # then the next attempt raises it
+            self._member.pause(held.units[0])
 
     async def _failed(self, held: _Held[D], error: Exception) -> None:
         """Note a failed attempt at the first unit."""

@@ -56,7 +56,8 @@ async def next_of(member: Member[D]) -> D:
     """The next batch of the member. Raises `Left`, and `LogAway` where a channel cannot be read; a member that is
     without channels has tried to join for as long as its session lasts, so that error is raised as it is."""
     try:
-        return await anext(member)
+        with ends_once_closed():
+            return await anext(member)
     except StopAsyncIteration:
         raise Left from None
     except TidewalError as error:
@@ -155,6 +156,6 @@ class Member(Protocol[D]):
 
     def redeliver(self, delivered: D, /) -> None: ...
 
-    def pause(self, channel: str, /) -> None: ...
+    def pause(self, of: str | D, /) -> None: ...
 
     def resume(self, channel: str, /) -> None: ...

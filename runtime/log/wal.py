@@ -297,9 +297,10 @@ class GroupMember(Protocol):
         the same batches again raises `Fenced`."""
         ...
 
-    def pause(self, channel: str) -> None:
-        """Deliver nothing more of a channel until `resume`, or until the channel is assigned anew. Raises `Fenced` for
-        a channel that this member does not have."""
+    def pause(self, of: str | Delivered) -> None:
+        """Deliver nothing more of a channel, or of the one of a batch, until `resume`, or until the channel is assigned
+        anew. Raises `Fenced` for a channel that this member does not have, and for a batch of an assignment that is
+        over."""
         ...
 
     def resume(self, channel: str) -> None:

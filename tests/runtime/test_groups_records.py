@@ -11,16 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.runtime.clock import HybridClock, add_ms
-from tidewal.runtime.errors import Fenced, InvalidRequest
+from tidewal.runtime.errors import Fenced, InvalidRequest, Overloaded
+from tidewal.runtime.groups import record_member
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.record_member import RecordMember, _state_of
+from tidewal.runtime.groups.record_pack import RecordPack
 from tidewal.runtime.groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
 from tidewal.runtime.log.record import BatchPart, Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
 from tidewal.runtime.streams.channel_reader import ChannelReader
-from tidewal.runtime.testing.clock import run_virtual
+from tidewal.runtime.testing.clock import elapse, run_virtual
+from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 EXACTLY = Semantics.EXACTLY_ONCE
@@ -239,6 +242,61 @@ def test_a_bad_record_goes_to_the_handler_or_becomes_a_letter_and_the_channel_go
         await plain.aclose()
 
     run_virtual(main())
+
+
+def test_two_acknowledgements_at_once_that_pass_a_bad_record_make_one_letter():
+    async def main():
+        log = MemoryLog()
+        wal = MemoryWal(log, FaultPlan(1, Rates(delay=1.0)))
+        await wal.create_channel("c", ChannelPolicy())
+        member = RecordMember(wal, await wal.join("g", ["c"]))
+        packs = []
+        for cseq in (1, 2):
+            await wal.append_many([Append("c", b"plain"), Append("c", row(1, cseq))])
+            packs.append(await anext(member))
+        await asyncio.gather(*map(member.acknowledge, packs))
+        assert len(log.channels[GROUP_DEAD_LETTERS].entries) == 2
+        await member.aclose()
+
+    run_virtual(main())
+
+
+def test_large_bad_records_wait_for_an_acknowledgement_within_a_limit(monkeypatch):
+    monkeypatch.setattr(record_member, "MAX_BAD_BYTES", 10_000)
+
+    async def main():
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        await wal.create_channel("c", ChannelPolicy())
+        member = RecordMember(wal, await wal.join("g", ["c"]))
+        await wal.append("c", row(1, 1))
+        pack = await anext(member)
+        waiting = asyncio.create_task(anext(member))
+        for _ in range(50):
+            await wal.append("c", b"x" * 1000)
+            await elapse(0.01)
+        await wal.append("c", row(1, 2))
+        with pytest.raises(Overloaded) as refused:
+            await waiting
+        assert (refused.value.limit, refused.value.channel) == ("bad_record_bytes", "c")
+        waiting = asyncio.create_task(anext(member))
+        await elapse(10)
+        assert not waiting.done()
+        await member.acknowledge(pack)
+        pack = await waiting
+        assert [record.cseq for record in pack.records] == [2]
+        await member.acknowledge(pack)
+        assert len(log.channels[GROUP_DEAD_LETTERS].entries) == 50
+        await member.aclose()
+
+    run_virtual(main())
+
+
+def test_parts_of_a_pack_remember_the_owner_before_it():
+    owned = [Record(RecordType.ROWS, id=b"1"), Record(RecordType.ROWS, id=b"2", term=3, cseq=5)]
+    entries = [Entry(record.id, 0, b"") for record in owned]
+    pack = RecordPack("c", owned, 0, 0, entries, 1, owned_before=(2, 7), owned=(3, 5))
+    assert [(part.owned_before, part.owned) for part in pack.parts()] == [((2, 7), (2, 7)), ((2, 7), (3, 5))]
 
 
 def test_the_one_bad_record_of_a_batch_that_failed_is_found():

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.runtime.clock import compose
-from tidewal.runtime.errors import Closed, Fenced, InvalidRequest, Overloaded, TidewalError
+from tidewal.runtime.errors import Fenced, InvalidRequest, Overloaded, TidewalError
 from tidewal.runtime.groups.metadata_layers import Layer, unwrap, wrap
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.retries import Attempts
 from tidewal.runtime.groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
 from tidewal.runtime.log.record import decode
-from tidewal.runtime.log.wal import Append, ChannelPolicy, FromId
+from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import elapse, run_virtual
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
@@ -340,6 +340,63 @@ def test_what_is_held_back_when_the_channel_is_lost_is_left_to_the_next_member()
     run(main())
 
 
+@pytest.mark.parametrize("how", ["a seek", "another session"])
+@pytest.mark.parametrize("semantics", [AT_LEAST, EXACTLY])
+def test_a_handler_that_fails_when_its_channel_was_assigned_anew_holds_nothing_up(semantics, how):
+    log = Log()
+    calls: list[int] = []
+
+    async def main():
+        await log.create()
+        await log.write(b"1", b"2")
+        member = await log.wal.join("g", ["in"])
+
+        async def handle(delivered):
+            calls.append(len(delivered.entries))
+            if len(calls) == 1:
+                if how == "a seek":
+                    await member.seek("in", From.EARLIEST)
+                else:
+                    log.log.groups.coordinator.leave("g", member.id)
+                    await elapse(5)  # it joins again by itself
+                raise ArithmeticError
+            return outputs_of(delivered)
+
+        await process(log.wal, member, handle, semantics, retry=POLICY, timeout_s=100)
+        await member.aclose()
+
+    run(main())
+    assert (log.outputs(), log.letters()) == ([b"1", b"2"], [])
+
+
+def test_other_channels_have_their_turn_between_the_entries_of_a_batch_that_is_held_back():
+    log = Log("in-1", "in-2")
+    times: dict[bytes, float] = {}
+
+    async def main():
+        await log.create()
+        await log.write(*(b"a%d" % number for number in range(20)), channel="in-1")
+        now = asyncio.get_running_loop().time
+        begun = now()
+
+        async def handle(delivered):
+            await elapse(1)
+            if len(delivered.entries) > 1:
+                await log.write(b"b", channel="in-2")
+                raise ArithmeticError
+            times[bytes(delivered.entries[0].payload)] = now() - begun
+            return []
+
+        member = await log.wal.join("g", ["in-*"])
+        await process(log.wal, member, handle, EXACTLY, retry=POLICY, timeout_s=10)
+        assert now() - begun < 12
+        await member.aclose()
+
+    run(main())
+    assert times[b"b"] < 6
+    assert b"a19" not in times
+
+
 @pytest.mark.parametrize("output", [bytes(2000), "text"])
 @pytest.mark.parametrize("semantics", [AT_LEAST, EXACTLY])
 def test_an_entry_whose_output_no_log_takes_becomes_a_letter(semantics, output):
@@ -412,8 +469,9 @@ def test_a_timeout_of_the_handler_is_an_error_of_its_own():
         with pytest.raises(InvalidRequest, match="at most once"):
             await process(log.wal, member, handle, Semantics.AT_MOST_ONCE, retry=POLICY)
         await member.aclose()
-        with suppress(Closed):
-            await process(log.wal, member, handle, AT_LEAST, retry=POLICY)
+        await process(log.wal, member, handle, AT_LEAST, retry=POLICY)
+        await log.wal.close()
+        await process(log.wal, member, handle, AT_LEAST, retry=POLICY)
 
     run(main())
 
