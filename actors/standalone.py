@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 
 import anyio.to_thread
@@ -59,7 +59,8 @@ class Standalone:
     node's, by default that of `metrics` or of the process. With `threads=False` and a `blocking` that runs in place a
     whole node is deterministic on a virtual loop (`runtime/testing`). Give `metrics` to share them with the log's.
 
-    Entering it raises `DirectoryUnwritable`, and the error of a role that has failed before the node was ready.
+    Entering it raises `DirectoryUnwritable`, `Unavailable` where `metrics.port` is in use (before any role starts, so
+    that it displaces no other node), and the error of a role that has failed before the node was ready.
     """
 
     @checked
@@ -88,13 +89,13 @@ class Standalone:
         self._threads = threads
         self._stack = AsyncExitStack()
         self._system: ActorSystem | None = None
-        self._server: MetricsServer | None = None
-        self._running = False
+        self._phase: Literal["starting", "running", "draining"] = "starting"
 
     async def __aenter__(self) -> Standalone:
         actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
         self.node.tables.prepare()
         async with AsyncExitStack() as stack:
+            await self._serve_metrics(stack)
             if interval_ms:
                 stack.callback(sys.setswitchinterval, sys.getswitchinterval())
                 sys.setswitchinterval(interval_ms / 1000)
@@ -114,14 +115,17 @@ class Standalone:
             for role in ROLES:
                 await system.spawn(partial(role, self.node), name=role.role)
             await self._ready()
-            endpoint = self.node.settings.metrics
-            if endpoint.port:
-                server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
-                self._server = await stack.enter_async_context(server)
             self._stack = stack.pop_all()
         _log.info("node %s is ready", self.node.name)
-        self._running = True
+        self._phase = "running"
         return self
+
+    async def _serve_metrics(self, stack: AsyncExitStack) -> None:
+        """Listen before any role starts: a node whose port is in use must not take the log from one that works."""
+        endpoint = self.node.settings.metrics
+        if endpoint.port:
+            server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
+            await stack.enter_async_context(server)
 
     async def _ready(self) -> None:
         """Wait until this node accepts writes. Raises the error of a role that fails before."""
@@ -143,9 +147,9 @@ class Standalone:
 
     async def close(self) -> None:
         """Drain and stop all roles: what was accepted is durable, and a later start continues from the directory."""
-        if not self._running:
+        if self._phase != "running":
             return
-        self._running = False
+        self._phase = "draining"
         began_s = self.node.clock.clock.monotonic()
         _log.info("node %s is draining", self.node.name)
         await self._stack.aclose()
@@ -211,8 +215,11 @@ class Standalone:
 
     def health(self) -> Health:
         """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps stamping ticks.
-        A node whose log refuses appends is not healthy, though it answers reads: `refused` says why, and what to do.
-        Collections whose tables are `unreadable` are named; the node serves the others, so it is healthy."""
+        One that is starting or draining is not healthy. Neither is a node whose log refuses appends, though it answers
+        reads: `refused` says why, and what to do. Collections whose tables are `unreadable` are named; the node serves
+        the others, and a restart does not help, so it is healthy."""
+        if self._phase != "running":
+            return Health(False, {"error": f"the node is {self._phase}"})
         statuses = self.system.status()
         silent_s = watermark_age_s(self.node) or 0.0
         stuck = [status.name for status in statuses if status.mailbox_depth and status.idle_s > STUCK_S]

@@ -6,6 +6,9 @@ import logging
 
 import pytest
 
+from tidewal.actors.standalone import Standalone
+from tidewal.runtime.metrics.server import Health
+
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
 
@@ -18,6 +21,21 @@ async def test_a_node_is_well_while_its_roles_run_and_time_goes_on(home) -> None
         assert health.ok
         assert health.details["roles"] == dict.fromkeys(["mixcoord", "proxy", "datanode", "querynode"], "running")
         assert health.details["watermark_age_s"] <= 1.0
+
+
+async def test_a_node_that_is_starting_or_has_drained_is_not_well(home, monkeypatch) -> None:
+    starting = []
+    ready = Standalone._ready
+
+    async def look(node: Standalone) -> None:
+        starting.append(node.health())
+        await ready(node)
+
+    monkeypatch.setattr(Standalone, "_ready", look)
+    async with home.node() as node:
+        assert node.health().ok
+    assert starting == [Health(False, {"error": "the node is starting"})]
+    assert node.health() == Health(False, {"error": "the node is draining"})
 
 
 async def test_a_node_whose_watermark_stands_still_is_not_well(home) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
+import socket
 import sys
 from dataclasses import replace
 
@@ -17,6 +19,7 @@ from tidewal.runtime.errors import (
     DirectoryUnwritable,
     InvalidRequest,
     InvalidSchema,
+    Unavailable,
 )
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -179,6 +182,19 @@ async def test_a_node_whose_roles_cannot_work_does_not_start(home, monkeypatch) 
     with pytest.raises(RuntimeError, match="a bug"):
         async with home.node():
             pass
+
+
+@pytest.mark.asyncio(loop_factories=["rocksmq"])
+async def test_a_node_whose_port_is_in_use_does_not_take_the_log(home, caplog) -> None:
+    caplog.set_level(logging.INFO, "tidewal")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with home.node(settings=Settings.model_validate({"metrics": {"port": port}})):
+                pass
+    assert "leads the log" not in caplog.text
+    async with home.node():
+        assert "leads the log" in caplog.text
 
 
 @pytest.mark.slow
