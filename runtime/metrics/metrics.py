@@ -12,6 +12,7 @@ and count per batch, never per row.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from importlib import metadata
 from typing import TypeVar
 
@@ -25,6 +26,8 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client import Metric as Family
+from prometheus_client.registry import Collector
 
 from ..arguments import checked
 from ..errors import InvalidRequest
@@ -325,7 +328,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Write all series in Prometheus' text format, and those of the process."""
-        return generate_latest(self._registry) + generate_latest(_PROCESS)
+        return generate_latest(_WithoutCreated(self._registry)) + generate_latest(_PROCESS)
 
     def _series(self, name: str, kind: type[_Family], labels: dict[str, str]) -> _Family:
         metric = _known(name)
@@ -335,6 +338,19 @@ class Metrics:
         if set(labels) != set(metric.labels):
             raise InvalidRequest(f"metric {name} has the labels {metric.labels}, not {tuple(labels)}", metric=name)
         return family.labels(self.node_id, *(labels[label] for label in metric.labels))
+
+
+class _WithoutCreated(Collector):
+    """A registry without the series `…_created`, when each counter and histogram began: they would double the page, and
+    nothing here asks for them. The library can leave them out for all registries of the process only."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Family]:
+        for family in self._registry.collect():
+            family.samples = [each for each in family.samples if not each.name.endswith("_created")]
+            yield family
 
 
 def _known(name: str) -> Metric:

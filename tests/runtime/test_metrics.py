@@ -120,6 +120,13 @@ def test_a_channel_that_left_leaves_no_series():
     assert shown.count('channel_name="dml_10"') >= 2
 
 
+def test_no_series_says_when_another_one_began():
+    metrics = Metrics()
+    metrics.counter("overloaded_total", limit="x").inc()
+    metrics.histogram("proxy_mutation_latency", status="ok").observe(1)
+    assert "_created" not in metrics.render().decode()
+
+
 async def exchange(server: MetricsServer, request: bytes) -> tuple[str, dict[str, str], bytes]:
     reader, writer = await asyncio.open_connection(*server.address)
     writer.write(request)
