@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from ..runtime.errors import TidewalError
+from ..runtime.errors import DirectoryUnwritable, TidewalError
 from ..runtime.extras import missing_extra
 from .one_line import one_line
 
@@ -28,6 +28,7 @@ COMMANDS = {
     "describe": "Show a collection: its rows, shards, primary key, and its fields with their types.",
     "drop": "Drop a collection with its rows and its tables, for good.",
     "insert": "Write rows into a collection, in batches; a row whose key exists replaces that row.",
+    "apply": "Write changes into a collection, in batches: the column _op of each row says insert, upsert or delete.",
     "delete": "Delete rows by their keys, or those for which a filter holds.",
     "query": "Print the rows for which a filter holds: all without one.",
     "search": "Print the rows nearest to a vector, the nearest first, with their distances.",
@@ -55,6 +56,7 @@ FUNCTIONS = {
     "describe": ("collections", "describe"),
     "drop": ("collections", "drop"),
     "delete": ("collections", "delete"),
+    "apply": ("insert", "apply"),
 }
 """Module and function of the commands that share a module; each other one is the function of its name in its own."""
 
@@ -138,6 +140,8 @@ def main(arguments: Sequence[str] | None = None, application: typer.Typer = app,
         application(args=arguments, prog_name=name)
     except TidewalError as error:
         _fail(error)
+    except PermissionError as error:  # of a path that was given: a file of rows, tables, the directory of a log
+        _fail(_forbidden(error))
     except ModuleNotFoundError as error:
         if (missing := missing_extra(error)) is None:
             raise
@@ -150,6 +154,11 @@ def _open_missing() -> None:
     while (file := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(file, True)
     os.close(file)
+
+
+def _forbidden(error: PermissionError) -> TidewalError:
+    where = error.filename or error
+    return DirectoryUnwritable(f"permission denied: {where}: run this as the user that owns it", path=str(where))
 
 
 def _fail(error: TidewalError) -> NoReturn:

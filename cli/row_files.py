@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -19,8 +22,13 @@ from ..actors.rows import Rows, split_by_bytes
 from ..runtime.errors import InvalidRows
 from ..runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, CollectionSchema
 
+COMMA = ","
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 * 1024 * 1024  # of text, or of Arrow's columns
+
+EXACT_BELOW = 2**53  # a JSON number with a point is a float, which from there on may stand for another whole number
+
+_WHOLE = re.compile(r"[+-]?\d+\.0*")  # as pandas writes integers of a column with nulls
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
@@ -41,6 +49,7 @@ SUFFIXES = {
     ".ndjson": FileFormat.jsonl,
     ".json": FileFormat.jsonl,
     ".csv": FileFormat.csv,
+    ".tsv": FileFormat.csv,
     ".parquet": FileFormat.parquet,
 }
 
@@ -52,20 +61,35 @@ class RowBatch:
     rows: Rows
     count: int
     place: Callable[[int], str]
+    header: str = ""  # where the names of the columns stand, if they do so once
+
+    def place_of_column(self, name: str) -> str:
+        """Where `name` stands first: in a row of JSON, in the header of CSV; "" where the columns have no place."""
+        if not isinstance(self.rows, list):
+            return ""
+        if self.header:
+            return self.header
+        return next((self.place(number) for number, row in enumerate(self.rows) if name in row), "")
 
 
-def batches(file: BinaryIO, form: FileFormat, schema: CollectionSchema) -> Iterator[RowBatch]:
-    """The rows of `file`, with the values that `schema` wants where the format cannot say them (times, and all of CSV).
-    Raises `InvalidRows`, which names the line, and has the field `row`."""
+def batches(
+    file: BinaryIO, form: FileFormat, schema: CollectionSchema, *, delimiter: str = COMMA
+) -> Iterator[RowBatch]:
+    """The rows of `file`, with the values that `schema` wants where the format cannot say them (times, and all of CSV,
+    whose values are between `delimiter`). Raises `InvalidRows`, which names the line, and has the field `row`."""
     if form is FileFormat.parquet:
         yield from _of_parquet(file)
         return
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    numbered = _json_rows(text, schema) if form is FileFormat.jsonl else _csv_rows(text, schema)
+    header = [""]
+    numbered = _json_rows(text, schema) if form is FileFormat.jsonl else _csv_rows(text, schema, delimiter, header)
     try:
-        yield from _gathered(numbered)
+        for batch in _gathered(numbered):
+            yield replace(batch, header=header[0])
     except UnicodeDecodeError as error:
         raise InvalidRows(f"the file is not UTF-8: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InvalidRows(f"the file is no gzip that can be read: {error}") from None
     finally:
         with suppress(ValueError):  # the caller, whose file it is, has closed it
             text.detach()
@@ -92,6 +116,7 @@ def _line_of(lines: list[int], row: int) -> str:
 
 def _json_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
     times = [each.name for each in schema.fields if each.type == "timestamp"]
+    integers = [each.name for each in schema.fields if each.type in INTEGER_TYPES]
     for number, line in enumerate(text, 1):
         if not line.strip():
             continue
@@ -105,17 +130,21 @@ def _json_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
         for name in times:
             if isinstance(value := found.get(name), str):
                 found[name] = _converted(name, _time, value, number)
+        for name in integers:
+            if isinstance(value := found.get(name), float) and value.is_integer() and abs(value) < EXACT_BELOW:
+                found[name] = int(value)
         yield number, len(line), found
 
 
-def _csv_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
-    reader = csv.reader(text, strict=True)
+def _csv_rows(text: Iterable[str], schema: CollectionSchema, delimiter: str, place: list[str]) -> _Numbered:
+    """The rows; the line of the header goes into `place`."""
+    reader = csv.reader(text, strict=True, delimiter=delimiter)
     converters: Mapping[str, Convert] = {each.name: _converter(each.type) for each in schema.fields}
     header: list[str] = []
     try:
         for cells in reader:
             if not header:
-                header = [name.strip() for name in cells]
+                header, place[0] = [name.strip() for name in cells], f"line {reader.line_num}"
                 if twice := [name for name in header if header.count(name) > 1]:
                     raise InvalidRows(f"line {reader.line_num}: two columns are called {twice[0]!r}", column=twice[0])
             elif len(cells) == len(header):
@@ -151,7 +180,7 @@ def _row_of(before: int, row: int) -> str:
 
 def _converter(kind: str) -> Convert:
     if kind in INTEGER_TYPES:
-        return int
+        return _integer
     if kind in FLOAT_TYPES:
         return float
     return {"bool": _boolean, "timestamp": _time, "float_vector": json.loads}.get(kind, str)
@@ -162,6 +191,10 @@ def _converted(name: str, convert: Convert, text: str, line: int) -> object:
         return convert(text)
     except (ValueError, KeyError, RecursionError):
         raise InvalidRows(f"line {line}: column {name!r} cannot be {text[:50]!r}", column=name, row=line) from None
+
+
+def _integer(text: str) -> int:
+    return int(text.partition(".")[0] if _WHOLE.fullmatch(text) else text)
 
 
 def _boolean(text: str) -> bool:

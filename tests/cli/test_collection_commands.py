@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,7 +182,13 @@ def test_what_query_prints_insert_reads_from_stdin(command: Command, log: str, t
         ("a.jsonl", "[1]\n", "line 1: [1] is no object"),
         ("a.csv", 'id,place\n1,"[1, 2]"\nx,"[1, 2]"\n', "line 3: column 'id' cannot be 'x'"),
         ("a.csv", "id,place\n1\n", "line 2: 1 values under 2 columns"),
-        ("a.csv", 'id,place,shoe\n1,"[1, 2]",4\n', "no column 'shoe'"),
+        ("a.csv", '\nid,place,shoe\n1,"[1, 2]",4\n', "line 2: collection"),
+        ("a.jsonl", '{"id": 1, "place": [1, 2]}\n{"id": 2, "place": [1, 2], "shoe": 4}\n', "line 2: collection"),
+        ("a.jsonl", '{"id": 1, "place": [1, 2], "at": 5}\n', "line 1: column 'at' is not timestamp: int does not fit; give an ISO"),
+        ("a.jsonl", '{"id": 1, "place": [1, 2], "name": 5}\n', "does not fit; give a text; before it 0"),
+        ("a.jsonl", '{"id": 9007199254740993.0, "place": [1, 2]}\n', "line 1: column 'id'"),
+        ("a.jsonl.gz", "no gzip", "the file is no gzip"),
+        ("a.jsonl", '{"id": 1, "_op": "insert", "place": [1, 2]}\n', "line 1: rows of one insert"),
         ("a.csv", "id,name,name\n1,a,b\n", "line 1: two columns are called 'name'"),
         ("a.csv", f'id,place\n1,"{"[" * 100_000}"\n', "line 2: column 'place' cannot be"),
         ("a.jsonl", '{"id": 1, "place": ' + "[" * 100_000 + "\n", "line 1: no JSON"),
@@ -206,7 +214,81 @@ def test_a_signal_ends_an_insert_that_waits_for_its_input(log: str, things: str)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == INTERRUPTED
         assert process.stderr is not None
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == b"stopped; 0 rows were written\n"
+
+
+def test_a_signal_says_how_many_rows_were_written(command: Command, log: str, things: str):
+    program = [sys.executable, "-m", "tidewal", "insert", log, things, "-"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for number in range(10_000):  # one batch
+            process.stdin.write(json.dumps({"id": number, "place": [1, 2]}).encode() + b"\n")
+        process.stdin.flush()
+        end_s = time.monotonic() + 60
+        while command("query", log, things, "--count").out != "10000\n":
+            assert time.monotonic() < end_s
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == INTERRUPTED
+        assert process.stderr is not None
+        assert process.stderr.read().startswith(b"stopped; ")
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "between"),
+    [("a.tsv", (), "\t"), ("a.csv", ("--delimiter", ";"), ";"), ("a.csv.gz", ("--delimiter", r"\t"), "\t")],
+)
+def test_csv_may_have_another_delimiter_and_be_compressed(
+    command: Command, log: str, things: str, tmp_path: Path, name: str, delimiter: tuple[str, ...], between: str
+):
+    content = f'id{between}name{between}place\n1.0{between}a, b{between}"[1, 2]"\n'.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    ended = command("insert", log, things, tmp_path / name, *delimiter)
+    assert ended.status == 0, ended.err
+    assert [(row["id"], row["name"]) for row in rows_of(command, log, things)] == [(1, "a, b")]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";;"), ("a.jsonl", ";"), ("a.csv", '"')])
+def test_a_delimiter_that_cannot_be_is_refused(
+    command: Command, log: str, things: str, tmp_path: Path, name: str, delimiter: str
+):
+    (tmp_path / name).write_text("")
+    ended = command("insert", log, things, tmp_path / name, "--delimiter", delimiter)
+    assert (ended.status, "--delimiter is" in ended.err) == (2, True), ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'id,_op,place\n1,insert,"[1, 2]"\n2,upsert,"[1, 2]"\n1,delete,\n'),
+        (
+            "a.jsonl.gz",
+            '{"id": 1.0, "_op": "insert", "place": [1, 2]}\n{"id": 2, "_op": "upsert", "place": [1, 2]}\n'
+            '{"id": 1, "_op": "delete"}\n',
+        ),
+    ],
+)
+def test_changes_of_a_file_are_applied_in_their_order(
+    command: Command, log: str, things: str, tmp_path: Path, name: str, content: str
+):
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    ended = command("apply", log, things, tmp_path / name)
+    assert ended.out.startswith(f"3 changes applied to {things}, the last at ts "), ended.err
+    assert [row["id"] for row in rows_of(command, log, things)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"id": 1, "place": [1, 2]}\n', "each row must name its operation in a column _op"),
+        ('{"id": 1, "_op": "remove"}\n', "line 1: _op is 'remove'; known: insert, upsert, delete"),
+    ],
+)
+def test_a_change_without_a_known_operation_is_refused(
+    command: Command, log: str, things: str, tmp_path: Path, content: str, said: str
+):
+    (tmp_path / "a.jsonl").write_text(content)
+    ended = command("apply", log, things, tmp_path / "a.jsonl")
+    assert (ended.status, said in ended.err) == (2, True), ended.err
 
 
 def test_a_row_that_is_bad_in_a_later_batch_leaves_those_before(

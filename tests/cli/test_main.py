@@ -108,6 +108,7 @@ BEHIND_THE_LOG = {
     "describe": ["c"],
     "drop": ["c", "--yes"],
     "insert": ["c", "-"],
+    "apply": ["c", "-"],
     "delete": ["c", "--key", "1"],
     "query": ["c"],
     "search": ["c", "v", "[1]"],
