@@ -48,7 +48,7 @@ def list_collections(url: NodeUrl, as_json: JsonLines = False, prefix: Prefix = 
     if not found and not as_json:
         typer.echo("none")
         return
-    shown = found if as_json else [each | {"fields": ", ".join(map(_shown_field, each["fields"]))} for each in found]
+    shown = found if as_json else [each | {"fields": ", ".join(map(shown_field, each["fields"]))} for each in found]
     print_rows(LIST_COLUMNS, shown, as_json=as_json)
 
 
@@ -162,7 +162,7 @@ async def _described(client: Client, name: str) -> dict[str, Any]:
         return described | {"rows": None}
 
 
-def _shown_field(field: dict[str, Any]) -> str:
+def shown_field(field: dict[str, Any]) -> str:
     """A field as `create --field` takes it."""
     dim = f":{field['dim']}" if field["dim"] else ""
     return f"{field['name']}:{field['type']}{'?' if field['nullable'] else ''}{dim}"

@@ -13,13 +13,26 @@ import typer
 from ..runtime.errors import InvalidSchema
 from ..runtime.log.names import DEFAULT_PREFIX
 from ..runtime.rows.schema import FIELD_TYPES, CollectionSchema, Field, FieldType
-from .collections import described_schema
+from .collections import described_schema, shown_field
 from .connect import CollectionName, over_client
 from .logging_setup import logged
 from .open_log import NodeUrl, Prefix
 from .results import AsJson
 
 NONE: list[str] = []
+
+OTHER_NAMES: dict[str, FieldType] = {
+    **dict.fromkeys(("string", "str", "text", "char", "utf8"), "varchar"),
+    **dict.fromkeys(("date", "datetime", "timestamptz", "time"), "timestamp"),
+    **dict.fromkeys(("integer", "int", "long", "bigint"), "int64"),
+    **dict.fromkeys(("smallint", "short"), "int16"),
+    **dict.fromkeys(("tinyint", "byte"), "int8"),
+    **dict.fromkeys(("real", "float32"), "float"),
+    **dict.fromkeys(("float64", "number", "numeric", "decimal"), "double"),
+    **dict.fromkeys(("vector", "floatvector", "embedding"), "float_vector"),
+    "boolean": "bool",
+}
+"""What databases and languages call the types."""
 
 
 @logged
@@ -50,7 +63,7 @@ def create(
     if as_json:
         typer.echo(json.dumps(described))
         return
-    fields = ", ".join(f"{each['name']} {each['type']}" for each in described["fields"])
+    fields = ", ".join(map(shown_field, described["fields"]))
     typer.echo(f"{made.name} is there: {described['shards']} shards, key {made.schema.primary_key}, {fields}")
 
 
@@ -77,8 +90,9 @@ def _field(text: str) -> Field:
 
 def _checked(name: str, kind: str, nullable: bool, dim: int | None) -> Field:
     if kind not in FIELD_TYPES:
-        near = get_close_matches(kind, sorted(FIELD_TYPES), n=1, cutoff=0.0)
-        raise InvalidSchema(f"field {name!r} has unknown type {kind!r}; the nearest known one is {near[0]!r}")
+        near = OTHER_NAMES.get(kind.lower()) or (get_close_matches(kind, sorted(FIELD_TYPES), n=1) or [""])[0]
+        hint = f"the nearest known one is {near!r}" if near else f"known are {', '.join(sorted(FIELD_TYPES))}"
+        raise InvalidSchema(f"field {name!r} has unknown type {kind!r}; {hint}")
     return Field(name, cast(FieldType, kind), nullable, dim)
 
 

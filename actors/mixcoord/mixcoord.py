@@ -41,6 +41,7 @@ from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams, RegisterParams, RenewParams
+from .schema_differences import differences
 
 CUT_INTERVAL_S = 0.5
 CUT_AGAIN_MS = 24 * 3600 * 1000  # of a collection that is idle: cuts are kept for two weeks, its rows perhaps longer
@@ -118,11 +119,8 @@ class MixCoord(Role):
             if existing is not None and existing.state == DROPPING:
                 await self._finish_drop(existing)
                 existing = None
-            if existing is not None and (existing.schema != schema or existing.shards != shards):
-                raise CollectionExists(
-                    f"collection {schema.name} exists, with another schema or number of shards",
-                    collection=schema.name,
-                )
+            if existing is not None and (other := differences(existing, schema, shards)):
+                raise CollectionExists(f"collection {schema.name} exists: {other}", collection=schema.name)
             if existing is not None and existing.state == READY:
                 return {"collection": existing.to_wire(), "created": False}
             collection = existing or await self._add(schema, shards)

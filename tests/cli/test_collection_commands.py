@@ -67,8 +67,16 @@ def test_a_collection_is_created_once_and_found_again(command: Command, log: str
     assert (told["collection"], told["primary_key"], told["shards"]) == (things, "id", 2)
     assert told["fields"][1] == {"name": "name", "type": "varchar", "nullable": True, "dim": None}
     assert told["fields"][4] == {"name": "place", "type": "float_vector", "nullable": False, "dim": 2}
-    ended = command("create", log, things, "--field", "id:int64", "--primary-key", "id")
+    ended = command("create", log, things, *FIELDS, *VECTOR, "--primary-key", "id")
+    assert ended.out.endswith("id:int64, name:varchar?, at:timestamp?, good:bool?, place:float_vector:2\n")
+    other = ("--field", "id:int64", "--field", "name:varchar", "--field", "size:int32", "--primary-key", "id")
+    ended = command("create", log, things, *other)
     assert (ended.status, "CollectionExists" in ended.err) == (2, True)
+    assert "it has name:varchar?, not name:varchar" in ended.err
+    assert "it has no size:int32" in ended.err
+    assert "it has at:timestamp?, good:bool?, place:float_vector:2 besides" in ended.err
+    ended = command("create", log, things, *FIELDS, *VECTOR, "--primary-key", "id", "--shards", "3")
+    assert "2 shards, not 3" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,12 @@ def test_a_file_has_the_fields(command: Command, log: str, tmp_path: Path, suffi
         ((), "--field name:type"),
         (("--field", "id:int64"), "--primary-key"),
         (("--field", "id", "--primary-key", "id"), "write name:type"),
-        (("--field", "id:in64", "--primary-key", "id"), "'int64'"),
+        (("--field", "id:in64", "--primary-key", "id"), "the nearest known one is 'int64'"),
+        (("--field", "id:string", "--primary-key", "id"), "the nearest known one is 'varchar'"),
+        (("--field", "id:DateTime", "--primary-key", "id"), "the nearest known one is 'timestamp'"),
+        (("--field", "id:int", "--primary-key", "id"), "the nearest known one is 'int64'"),
+        (("--field", "id:boolean", "--primary-key", "id"), "the nearest known one is 'bool'"),
+        (("--field", "id:xyz", "--primary-key", "id"), "known are bool, double, float, float_vector, int16"),
         (("--field", "v:float_vector:two", "--primary-key", "v"), "'two'"),
         (("--schema", __file__), "test_collection_commands.py"),
     ],
@@ -184,7 +197,11 @@ def test_what_query_prints_insert_reads_from_stdin(command: Command, log: str, t
         ("a.csv", "id,place\n1\n", "line 2: 1 values under 2 columns"),
         ("a.csv", '\nid,place,shoe\n1,"[1, 2]",4\n', "line 2: collection"),
         ("a.jsonl", '{"id": 1, "place": [1, 2]}\n{"id": 2, "place": [1, 2], "shoe": 4}\n', "line 2: collection"),
-        ("a.jsonl", '{"id": 1, "place": [1, 2], "at": 5}\n', "line 1: column 'at' is not timestamp: int does not fit; give an ISO"),
+        (
+            "a.jsonl",
+            '{"id": 1, "place": [1, 2], "at": 5}\n',
+            "line 1: column 'at' is not timestamp: int does not fit; give an ISO",
+        ),
         ("a.jsonl", '{"id": 1, "place": [1, 2], "name": 5}\n', "does not fit; give a text; before it 0"),
         ("a.jsonl", '{"id": 9007199254740993.0, "place": [1, 2]}\n', "line 1: column 'id'"),
         ("a.jsonl.gz", "no gzip", "the file is no gzip"),
