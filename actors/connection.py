@@ -14,6 +14,7 @@ from ..runtime.config.settings import Settings
 from ..runtime.errors import DeadlineExceeded, TidewalError, Unavailable
 from ..runtime.log.opening import open_wal
 from ..runtime.log.redaction import shown_url
+from ..runtime.log.start_command import LOG_FOLDER, start_command
 from ..runtime.log.wal import Wal
 from .client import Client
 
@@ -107,12 +108,12 @@ async def _abandon(opening: asyncio.Task[Wal]) -> None:
 
 
 def _start_command(where: str) -> str:
-    """The command that starts a node where `connect(where)` finds it: `--wal` for a URL, and for the directory of a log
-    that is no node's; else `--data`, which puts log and tables where a later node looks for them."""
+    """The command that starts a node where `connect(where)` finds it: as `start_command` for a URL, `--wal` for the
+    directory of a log that is no node's, else `--data`, which puts log and tables where a later node looks for them."""
     url, path = url_of(where), Path(where)
     if url == where:
-        return f"tidewal run --wal {shown_url(url)}"
-    if path.name == "log":
+        return start_command(url)
+    if path.name == LOG_FOLDER:
         return f"tidewal run --data {path.parent}"
     is_other_log = path.is_dir() and any(path.iterdir()) and not (path / "tables").exists()
     if is_other_log and not (path / "log").exists():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote, urlsplit
 
 import typer
 
 from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
 from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
+
+_log = logging.getLogger("tidewal.cli")
 
 DEFAULT_DATA = Path("tidewal-data")
 
@@ -48,6 +52,8 @@ def run(
 
         configure(log.level, log.format, node=node_name())
         url = await log_url(home, settings, embedded=embedded)
+        if data is None:
+            _warn_of_other_tables(url, home)
         async with standalone(home, wal=url, settings=settings) as node:
             where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
@@ -61,6 +67,19 @@ def run(
     except Interrupted:
         if not as_json:
             typer.echo("drained")
+
+
+def _warn_of_other_tables(url: str, home: Path) -> None:
+    """Warn where the log at `url` lies in the directory of a node, whose tables are not those of `home`."""
+    parts = urlsplit(url)
+    directory = Path(unquote(parts.path)).parent
+    if not parts.netloc and (directory / "tables").is_dir() and directory != home.absolute():
+        _log.warning(
+            "%s has tables beside this log, and this node keeps its tables in %s: with --data %s it goes on with those",
+            directory,
+            home.absolute() / "tables",
+            directory,
+        )
 
 
 def _print_addresses(where: dict[str, str], as_json: bool) -> None:

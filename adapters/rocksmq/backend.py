@@ -11,6 +11,7 @@ from ...runtime.errors import ConfigError, Unavailable
 from ...runtime.log.backend import Check, Inspection, WalBackend
 from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.redaction import shown_url, split_url
+from ...runtime.log.start_command import start_command
 from ...runtime.log.wal import Capabilities, Wal
 from .address import Address
 from .log_directory import local_directory
@@ -133,10 +134,8 @@ class RocksMQBackend(WalBackend):
 
     def advice(self, url: str) -> str:
         directory = Address.parse(url).directory
-        whom = f"{self.name}://{directory}" if directory else "its URL"
-        return (
-            f"A RocksMQ is read and written through the process that has it open: start one (tidewal run --wal {whom})"
-        )
+        command = start_command(f"{self.name}://{quote(directory)}") if directory else "tidewal run --wal its URL"
+        return f"A RocksMQ is read and written through the process that has it open: start one ({command})"
 
 
 BACKEND = RocksMQBackend()

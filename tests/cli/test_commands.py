@@ -235,6 +235,12 @@ def test_metrics_are_where_run_says(start: Callable[..., subprocess.Popen[str]],
         assert b"tidewal_" in answer.read()
 
 
+def test_run_warns_where_the_tables_of_its_log_are_not_its_own(start: Callable[..., Any], tmp_path: Path):
+    (tmp_path / "data" / "tables").mkdir(parents=True)
+    process = start("run", "--wal", f"rocksmq://{tmp_path}/data/log")
+    assert f"{tmp_path}/data has tables beside this log" in process.stdout.readline()
+
+
 @pytest.fixture
 def free_port() -> int:
     import socket

@@ -27,7 +27,7 @@ def closed_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_an_owner_it_says_whom_to_start_and_becomes_none(tmp_path: Path) -> None:
     url = f"rocksmq://{tmp_path / 'log'}"
     for _ in range(2):  # a failure is not remembered
-        with pytest.raises(Unavailable, match=rf"start one \(tidewal run --wal {url}\), or check option wal"):
+        with pytest.raises(Unavailable, match=rf"start one \(tidewal run --data {tmp_path}\), or check option wal"):
             worker_log(url)
     assert not (tmp_path / "log").exists()
 
