@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..runtime.config.described import canonical_key, described_settings, shown_value
-from .logging_setup import LogFormatOption, LogLevelOption
+from .logging_setup import LogFormatArgument, LogLevelArgument
 from .results import AsJson, print_rows
 from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
 
@@ -21,15 +21,16 @@ def show(
     file: ConfigFile = None,
     wal: WalOption = "",
     metrics_port: MetricsPort = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: LogLevelArgument = None,
+    log_format: LogFormatArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Show those at their defaults, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show each setting that is not at its default: its value, and the file, environment variable or option that
     gives it.
 
-    The other options are those of `tidewal run`: this shows what it would run with. Secrets are hidden.
+    The other options are those of `tidewal run` that are settings (--data is none): this shows what it would run with.
+    Secrets are hidden.
     """
     settings = described_settings(file, arguments=setting_arguments(wal, metrics_port, log_level, log_format))
     found = [each for each in settings if everything or each.value != each.default]
@@ -48,8 +49,8 @@ def explain(
     file: ConfigFile = None,
     wal: WalOption = "",
     metrics_port: MetricsPort = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: LogLevelArgument = None,
+    log_format: LogFormatArgument = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one setting: its value, where that comes from, its default, its type, and what it does."""

@@ -61,26 +61,23 @@ LEVELS = {
 }
 """The levels of Python for those of `log.level`."""
 
-LogLevelOption = Annotated[
-    LogLevel | None,
-    typer.Option(
-        "--log-level",
-        case_sensitive=False,
-        envvar="TIDEWAL__LOG__LEVEL",
-        show_envvar=False,
-        help="Write log lines of this level and above to stderr; of libraries warnings and above.",
-    ),
-]
-LogFormatOption = Annotated[
-    LogFormat | None,
-    typer.Option(
-        "--log-format",
-        case_sensitive=False,
-        envvar="TIDEWAL__LOG__FORMAT",
-        show_envvar=False,
-        help="How log lines are written: for people, or one JSON object each.",
-    ),
-]
+
+def _level_option(variable: str | None) -> Any:
+    meaning = "Write log lines of this level and above to stderr; of libraries warnings and above."
+    return typer.Option("--log-level", case_sensitive=False, envvar=variable, show_envvar=False, help=meaning)
+
+
+def _format_option(variable: str | None) -> Any:
+    meaning = "How log lines are written: for people, or one JSON object each."
+    return typer.Option("--log-format", case_sensitive=False, envvar=variable, show_envvar=False, help=meaning)
+
+
+LogLevelOption = Annotated[LogLevel | None, _level_option("TIDEWAL__LOG__LEVEL")]
+LogFormatOption = Annotated[LogFormat | None, _format_option("TIDEWAL__LOG__FORMAT")]
+
+# of commands that show where a setting comes from: the environment is a source of its own there
+LogLevelArgument = Annotated[LogLevel | None, _level_option(None)]
+LogFormatArgument = Annotated[LogFormat | None, _format_option(None)]
 
 
 def configure(level: str, form: str, *, node: str = "") -> None:

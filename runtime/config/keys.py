@@ -34,12 +34,23 @@ def _leaves(model: type[BaseModel], prefix: str = "", above: tuple[str, ...] = (
             yield Leaf(f"{key}.*" if isinstance(field.default, dict) else key, attributes, field)
 
 
+def _letters(name: str) -> str:
+    return name.lower().replace(".", "").replace("_", "")
+
+
 LEAVES = tuple(_leaves(Settings))
 
 FREE_SECTIONS = tuple(leaf.key.removesuffix("*") for leaf in LEAVES if leaf.key.endswith("*"))
 """The beginnings of keys of which each end is taken and handed through as it is."""
 
 _BY_LOWER_CASE = {leaf.key.lower(): leaf.key for leaf in LEAVES if not leaf.key.endswith("*")}
+
+_BY_LETTERS = {_letters(key): key for key in _BY_LOWER_CASE.values()}
+
+
+def canonical_by_letters(name: str) -> str | None:
+    """The setting whose key has the letters of `name`, whatever separates them; None where there is none."""
+    return _BY_LETTERS.get(_letters(name))
 
 
 def free_section(key: str) -> str | None:

@@ -23,7 +23,7 @@ from ..log.opening import backend_name, url_forms
 from ..log.redaction import shown_url, split_url
 from ..metrics.metrics import Metrics
 from .defaults import DEFAULT_LOGS
-from .keys import LEAVES, canonical, free_section, is_ignored, unknown_key
+from .keys import LEAVES, canonical, canonical_by_letters, free_section, is_ignored, unknown_key
 from .section import BackendSettings
 from .settings import BACKEND_SECTIONS, Settings
 
@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "TIDEWAL__"
+_NEAR_PREFIX = "TIDEWAL_"  # of variables that are no settings, and of settings with too few underscores
 
 _log = logging.getLogger("tidewal.config")
 
@@ -226,6 +227,9 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[GivenValue]:
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = name[len(ENVIRONMENT_PREFIX) :].replace("__", ".")
             yield GivenValue(key, environment[name], f"environment variable {name}")
+        elif name.upper().startswith(_NEAR_PREFIX) and (key := canonical_by_letters(name[len(_NEAR_PREFIX) :])):
+            right = ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
+            _log.warning("the environment variable %s is ignored: the setting %s is %s", name, key, right)
 
 
 def _flatten(tree: Mapping[object, object] | Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

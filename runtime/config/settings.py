@@ -189,7 +189,7 @@ class LoggingSettings(SettingsSection):
     )
     format: Literal["text", "json"] = Field(default="text", description="for people, or one JSON object a line")
 
-    @field_validator("level", mode="before")
+    @field_validator("level", "format", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value

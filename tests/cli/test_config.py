@@ -58,6 +58,23 @@ def test_explain_says_all_of_one(command: Command, file: Path):
     assert f"from     {file}\n" in text
 
 
+def test_where_log_settings_come_from_is_told_as_it_is(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def sources(*options: str) -> dict[str, str]:
+        shown = json.loads(command("config", "show", "--config", path, *options, "--json").out)
+        return {each["key"]: each["source"] for each in shown}
+
+    path = tmp_path / "node.yaml"
+    path.write_text("log: {level: debug}")
+    monkeypatch.setenv("TIDEWAL__LOG__FORMAT", "JSON")
+    variable = "environment variable TIDEWAL__LOG__FORMAT"
+    assert sources() == {"log.level": str(path), "log.format": variable}
+    assert sources("--log-level", "warn") == {"log.level": "arguments", "log.format": variable}
+    monkeypatch.setenv("TIDEWAL__LOG__LEVEL", "error")
+    assert sources()["log.level"] == "environment variable TIDEWAL__LOG__LEVEL"
+
+
 def test_a_path_is_taken_as_the_log(command: Command, tmp_path: Path):
     [wal] = json.loads(command("config", "show", "--wal", tmp_path, "--json").out)
     assert wal["value"] == f"rocksmq://{tmp_path}"

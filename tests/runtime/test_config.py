@@ -134,6 +134,16 @@ def test_the_process_environment_is_the_default(monkeypatch):
     assert load_settings().metrics.port == 9091
 
 
+def test_a_variable_with_too_few_underscores_is_ignored_with_a_warning_that_names_the_right_one(caplog):
+    names = ("TIDEWAL_METRICS_PORT", "TIDEWAL_ROCKSMQ__SEGMENTSIZEINMB", "TIDEWAL_TEST_KAFKA", "TIDEWAL_METRIC_PORT")
+    assert load_settings(environment=dict.fromkeys(names, "1")) == load_settings(environment={})
+    assert [record.getMessage() for record in caplog.records] == [
+        "the environment variable TIDEWAL_METRICS_PORT is ignored: the setting metrics.port is TIDEWAL__METRICS__PORT",
+        "the environment variable TIDEWAL_ROCKSMQ__SEGMENTSIZEINMB is ignored: the setting rocksmq.segmentSizeInMB is "
+        "TIDEWAL__ROCKSMQ__SEGMENTSIZEINMB",
+    ]
+
+
 def test_null_means_not_given(tmp_path):
     file = tmp_path / "tidewal.yaml"
     file.write_text("kafka:\n  brokerList:\npulsar:\n")
