@@ -25,6 +25,7 @@ _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISD
 
 # delta-rs passes on the error number of the operating system only inside its messages, in two forms.
 _number = re.compile(r"(?:os error |Os \{ code: )(\d+)")
+_colour = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @contextmanager
@@ -45,20 +46,28 @@ def storage_errors(path: object) -> Generator[None]:
 
 
 def _translated(error: Exception, path: object) -> TidewalError:
-    number = _number_of(error)
+    number, why = _number_of(error), _in_one_line(str(error))
     if number in _FULL:
-        return DiskFull(f"no space for {path}: {error}", path=str(path))
+        return DiskFull(f"no space for {path}: {why}", path=str(path))
     if number in _UNWRITABLE:
-        return DirectoryUnwritable(f"{path} cannot be written: {error}", path=str(path))
+        return DirectoryUnwritable(f"{path} cannot be written: {why}", path=str(path))
     if isinstance(error, DeltaProtocolError):
-        return FormatTooNew(f"{path} needs a newer Delta protocol: {error}", path=str(path))
+        return FormatTooNew(f"{path} needs a newer Delta protocol: {why}", path=str(path))
     if isinstance(error, SchemaMismatchError):
-        return InvalidSchema(f"Delta cannot hold these columns: {error}", path=str(path))
+        return InvalidSchema(f"Delta cannot hold these columns: {why}", path=str(path))
     missing = number == errno.ENOENT or isinstance(error, FileNotFoundError | TableNotFoundError)
     # an OSError without a number is not the operating system's: Arrow's readers raise it for damaged pages
     if missing or number is None:
-        return CorruptLog(f"the table {path} cannot be read: {error}", path=str(path))
-    return Unavailable(f"{path}: {error}", path=str(path))
+        return CorruptLog(f"the table {path} cannot be read: {why}", path=str(path))
+    return Unavailable(f"{path}: {why}", path=str(path))
+
+
+def _in_one_line(text: str) -> str:
+    """What delta-rs says, without colours and the backtrace behind it: the first line, and those that it marks with an
+    arrow, which are its causes."""
+    first, *others = _colour.sub("", text).strip().splitlines() or [""]
+    causes = [line.strip().removeprefix("↳").strip() for line in others if line.strip().startswith("↳")]
+    return ": ".join([first.strip(), *causes])
 
 
 def _number_of(error: Exception) -> int | None:
