@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -16,6 +18,9 @@ from .redaction import shown_url, split_url
 from .wal import Wal
 
 ENTRY_POINTS = "tidewal.wal"
+SILENT_S = 1.0  # of brokers that are asked to answer, until the log says that they are waited for
+
+_log = logging.getLogger("tidewal.opening")
 
 
 @checked
@@ -29,7 +34,7 @@ async def open_wal(url: str, *, read_only: bool = False, **options: Any) -> Wal:
     owns its directory, this raises `Unavailable`."""
     entry = _entry_point(url)
     backend = _opening(_load(entry), url)
-    with _missing_package(entry):
+    with _missing_package(entry), _waiting_told(backend, url):
         if read_only:
             return ReadOnlyWal(await backend.open(url, read_only=True, **options))
         return await backend.open(url, **options)
@@ -86,6 +91,20 @@ def _unknown(url: str, *, announced: bool = False) -> ConfigError:
     forms = ", ".join(backend.url_form for backend in installed_backends() if backend.schemes)
     missing = f"{split_url(url).scheme}:// is not there yet" if announced else f"no adapter for {shown_url(url)!r}"
     return ConfigError(f"{missing}; known are {forms}: set wal to one of these, or mq.type", key="wal")
+
+
+@contextmanager
+def _waiting_told(backend: WalBackend, url: str) -> Generator[None]:
+    """Say in the log where brokers do not answer at once: they are given several seconds, in which a program would seem
+    to hang."""
+    loop = asyncio.get_running_loop()
+    where = split_url(shown_url(url)).netloc.rpartition("@")[2]  # without credentials
+    timer = loop.call_later(SILENT_S, _log.warning, "waiting for %s to answer", where) if backend.needs_host else None
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tidewal.runtime.log.opening import find_backend, installed_backends, open_w
 from tidewal.runtime.streams.factory import PACK_BYTES, Factory
 from tidewal.runtime.streams.stream import MsgStream
 from tidewal.runtime.streams.tt_stream import TtMsgStream
+from tidewal.runtime.testing.clock import VirtualClock, VirtualLoop
 from tidewal.runtime.testing.memory import MemoryWal
 
 ADAPTER = """
@@ -30,6 +32,22 @@ class ThirdBackend(WalBackend):
         return url, options
 
 BACKEND = ThirdBackend()
+"""
+
+SLOW_ADAPTER = """
+import asyncio
+from tidewal.runtime.log.backend import WalBackend
+
+class SlowBackend(WalBackend):
+    name = "slow"
+    schemes = ("slow",)
+    url_form = "slow://HOST:PORT/SECONDS"
+    needs_host = True
+
+    async def open(self, url, **options):
+        await asyncio.sleep(float(url.rpartition("/")[2]))
+
+BACKEND = SlowBackend()
 """
 
 
@@ -55,6 +73,15 @@ async def test_a_url_opens_its_backend():
     assert isinstance(wal, MemoryWal)
     assert wal.name == "memory"
     await wal.close()
+
+
+def test_brokers_that_do_not_answer_at_once_are_named_once(install, caplog):
+    install("slow", SLOW_ADAPTER)
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(VirtualClock())) as runner:
+        runner.run(open_wal("slow://me:hunter2@broker:9092,other:9092/0.5"))
+        assert not caplog.records
+        runner.run(open_wal("slow://me:hunt/er2@broker:9092,other:9092/8"))
+    assert [record.getMessage() for record in caplog.records] == ["waiting for broker:9092,other:9092 to answer"]
 
 
 @pytest.mark.parametrize("url", ["carrier-pigeon://loft", "", "/a/path", "nonsense"])
