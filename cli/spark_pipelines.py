@@ -141,7 +141,9 @@ def _run(spark: SparkSession, writer: DataStreamWriter, running: Running) -> Non
             query = writer.start()
             try:
                 until_ended(query)
-            finally:
+            except typer.Exit:  # it was told to stop; one that fails has no totals
                 report.sum_up(LAST_PROGRESS_WITHIN_S)
+                raise
+            report.sum_up(LAST_PROGRESS_WITHIN_S)
     finally:
         spark.streams.removeListener(report)

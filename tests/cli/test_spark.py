@@ -7,18 +7,21 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 from urllib.request import urlopen
 
 import pytest
+import typer
 
 pytest.importorskip("pyspark")
 
 from tests.brokers.processes import free_ports
 from tests.commands import tracebacks
 from tidewal.actors.standalone import standalone
-from tidewal.cli import spark_running
+from tidewal.cli import spark_pipelines, spark_running
 from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.spark_bridge.helpers import spark_session
@@ -69,6 +72,25 @@ def test_what_is_missing_is_named(command: Callable[..., Any], monkeypatch: pyte
     assert "Java is missing: install a JDK 17" in command("spark", "count", log, "things").err
     monkeypatch.setattr(spark_session, "find_spec", lambda _: None)
     assert "PySpark is missing: pip install 'tidewal[spark]'" in command("spark", "count", log, "things").err
+
+
+@pytest.mark.parametrize(
+    ("ends", "printed"),
+    [(RuntimeError("no"), ""), (typer.Exit(130), "0 rows in 0 micro-batches\n"), (None, "0 rows in 0 micro-batches\n")],
+)
+def test_a_pipeline_that_fails_prints_no_totals(
+    ends: Exception | None, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query, spark = Mock(), Mock()
+    query.awaitTermination.side_effect = ends
+    query.awaitTermination.return_value = True
+    writer = Mock()
+    writer.trigger.return_value.start.return_value = query
+    monkeypatch.setattr(spark_pipelines, "LAST_PROGRESS_WITHIN_S", 0.0)
+    with pytest.raises(type(ends)) if ends else nullcontext():
+        spark_pipelines._run(spark, writer, spark_pipelines.Running(once=True, every="", metrics_port=0, as_json=False))
+    assert capsys.readouterr().out == printed
+    spark.streams.removeListener.assert_called_once()
 
 
 # ---- with it ---------------------------------------------------------------------------------------------------------
