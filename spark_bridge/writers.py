@@ -201,9 +201,10 @@ def _retrying_log(options: SinkOptions) -> tuple[WorkerLog, float]:
 def _collection(log: BlockingReader, options: SinkOptions, schema: StructType) -> Collection:
     try:
         return CatalogView(log, options.wal, options.prefix).collection(options.collection)
-    except CollectionNotFound:
+    except CollectionNotFound as error:
         if not options.primary_key:
-            raise
+            hint = "(option primaryKey, the name of a column, has it created)"
+            raise CollectionNotFound(f"{error.message} {hint}", **error.fields) from None
     wanted = schema_for(schema, options.collection, options.primary_key)
     node = worker_log(options.wal)
     return node.run(_create(node, wanted, options))

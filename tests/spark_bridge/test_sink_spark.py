@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_told_in_words(spark: Any, node: Node, tmp_path: Pa
         frame.write.format("tidewal").mode(mode).options(**{"wal": node.url, "collection": "flights", **options}).save()
 
     for wrong, options, text in [
-        (frame, {"collection": "trains"}, "no collection 'trains' .*there are: copy, flights"),
+        (frame, {"collection": "trains"}, "no collection 'trains' .*there are: copy, flights.*primaryKey"),
         (frame, {"wal": f"rocksmq://{tmp_path}/nowhere"}, r"start one \(tidewal run"),
         (frame, {"operations": "delete"}, "unknown option 'operations' of a write; did you mean"),
         (frame.drop("place"), {}, "column 'place' is missing: it cannot be null in collection 'flights'"),

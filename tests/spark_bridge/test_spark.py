@@ -218,8 +218,9 @@ def test_mistakes_are_told_in_words(spark, story: Story, options, collect, tmp_p
         ({"wal": f"rocksmq://{tmp_path}/nowhere"}, r"start one \(tidewal run --wal rocksmq://.*/nowhere\)"),
         ({"startingOffset": "earliest"}, r"unknown option 'startingoffset'; did you mean"),
     ]:
-        with pytest.raises(PySparkException, match=text):
+        with pytest.raises(PySparkException, match=text) as raised:
             spark.read.format("tidewal").options(**(options | change)).load().collect()
+        assert str(raised.value).count('File "') == 1, "the sentence is not buried below calls and causes"
     with pytest.raises(PySparkException, match="the time of a cut or JSON, not 'tomorrow'"):
         spark.read.format("tidewal").options(**options).option("endingOffsets", "tomorrow").load().collect()
     stream = spark.readStream.format("tidewal").options(**options)
