@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from difflib import get_close_matches
 from functools import wraps
 from itertools import islice
@@ -30,7 +30,7 @@ C = TypeVar("C", bound=type)
 SHOWN = 60  # characters of a wrong value in the message
 
 _TEXTS = (str, bytes, bytearray, memoryview)
-_PLAIN = (*_TEXTS, bool, int, float, complex, list, tuple, dict, set, frozenset, NoneType)
+_PLAIN = (*_TEXTS, bool, int, float, complex, list, tuple, dict, set, frozenset, date, timedelta, NoneType)
 
 
 class Kind(NamedTuple):
@@ -122,6 +122,8 @@ class _Tests:
         meant = f"; did you mean {near[0]!r}?" if near else ""
         if isinstance(value, datetime) and int in kind.exact:
             meant = "; tidewal.to_timestamp makes a timestamp of a datetime"
+        if isinstance(value, datetime) and "FromTime" in kind.words:
+            meant = "; FromTime.at makes a start of a datetime"
         return self._error(f"{name} of {self._name} must be {kind.words}, not {_shown(value)}{meant}", argument=name)
 
 

@@ -203,6 +203,8 @@ async def test_the_page_of_collections_names_the_error_for_an_argument_of_a_wron
         (lambda wal: wal.append_many([("ch", b"")]), "a list of Append"),
         (lambda wal: wal.join("g", "ch"), "channels of join must be a list of texts, not 'ch'"),
         (lambda wal: wal.seek_group("g", "ch", "latest"), "start of seek_group"),
+        (lambda wal: wal.read("ch", datetime.now(UTC)), "start of read .* FromTime.at makes a start of a datetime"),
+        (lambda wal: produced(wal, tidewal.Record(tidewal.RecordType.ROWS, key="front")), "key of Record"),
         (lambda wal: tidewal.MsgStream(wal, tidewal.HybridClock()).as_consumer("ch"), "channels of as_consumer"),
         (lambda wal: tidewal.MsgStream(wal, tidewal.HybridClock()).as_consumer(["ch"], "earliest"), "start"),
         (lambda wal: tidewal.MsgStream(wal, tidewal.HybridClock()).seek(tidewal.FromTime(1)), "positions of seek"),
@@ -225,6 +227,13 @@ async def test_what_users_get_wrong_with_logs_and_streams(call: Callable[[Any], 
 
 
 RECORD = tidewal.Record(tidewal.RecordType.ROWS)
+
+
+def produced(wal: Any, message: tidewal.Record) -> Any:
+    """A call that produces the message."""
+    stream = tidewal.MsgStream(wal, tidewal.HybridClock())
+    stream.as_producer(["ch"])
+    return stream.produce([message])
 
 
 def test_a_field_of_a_wrong_type_names_the_nearest():

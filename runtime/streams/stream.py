@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import xxhash
 from prometheus_client import Counter
 
-from ..arguments import checked
+from ..arguments import check_values, checked
 from ..clock import HybridClock
 from ..errors import Closed, InvalidRequest
 from ..log.record import Record, stamp
@@ -23,8 +23,14 @@ Repack = Callable[[Sequence[Record], Sequence[str]], Sequence[tuple[str, Record]
 
 
 def by_key(messages: Sequence[Record], channels: Sequence[str]) -> list[tuple[str, Record]]:
-    """Route each message by the hash of its key modulo the number of channels: the default repack function."""
-    return [(channels[xxhash.xxh3_64_intdigest(message.key) % len(channels)], message) for message in messages]
+    """Route each message by the hash of its key modulo the number of channels: the default repack function. Raises
+    `InvalidRequest` for a key that is no bytes."""
+    try:
+        return [(channels[xxhash.xxh3_64_intdigest(message.key) % len(channels)], message) for message in messages]
+    except TypeError:
+        for message in messages:
+            check_values(Record, message)
+        raise
 
 
 class MsgStream(StreamBase[BufferedChannel]):
