@@ -42,7 +42,7 @@ async def opened(url: str, *, read_only: bool = True) -> AsyncGenerator[Wal]:
     Raises `ConfigError` and `Unavailable` where there is no log, and `Unavailable` when the owner has gone and no other
     one comes. Unless `read_only`, a log of brokers that is not there is created."""
     if await find_backend(url).abandoned(url):  # it cannot be read in another way
-        owned = await open_wal(url)
+        owned = await open_wal(url, **wal_options(load_settings(), url))
         wal = ReadOnlyWal(owned) if read_only else owned
     else:
         wal = await open_wal(url, read_only=read_only, own=False, **wal_options(load_settings(), url))

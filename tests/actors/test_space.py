@@ -76,7 +76,9 @@ async def test_a_node_whose_log_refuses_appends_says_so_and_what_to_do(tmp_path,
         assert not health.ok
         assert status is not None
         for told in (health.details["refused"], status["refused"], caplog.text):
-            assert "the limit rocksmq.freeSpaceInMB; free space on its disk, or lower the retention" in told
+            assert (
+                "the limit (rocksmq.freeSpaceInMB) of the process that has the log open; free space on its disk" in told
+            )
         disk.free = None
         log.check_space()
         assert node.health().ok

@@ -39,7 +39,7 @@ class Admission:
         if free_bytes < self._free_space_bytes:
             pressure = (
                 f"less than {self._free_space_bytes} bytes are free for {self._path}, the limit"
-                f" rocksmq.freeSpaceInMB; {MAKE_SPACE}",
+                f" (rocksmq.freeSpaceInMB) of the process that has the log open; {MAKE_SPACE}",
                 "free_space_bytes",
             )
         elif short is not None and short.errno in (errno.ENOSPC, errno.EDQUOT):
