@@ -15,7 +15,9 @@ from ..adapters.rocksmq.journal.losses import ACCEPT
 from ..adapters.rocksmq.log_directory import found_directory, named_directory
 from ..runtime.clock import SystemClock
 from .results import AsJson
+from .stored_catalog import damaged_catalogs
 
+REINSERT = "docs/how-to/back-up.md says how to create it anew and insert its rows again"
 DAMAGED = 1  # exit status: something is damaged, and no copy was asked for
 
 
@@ -37,8 +39,10 @@ def salvage(
     is lost first. Exits with 1 when something is damaged and NEW is not given.
     """
     target = None if new is None else named_directory(new)
-    report = copy_readable(found_directory(where), target, wall_ms=SystemClock().wall_ms(), accept=accept)
+    directory = found_directory(where)
+    report = copy_readable(directory, target, wall_ms=SystemClock().wall_ms(), accept=accept)
     fields = _fields(report, target)
+    fields["catalogs"] = [asdict(each) for each in damaged_catalogs(directory, report.table)]
     typer.echo(json.dumps(fields, indent=2) if as_json else _text(fields))
     if report.damages and target is None:
         raise typer.Exit(DAMAGED)
@@ -65,6 +69,7 @@ def _text(fields: dict[str, Any]) -> str:
         lines.append(f"{damage['path']}  {damage['offset']} to {damage['end']}: {damage['what']}{frames}")
     lines += loss_lines(fields["losses"])
     lines += [f"{name}: a channel whose own name is lost" for name in fields["unnamed"]]
+    lines += [line for catalog in fields["catalogs"] for line in _catalog_lines(catalog)]
     if not fields["damages"]:
         lines.append("nothing is damaged")
     if fields["stops_readers"]:
@@ -78,3 +83,17 @@ def _text(fields: dict[str, Any]) -> str:
     else:
         lines.append(f"copied to {fields['copied_to']}: {whole}, {fields['copied_bytes']:,} bytes")
     return "\n".join(lines)
+
+
+def _catalog_lines(catalog: dict[str, Any]) -> list[str]:
+    """What it means that records of the catalog are lost."""
+    kept = ", ".join(catalog["collections"]) or "none"
+    lines = [
+        f"{catalog['channel']} is the catalog: what it has lost may be the creation of collections. Of collections are"
+        f" left: {kept}"
+    ]
+    lines += [f"collection {name} is lost, and its tables are there: {REINSERT}" for name in catalog["tables"]]
+    lines += [f"collection {name} is lost, unless it was dropped: it has cuts" for name in catalog["written"]]
+    if catalog["refusal"]:
+        lines.append(f"no node starts with what is left: {catalog['refusal']}. Without a backup begin a new log")
+    return lines

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from ..adapters.rocksmq.check.findings import SegmentReport
-from ..adapters.rocksmq.check.loss_report import journal_summary, loss_lines
+from ..adapters.rocksmq.check.loss_report import channels_of, journal_summary, loss_lines
+from ..adapters.rocksmq.check.opening_check import refusal
 from ..adapters.rocksmq.check.verify import verify as scrub
 from ..adapters.rocksmq.log_directory import local_directory
 from ..adapters.rocksmq.owner.directory import locked
@@ -37,11 +38,12 @@ def journal(
     where: Annotated[str, typer.Argument(help="The log: rocksmq:///absolute/path, or its directory.")],
     as_json: JsonLines = False,
 ) -> None:
-    """Read every frame of a log and check it: headers, checksums, sequences, ids, and the index.
+    """Read every frame of a log and check it: headers, checksums, sequences, ids, the index, and whether a node can
+    open it.
 
     While a process has the log open, its files are read up to the last good frame, and its index is not checked;
     otherwise no process can open the log while it is read. Entries that a salvage could not save are listed, and are no
-    damage. Exits with 0 when all is intact, with 1 when something is damaged.
+    damage. Exits with 0 when all is intact, with 1 when something is damaged or a node refuses the log.
     """
     segments = frames = damaged = 0
     size = 0
@@ -55,13 +57,15 @@ def journal(
                 typer.echo(json.dumps(_fields(report)))
             else:
                 found.append(report)
+        refused = _refusal(directory) if unowned else ""
         losses: dict[str, Any] = {} if damaged else journal_summary(directory)["losses"]
     verdict: dict[str, Any] = {
-        "intact": not damaged,
+        "intact": not (damaged or refused),
         "segments": segments,
         "frames": frames,
         "bytes": size,
         "damaged_segments": damaged,
+        "refused": refused,
         "losses": losses,
         "index": "checked" if unowned else "in use, not checked",
     }
@@ -71,9 +75,12 @@ def journal(
         _print(found)
         for line in loss_lines(losses):
             typer.echo(line)
-        outcome = f"damaged: {damaged} of {segments} segments" if damaged else "intact"
+        if refused:
+            typer.echo(f"a node refuses this log: {refused}")
+        whole = "cannot be opened" if refused else "intact"
+        outcome = f"damaged: {damaged} of {segments} segments" if damaged else whole
         typer.echo(f"{outcome}; {segments} segments, {frames:,} frames, {size:,} bytes; index {verdict['index']}")
-    if damaged:
+    if damaged or refused:
         raise typer.Exit(DAMAGED)
 
 
@@ -124,6 +131,14 @@ def tables(
     typer.echo(json.dumps(verdict) if as_json else f"{outcome}; {files} files, {rows:,} rows, {size:,} bytes")
     if damaged:
         raise typer.Exit(DAMAGED)
+
+
+def _refusal(directory: str) -> str:
+    """Why a node refuses the log, which no process has open; "" where it does not."""
+    from .stored_catalog import catalog_refusal
+
+    error = refusal(directory)
+    return error.message if error is not None else catalog_refusal(directory, channels_of(directory))
 
 
 def _fields(report: SegmentReport) -> dict[str, Any]:

@@ -18,6 +18,7 @@ MEANT = {
     "spark_bridge/source_aliases.py": "the options of Spark's Kafka source are here under other names",
     "cli/verify.py": "`tidewal verify journal` is for RocksMQ's files",
     "cli/salvage.py": "`tidewal salvage` is for RocksMQ's files",
+    "cli/stored_catalog.py": "`verify journal` and `salvage` look for the catalog in RocksMQ's files",
 }
 
 

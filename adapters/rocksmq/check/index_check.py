@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import rocksdict
 
 from ....runtime.errors import CorruptLog
-from ..index.index import END, ENTRY, ENTRY_KEY, SEGMENT_KEY, SPAN_BYTES, TIME_KEY, summary_in
+from ..index.index import END, ENTRY, ENTRY_KEY, SEGMENT_KEY, SPAN_BYTES, TIME_KEY, SegmentSummary, summary_in
 from .findings import SegmentReport
 
 _NOT_READ = ("rocksdict-config.json", "OPTIONS-")  # how their names begin
@@ -79,17 +79,21 @@ class IndexCheck:
             epoch, offset = self.durable_to()
             if (epoch, offset) > (report.epoch, report.end):
                 yield report.end, f"segment {epoch} was durable up to offset {offset}, but the journal ends here"
-        packed = self._get(SEGMENT_KEY.pack(b"S", report.epoch))
-        if packed is None or report.frames == 0:
+        summary = self.summary(report.epoch) if report.frames else None
+        if summary is None:
             return
-        with _reading(self._path):
-            summary = summary_in(packed)
         if summary.end != report.end:
             yield report.end, f"the index says that the segment ends at {summary.end}"
         elif summary.channels != report.channels:
             yield report.end, "the index says otherwise about the channels in this segment"
         elif sequence is not None and summary.last_sequence > sequence:
             yield report.end, f"the index says that the segment ends with frame {summary.last_sequence}"
+
+    def summary(self, epoch: int) -> SegmentSummary | None:
+        """What the index knows of a full segment; None where it knows nothing."""
+        packed = self._get(SEGMENT_KEY.pack(b"S", epoch))
+        with _reading(self._path):
+            return None if packed is None else summary_in(packed)
 
     def durable_to(self) -> tuple[int, int]:
         """The epoch and offset up to which the journal was durable, as far as the index knows."""

@@ -18,6 +18,12 @@ def journal_summary(directory: str) -> dict[str, Any]:
         return {"segments": len(survey.segments), "bytes": size, "losses": losses_of(survey.channels())}
 
 
+def channels_of(directory: str) -> ChannelTable:
+    """The channels of the log in `directory` as of the journal's end. Raises `FormatTooNew`, `OSError`."""
+    with closing(JournalSurvey(ReadOnlyDisk(), os.path.join(directory, "journal"))) as survey:
+        return survey.channels()
+
+
 def losses_of(table: ChannelTable) -> dict[str, list[dict[str, Any]]]:
     """The losses that the journal has noted, by the name of the channel, as JSON shows them."""
     return {

@@ -30,6 +30,7 @@ from ....runtime.errors import (
 )
 from ....runtime.log.wal import ChannelPolicy
 from ..journal import channels as records
+from ..journal.beginning import lacking_beginning
 from ..journal.channels import ChannelTable, JournalledChannel
 from ..journal.dedup_table import is_result
 from ..journal.frame import CONTROL, FrameFault, JournalFrame
@@ -115,7 +116,11 @@ def _check_new(directory: str, new: str) -> None:
 def _check_readable(survey: JournalSurvey, directory: str) -> None:
     pieces = (piece for segment in survey.segments if segment.header for piece in survey.walk(segment, None))
     if not any(isinstance(piece, JournalFrame) for piece in pieces):
-        raise CorruptLog(f"not one frame of {directory} can be read: there is nothing to salvage", offset=0)
+        raise CorruptLog(
+            f"not one frame of {directory} can be read: there is nothing to salvage. Restore the log from a backup, or"
+            " begin a new one and insert the rows of the tables again",
+            offset=0,
+        )
 
 
 def _failed(new: str, error: OSError) -> TidewalError:
@@ -149,6 +154,7 @@ class Salvage:
         self._copy = copy
         segments = self._survey.segments
         self._check_format()
+        self._check_beginning()
         durable_to = self._durable_to()
         for place, segment in enumerate(segments):
             if place and segment.epoch != segments[place - 1].epoch + 1:
@@ -164,6 +170,17 @@ class Salvage:
         if not read_format(self._directory):
             path = os.path.join(self._directory, "FORMAT")
             self._note(Damage(path, 0, 0, "missing or damaged; each segment names its format, too", 0))
+
+    def _check_beginning(self) -> None:
+        first = self._survey.segments[0]
+        frame = self._survey.first_frame(first)
+        if frame is None:
+            return
+        before = ChannelTable()
+        apply_records(before, frame)
+        removed_to = {number: state.last_id for number, state in before.by_number.items()}
+        if lacking_beginning(removed_to, self._survey.channels()):
+            self._lose(Damage(first.path, 0, 0, "segments before it are missing"))
 
     def _durable_to(self) -> tuple[int, int]:
         """The epoch and offset up to which the index knows the journal to be durable; 0, 0 where it cannot be read."""

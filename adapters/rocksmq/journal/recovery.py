@@ -8,10 +8,12 @@ good one behind it, or before something that the index knows to have been durabl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ....runtime.disk import Disk, write_all
 from ....runtime.errors import CorruptLog
-from ..index.index import SPAN_BYTES, Index, IndexEntry, SegmentSummary
+from ..index.index import SPAN_BYTES, IndexEntry, SegmentSummary
+from .beginning import check_beginning
 from .channels import ChannelTable
 from .frame import CONTROL, FrameFault, JournalFrame, Scanner
 from .segments import HEADER_BYTES, Segment, Segments
@@ -65,16 +67,37 @@ class Recovered:
     report: RecoveryReport = field(default_factory=lambda: RecoveryReport(0, index_rebuilt=False))
 
 
-class Recovery:
-    """One pass over a directory; `run` once."""
+class RecoveredIndex(Protocol):
+    """What recovery asks the index, and gives it."""
 
-    def __init__(self, disk: Disk, segments: Segments, index: Index) -> None:
+    @property
+    def rebuilt(self) -> bool: ...
+
+    def summary(self, epoch: int) -> SegmentSummary | None: ...
+
+    def durable_to(self) -> tuple[int, int]: ...
+
+    def add(self, entries: list[tuple[int, IndexEntry]], durable_to: tuple[int, int]) -> None: ...
+
+    def seal(self, epoch: int, summary: SegmentSummary) -> None: ...
+
+
+class Recovery:
+    """One pass over a directory; `run` or `read` once."""
+
+    def __init__(self, disk: Disk, segments: Segments, index: RecoveredIndex) -> None:
         self._disk, self._segments, self._index = disk, segments, index
         self._state = Recovered()
         self._last_frame: JournalFrame | None = None
 
     def run(self) -> Recovered:
-        """Read the journal. Raises `CorruptLog`, `FormatTooNew` and `OSError`."""
+        """Read the journal, and make its last frame durable. Raises `CorruptLog`, `FormatTooNew` and `OSError`."""
+        recovered = self.read()
+        self._settle_last_frame()
+        return recovered
+
+    def read(self) -> Recovered:
+        """The same without a write to the journal: what an opening would find. Raises the same."""
         state = self._state
         loaded = self._segments.load()
         cut: tuple[str, int] | None = None
@@ -93,7 +116,8 @@ class Recovery:
                 continue
             cut = self._scan(segment, following)
         self._check_durable(state.current)
-        self._settle_last_frame()
+        if loaded:
+            check_beginning(loaded[0].path, state.removed_to, state.table)
         state.report = RecoveryReport(len(loaded), self._index.rebuilt, *(cut if cut is not None else (None, None)))
         return state
 
@@ -123,7 +147,12 @@ class Recovery:
         if lost or scanner.at(HEADER_BYTES) or scanner.later_frame(HEADER_BYTES, self._state.next_sequence):
             raise _corrupt(segment, HEADER_BYTES)
         if before is None and segment.epoch > 1:  # only a new directory may lack its first frame
-            raise _corrupt(segment, HEADER_BYTES)
+            raise CorruptLog(
+                f"no frame is left of the journal: the segments before {segment.path} are missing. Put them back, or"
+                " restore the log from a backup; there is nothing to salvage",
+                path=segment.path,
+                offset=0,
+            )
         return (segment.path, HEADER_BYTES) if damaged else None
 
     def _skip(self, segment: Segment) -> bool:

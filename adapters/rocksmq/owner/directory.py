@@ -12,7 +12,7 @@ import fcntl
 import os
 from collections.abc import Generator
 
-from ....runtime.errors import ConfigError, DirectoryInUse, DirectoryUnwritable, FormatTooNew, IncompleteLog
+from ....runtime.errors import ConfigError, CorruptLog, DirectoryInUse, DirectoryUnwritable, FormatTooNew, IncompleteLog
 from ....runtime.file_sync import sync_file, sync_path
 
 FORMAT_VERSION = 1
@@ -25,7 +25,8 @@ class Directory:
 
     def __init__(self, path: str, *, complete: bool = True) -> None:
         """Create if absent, and lock. With `complete=False` a new directory counts as incomplete until `set_complete`:
-        no process can open it. Raises `DirectoryInUse`, `DirectoryUnwritable`, `FormatTooNew`, `IncompleteLog`."""
+        no process can open it. Raises `DirectoryInUse`, `DirectoryUnwritable`, `CorruptLog`, `FormatTooNew`,
+        `IncompleteLog`."""
         self.path: str = os.path.abspath(path)
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
@@ -81,11 +82,8 @@ class Directory:
         self._write_format(INCOMPLETE)
 
     def _check_format(self) -> None:
-        version = read_format(self.path)
-        if version is None:
+        if check_format(self.path) is None:
             self._write_format(FORMAT_VERSION)
-        elif not version:
-            raise DirectoryUnwritable(f"{self.path} is not a RocksMQ directory: FORMAT says otherwise", path=self.path)
 
     def _write_format(self, version: int | str) -> None:
         path = os.path.join(self.path, "FORMAT")
@@ -121,6 +119,18 @@ def read_format(directory: str) -> str | None:
             supported=FORMAT_VERSION,
         )
     return version
+
+
+def check_format(directory: str) -> str | None:
+    """`read_format`. Raises also `CorruptLog` where FORMAT cannot be understood and there is a journal beside it,
+    `DirectoryUnwritable` where there is none."""
+    version = read_format(directory)
+    if version != "":
+        return version
+    path = os.path.join(directory, "FORMAT")
+    if os.path.isdir(os.path.join(directory, "journal")):
+        raise CorruptLog(f"{path} is damaged: `tidewal salvage` copies the log, with a new one", path=path, offset=0)
+    raise DirectoryUnwritable(f"{directory} is not a RocksMQ directory: FORMAT says otherwise", path=directory)
 
 
 @contextlib.contextmanager
