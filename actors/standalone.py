@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
-from urllib.parse import unquote, urlsplit
 
 import anyio.to_thread
 
@@ -272,15 +271,7 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     home = _absolute(directory)
     chosen = settings.model_copy(update={"wal": wal or settings.wal})
     stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(home / "tables")))
-    kept = home / embedded
-    url = wal_url(chosen, checkpoint_wal_name=stored, directory=str(kept))
-    if stored and unquote(urlsplit(url).path) == str(kept) and not await anyio.to_thread.run_sync(kept.exists):
-        _log.warning(
-            "%s has tables, and there is no log at %s: a new, empty one begins there; their collections are not in it",
-            home / "tables",
-            kept,
-        )
-    return url
+    return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from ...runtime.catalog.catalog import CREATING, DROPPING, READY, Collection, PChannelState
 from ...runtime.catalog.cuts import Cut, CutEnd
@@ -42,6 +43,7 @@ from .pchannels import Pchannels
 from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams, RegisterParams, RenewParams
 from .schema_differences import differences
+from .stray_tables import warn_of_stray_tables
 
 CUT_INTERVAL_S = 0.5
 CUT_AGAIN_MS = 24 * 3600 * 1000  # of a collection that is idle: cuts are kept for two weeks, its rows perhaps longer
@@ -92,6 +94,8 @@ class MixCoord(Role):
         await self.catalog.claim(self.node.incarnation)
         _log.info("%s leads the log now%s", self.node.incarnation, f", in place of {before}" if before else "")
         self._claimed_s = self.node.clock.clock.monotonic()
+        if not self.ref.cell.restarts:
+            await self.node.blocking(partial(warn_of_stray_tables, self.node.tables, self.catalog.catalog.collections))
         await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
         metrics, clock = self.node.metrics, self.node.clock
         metrics.counter("mixcoord_election_total").inc()

@@ -57,13 +57,16 @@ async def test_tables_beat_the_type_but_not_a_url(filled: Path, caplog: pytest.L
 
 
 @pytest.mark.slow
-async def test_a_new_log_beside_tables_is_told(filled: Path, caplog: pytest.LogCaptureFixture):
-    settings = settings_of()
-    assert await log_url(filled, settings) == f"rocksmq://{filled}/log"
-    assert not caplog.records
+async def test_tables_without_their_collection_are_told_once(filled: Path, caplog: pytest.LogCaptureFixture):
+    async with standalone(filled):
+        pass
+    assert "does not have" not in caplog.text
     (filled / "log").rename(filled / "elsewhere")
-    await log_url(filled, settings)
-    assert f"there is no log at {filled}/log" in caplog.text
+    async with standalone(filled):
+        pass
+    (warning,) = [record.getMessage() for record in caplog.records if "does not have" in record.getMessage()]
+    assert warning.startswith(f"{filled}/tables has tables of collections that this log does not have")
+    assert ": things. " in warning
 
 
 @pytest.mark.slow
