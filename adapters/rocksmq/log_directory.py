@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...runtime.errors import ConfigError
+from ...runtime.errors import ConfigError, DirectoryUnwritable
 from ...runtime.log.redaction import shown_url, split_url
 from .address import Address
 
@@ -19,7 +19,7 @@ def named_directory(where: str) -> str:
 
 
 def found_directory(where: str) -> str:
-    """The same; of a node's directory, that of its log in `log/`."""
+    """The same; of a node's directory, that of its log in `log/`. Raises as `check_access`."""
     directory = named_directory(where)
     below = os.path.join(directory, "log")
     return below if not has_log(directory) and has_log(below) else directory
@@ -34,5 +34,20 @@ def local_directory(where: str) -> str:
 
 
 def has_log(directory: str) -> bool:
-    """Whether there is a log in the directory itself."""
+    """Whether there is a log in the directory itself. Raises as `check_access`."""
+    check_access(directory)
     return os.path.isfile(os.path.join(directory, "FORMAT"))
+
+
+def check_access(directory: str) -> None:
+    """Raise `DirectoryUnwritable` where this user may not read the log in the directory. One that is not there is
+    fine."""
+    try:
+        os.stat(os.path.join(directory, "FORMAT"))
+        os.scandir(os.path.join(directory, "journal")).close()
+    except PermissionError as error:
+        raise DirectoryUnwritable(
+            f"permission denied: {error.filename}: run this as the user that owns it", path=directory
+        ) from error
+    except OSError:
+        pass

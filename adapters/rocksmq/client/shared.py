@@ -35,7 +35,7 @@ from ....runtime.log.wal import (
 )
 from ..address import Address
 from ..backend import FAILOVER_S
-from ..log_directory import has_log
+from ..log_directory import check_access, has_log
 from ..owner.directory import is_owned, ownership_requested
 from ..owner.handover import open_store
 from ..owner.store import CAPABILITIES, RocksMQ
@@ -293,6 +293,8 @@ class SharedRocksMQ(GroupWal):
                 try:
                     return await self._attempt(deadline)
                 except (Unavailable, DirectoryInUse, Overloaded) as error:
+                    if self._address.directory:
+                        check_access(self._address.directory)  # waiting gives no permission
                     now = self._clock.monotonic()
                     unowned_s = self._unowned_s
                     if unowned_s is not None and now >= began + unowned_s and not is_owned(self._address.directory):
