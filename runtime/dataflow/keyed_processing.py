@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Generic, Protocol, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Generic, Protocol, TypeAlias
 
 from ..arguments import checked
 from ..clock import HybridClock
@@ -21,9 +21,11 @@ from ..groups.metadata_layers import Layer, unwrap, wrap
 from ..groups.retries import Retries
 from ..groups.retry_policy import RetryPolicy
 from ..groups.work import Left, LogAway, Member, Outage, check_awaitable, next_of, of_the_log, outputs_of
-from ..log.wal import Append, Delivered, Entry, Wal
+from ..log.wal import Append, Delivered, Wal
 from ..metrics.metrics import Metrics
+from . import commit_size
 from .changelog import Codec, MsgpackCodec
+from .commit_size import CommitSize
 from .keyed_channel import D, KeyedChannel, KeyedCommit, changelog_of, recover
 from .keyed_metrics import KeyedMetrics
 from .keyed_state import KeyedState
@@ -41,8 +43,6 @@ class KeyedMember(Member[D], Protocol[D]):
 
 COMMIT_INTERVAL_S = 0.1
 MAX_STATE_BYTES = 1024 * 1024 * 1024
-MAX_UNCOMMITTED = 100_000  # entries and outputs, of all channels: a commit has to hold what they have changed
-MAX_UNCOMMITTED_BYTES = 4 * 1024 * 1024  # of their payloads; a RocksMQ takes 28 MiB in one commit, changes included
 
 
 @checked
@@ -70,8 +70,8 @@ async def process_keyed(
     new and empty state. `name` is that of the program: no other one, and no other group, of the log may use it.
 
     Commits happen every `commit_interval_s` seconds while there is something to commit, 0: behind each batch; earlier
-    once entries and outputs have 4 MiB together. What the log refuses as too large for one commit is processed again
-    and committed batch by batch; what a single batch has made must fit into a commit (`MessageTooLarge`). `codec`
+    once entries and outputs have 4 MiB together. What the log refuses as too large for one commit is processed again in
+    parts, entry by entry if need be; what a single entry has made must fit into a commit (`MessageTooLarge`). `codec`
     encodes the values of the state; the same one must read them again. Once `stop` is set, what was processed is
     committed, and the call returns; the member stays in its group.
 
@@ -125,8 +125,7 @@ class _Program(Generic[D]):
         self._metrics = KeyedMetrics(None, member.group)
         self._retries: Retries[D] | None = None
         self._channels: dict[str, KeyedChannel[D]] = {}
-        self._uncommitted = self._uncommitted_bytes = 0
-        self._alone: dict[str, int] = {}  # by channel, how many entries go back because their commit was too large
+        self._size = CommitSize()
         self._commit_at: float | None = None  # None while there is nothing to commit
         self._next: asyncio.Task[D] | None = None
         self._stop_at = stop or asyncio.Event()
@@ -181,7 +180,7 @@ class _Program(Generic[D]):
             if self._stop.done():
                 await self._commit()
                 return None
-            if self._commit_at is not None and (now() >= self._commit_at or self._much_uncommitted):
+            if self._commit_due:
                 await self._commit()
             due = None if self._retries is None else self._retries.due
             if self._retries is not None and due is not None and now() >= due:
@@ -201,16 +200,24 @@ class _Program(Generic[D]):
             if self._retries is not None:
                 await self._retries.work(delivered)
                 return
-            await self._prepare(delivered)
-            answer = self._handled(delivered)
-            check_awaitable(answer, self._handle)
-            await self._complete(delivered, outputs_of(await answer), None)
+            for number, part in enumerate(self._size.parts(delivered)):
+                if number and self._commit_due:
+                    await self._commit()
+                    if delivered.channel not in self._channels:
+                        return  # the rest comes again
+                await self._process_part(part)
         except BaseException as error:
             self._member.redeliver(delivered)
             self._channels.pop(delivered.channel, None)
             if isinstance(error, Fenced) and error.fields.get("channel") == delivered.channel:
                 return
             raise
+
+    async def _process_part(self, part: D) -> None:
+        await self._prepare(part)
+        answer = self._handled(part)
+        check_awaitable(answer, self._handle)
+        await self._complete(part, outputs_of(await answer), None)
 
     # ---- one attempt ------------------------------------------------------------------------------------------------
 
@@ -230,8 +237,7 @@ class _Program(Generic[D]):
             channel.commit_alone -= len(delivered.entries)
             await self._commit_alone(delivered.channel, unwrap(Layer.ATTEMPTS, metadata or b"")[0])
             return
-        self._uncommitted += len(delivered.entries) + len(outputs)
-        self._uncommitted_bytes += _bytes_of(delivered.entries) + _bytes_of(outputs)
+        self._size.add(delivered.entries, outputs)
         if self._commit_at is None:
             self._commit_at = asyncio.get_running_loop().time() + self._interval_s
 
@@ -258,7 +264,7 @@ class _Program(Generic[D]):
         metadata = self._member.metadata(delivered.channel)
         with of_the_log():
             channel = await recover(self._wal, self._name, self._member.id, delivered, metadata, self._codec)
-        channel.commit_alone = self._alone.pop(delivered.channel, 0) if self._retries is None else MAX_UNCOMMITTED
+        channel.commit_alone = 0 if self._retries is None else commit_size.MAX_UNCOMMITTED
         self._channels[delivered.channel] = channel
         self._check_memory()
         self._metrics.show(delivered.channel, channel)
@@ -272,31 +278,43 @@ class _Program(Generic[D]):
     # ---- committing -------------------------------------------------------------------------------------------------
 
     @property
-    def _much_uncommitted(self) -> bool:
-        """Whether it is time to commit, whatever the interval says."""
-        return self._uncommitted >= MAX_UNCOMMITTED or self._uncommitted_bytes >= MAX_UNCOMMITTED_BYTES
+    def _commit_due(self) -> bool:
+        """Whether it is time to commit."""
+        if self._commit_at is None:
+            return False
+        return self._size.reached or asyncio.get_running_loop().time() >= self._commit_at
 
     async def _commit(self) -> None:
-        """Commit all that was processed. What the log fails to take goes back; so does what is too large for one
-        commit, and with retries what cannot be committed, to be committed batch by batch: so the one at fault is
-        found."""
+        """Commit all that was processed. What the log fails to take goes back, and so does what is too large for one
+        commit, to be committed in parts. With retries, whatever cannot be committed is committed batch by batch: so the
+        one at fault is found."""
         try:
             await self._commit_all()
         except LogAway:
             self._redeliver_uncommitted()
             raise
-        except MessageTooLarge:
-            for name, channel in self._channels.items():
-                self._alone[name] = sum(len(delivered.entries) for delivered in channel.delivered)
-            self._redeliver_uncommitted()
-        except InvalidRequest:
+        except (InvalidRequest, MessageTooLarge) as error:
             if self._retries is None:
-                raise
+                if not isinstance(error, MessageTooLarge):
+                    raise
+                self._check_divisible(error)
+                self._size.refused()
             self._redeliver_uncommitted()
+
+    def _check_divisible(self, error: MessageTooLarge) -> None:
+        """Raise `MessageTooLarge`, saying what to do, where what was processed cannot be committed in parts."""
+        waiting = [delivered for channel in self._channels.values() for delivered in channel.delivered]
+        if len(waiting) > 1 or len(waiting[0].parts()) > 1:
+            return
+        raise MessageTooLarge(
+            f"what a single entry of {waiting[0].channel} has made does not fit into one commit: {error.message}. "
+            "Return less for it and change fewer keys; or pass retry=RetryPolicy(), and it becomes a dead letter",
+            **error.fields,
+        ) from error
 
     async def _commit_all(self) -> None:
         """One commit of all channels; without those that are with other members by now."""
-        self._commit_at, self._uncommitted, self._uncommitted_bytes = None, 0, 0
+        self._commit_at = None
         commits: list[KeyedCommit[D]] = [
             channel.next_commit() for channel in self._channels.values() if channel.delivered
         ]
@@ -320,7 +338,8 @@ class _Program(Generic[D]):
             for commit in commits:
                 await self._committed(commit.channel, ids[: len(commit.outputs)])
                 del ids[: len(commit.outputs)]
-            return
+            break
+        self._size.committed()
 
     async def _commit_alone(self, name: str, attempts: bytes) -> None:
         """Commit what was processed of one channel, with the attempts at what follows. After a failure the state is
@@ -329,7 +348,7 @@ class _Program(Generic[D]):
             commit = self._channels[name].next_commit()
             self._check_memory()
             metadata = wrap(Layer.ATTEMPTS, attempts, commit.metadata)
-            with of_the_log(), _of_one_batch(commit):
+            with of_the_log():
                 ids = await self._member.commit(commit.delivered, commit.outputs, metadata={name: metadata})
         except BaseException:
             self._channels.pop(name, None)
@@ -382,29 +401,8 @@ class _Program(Generic[D]):
         self._metrics.keep(())
 
     def _redeliver_uncommitted(self) -> None:
+        self._size.clear()
         for name, channel in list(self._channels.items()):
             if channel.delivered:
                 self._member.redeliver(channel.delivered[0])
                 del self._channels[name]
-
-
-def _bytes_of(items: Sequence[Entry] | Sequence[Append]) -> int:
-    return sum([len(item.payload) for item in items])
-
-
-@contextmanager
-def _of_one_batch(commit: KeyedCommit[D]) -> Generator[None]:
-    """What is too large as a whole in here cannot be split any more: the error says what to do."""
-    try:
-        yield
-    except MessageTooLarge as error:
-        limit = cast(int, error.fields.get("limit", 0))
-        if any(len(output.payload) > limit for output in commit.outputs):
-            raise  # it names the message
-        entries = sum(len(delivered.entries) for delivered in commit.delivered)
-        raise MessageTooLarge(
-            f"what a single batch, {entries} entries of {commit.channel}, has made is too large for one commit, with "
-            f"{len(commit.outputs)} outputs and records of changed keys: {error.message}. Return less per entry and "
-            "change fewer keys; or pass retry=RetryPolicy(), and the entries are processed and committed one by one",
-            **error.fields,
-        ) from error

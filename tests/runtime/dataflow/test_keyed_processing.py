@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import timedelta
 
 import pytest
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from tests.keyed_model import chaos, check
 from tidewal.runtime.clock import compose
 from tidewal.runtime.dataflow import changelog as changelog_module
-from tidewal.runtime.dataflow import keyed_channel
+from tidewal.runtime.dataflow import commit_size, keyed_channel
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
 from tidewal.runtime.dataflow.windowed import Windowed
 from tidewal.runtime.dataflow.windows import tumbling
-from tidewal.runtime.errors import Fenced, InvalidRequest, PositionLost, Unavailable, Unsupported
+from tidewal.runtime.errors import Fenced, InvalidRequest, MessageTooLarge, PositionLost, Unavailable, Unsupported
+from tidewal.runtime.groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.testing.clock import elapse, run_virtual
@@ -164,6 +166,137 @@ async def test_batches_are_committed_together_and_in_time(wal):
     assert commits == [[1, 1, 1]]
     await member.aclose()
     await running
+
+
+def limited(member, limit):
+    """Let the member's commits take `limit` bytes; the sizes of those that are done, in batches and in bytes."""
+    done = []
+    commit = member.commit
+
+    async def checked(delivered, outputs, **options):
+        size = sum(len(output.payload) for output in outputs)
+        if size > limit:
+            raise MessageTooLarge(f"one commit of {size} bytes", size=size, limit=limit)
+        ids = await commit(delivered, outputs, **options)
+        done.append((len(delivered), size))
+        return ids
+
+    member.commit = checked
+    return done
+
+
+async def doubling(delivered, state):
+    """Counts; and puts as many bytes into the state and the outputs as come in."""
+    await counting(delivered, state)
+    for entry in delivered.entries:
+        state.table("last")[entry.id] = bytes(entry.payload)
+    return [Append("out", entry.payload) for entry in delivered.entries]
+
+
+async def written_one_by_one(wal, count):
+    for number in range(count):
+        await elapse(0.05)
+        await wal.append("words", b"%d" % (number % 10) * 1000)
+
+
+@virtual
+async def test_what_is_not_committed_is_bounded_in_bytes(wal):
+    await wal.create_channel("out", ChannelPolicy())
+    member = await wal.join("g", ["words"])
+    done = limited(member, 1 << 30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit_size, "MAX_UNCOMMITTED_BYTES", 5000)
+        running = asyncio.create_task(process_keyed(wal, member, doubling, "counting", commit_interval_s=600.0))
+        await written_one_by_one(wal, 30)
+        await elapse(1.0)
+    assert [batches for batches, _ in done] == [3] * 10
+    await member.aclose()
+    await running
+
+
+@virtual
+async def test_a_commit_that_is_too_large_is_made_in_parts(wal):
+    """Of batches, and of entries where they come in one batch; with the next commits it is more again."""
+    await wal.create_channel("out", ChannelPolicy())
+    await wal.append_many([Append("words", b"%d" % number * 1000) for number in range(5)])
+    member = await wal.join("g", ["words"])
+    done = limited(member, 10_000)
+    writing = asyncio.create_task(written_one_by_one(wal, 20))
+    running = asyncio.create_task(process_keyed(wal, member, doubling, "counting", commit_interval_s=0.5))
+    await writing
+    await elapse(2.0)
+    assert max(batches for batches, _ in done) == 3
+    assert [bytes(entry.payload)[:1] for entry in wal.log.channels["out"].entries] == [
+        b"%d" % (number % 10) for number in (*range(5), *range(20))
+    ]
+    await member.aclose()
+    await running
+    await wal.append("words", b"0" * 1000)
+    seen = await until_counted(wal, await wal.join("g", ["words"]), 26)
+    assert sorted(seen.values()) == [2] * 5 + [3] * 4 + [4]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), faults=st.booleans())
+def test_each_entry_is_processed_once_whatever_a_commit_takes_and_the_log_fails(seed, sizes, faults):
+    """A limit that any entry alone fits into, with batches and commits of several channels above it."""
+    log, source = MemoryLog(), random.Random(seed)
+    names = {name: [size for at, size in enumerate(sizes) if at % 2 == turn] for turn, name in enumerate("ab")}
+
+    async def write(wal, name):
+        for at, size in enumerate(names[name]):
+            await wal.append(name, b"%d:" % at + b"x" * size)
+            if source.random() < 0.3:
+                await elapse(source.random())
+
+    async def main():
+        wal = MemoryWal(log, FaultPlan(seed, FAULTS if faults else Rates(), channels="out"))
+        for name in (*names, "out"):
+            await wal.create_channel(name, ChannelPolicy())
+        member = await wal.join("g", list(names))
+        limited(member, 7000)
+        writing = asyncio.gather(*(write(wal, name) for name in names))
+        running = asyncio.create_task(process_keyed(wal, member, numbering, "counting", commit_interval_s=0.5))
+        await writing
+        await elapse(300.0)
+        await member.aclose()
+        await running
+        await wal.close()
+
+    async def numbering(delivered, state):
+        outputs = await doubling(delivered, state)
+        counts = state.table("counts")
+        assert len(counts) == int(bytes(delivered.entries[-1].payload).split(b":")[0]) + 1
+        return [Append("out", delivered.channel.encode() + output.payload) for output in outputs]
+
+    run_virtual(main())
+    outputs = [bytes(entry.payload) for entry in log.channels["out"].entries]
+    for name, mine in names.items():
+        of_name = [output for output in outputs if output.startswith(name.encode())]
+        assert [int(output[1:].split(b":")[0]) for output in of_name] == list(range(len(mine)))
+
+
+@virtual
+async def test_an_entry_that_is_too_large_for_one_commit_says_what_to_do_and_with_retries_is_a_letter(wal):
+    await wal.create_channel("out", ChannelPolicy())
+    sizes = (100, 100, 2000, 100)
+    await wal.append_many([Append("words", b"x" * size) for size in sizes])
+    member = await wal.join("g", ["words"])
+    done = limited(member, 3000)
+    for _ in range(2):
+        with pytest.raises(MessageTooLarge, match=r"a single entry of words .*6\d\d\d bytes.*retry=RetryPolicy\(\)"):
+            await process_keyed(wal, member, doubling, "counting")
+    assert sum(batches for batches, _ in done) == 2
+    stop = asyncio.Event()
+    running = asyncio.create_task(
+        process_keyed(wal, member, doubling, "counting", stop=stop, retry=RetryPolicy(attempts=2, seed=1))
+    )
+    await elapse(60.0)
+    stop.set()
+    await running
+    assert [len(entry.payload) for entry in wal.log.channels["out"].entries] == [100, 100, 100]
+    assert len(wal.log.channels[GROUP_DEAD_LETTERS].entries) == 1
+    await member.aclose()
 
 
 @virtual

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.runtime.clock import HybridClock
-from tidewal.runtime.dataflow import keyed_processing
+from tidewal.runtime.dataflow import commit_size
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
 from tidewal.runtime.errors import CorruptLog, MemoryLimitExceeded, Overloaded
 from tidewal.runtime.groups.record_member import RecordMember
@@ -183,7 +183,7 @@ def test_each_entry_is_in_the_state_and_the_outputs_once_or_is_a_letter(entries,
         assert len(letters) == len(set(letters))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyed_processing, "MAX_UNCOMMITTED", careful)
+        patch.setattr(commit_size, "MAX_UNCOMMITTED", careful)
         run(main())
     letters = program.letters()
     for payload in [each for payloads in written.values() for each in payloads]:
@@ -211,7 +211,7 @@ def test_what_ends_its_process_reaches_the_limit_wherever_it_stands():
         await program.run(RetryPolicy(attempts=2, seed=1), commit_interval_s=60.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyed_processing, "MAX_UNCOMMITTED", 20)
+        patch.setattr(commit_size, "MAX_UNCOMMITTED", 20)
         run(main())
     assert program.letters() == [b"kill:1000:8"]
     assert program.outputs() == [*(b"good:0:%d" % number for number in range(8)), b"good:0:9"]
