@@ -16,6 +16,7 @@ its lenient recovery could lose for good.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -92,9 +93,10 @@ class Index:
         self._db: rocksdict.Rdict | None = None  # None: the index is not used any more
         self._summaries: dict[int, SegmentSummary] = {}
         self._durable_to = self._written_to = (0, 0)
-        damage = self._load()
-        if damage is not None:
-            _log.warning("the index %s is damaged, and built again from the journal: %s", path, damage)
+        why = self._load()
+        if why is not None:
+            what = "finds no space" if os.strerror(errno.ENOSPC) in why else "is damaged"
+            _log.warning("the index %s %s, and is built again from the journal: %s", path, what, why)
             failed()
             self._start_over()
 
