@@ -49,8 +49,11 @@ class RetainingSettings(BackendSettings):
     """With keys that say how long the log keeps the entries of the data channels that a node creates on it."""
 
     retention_time_in_minutes: int = Field(
-        default=20160, description="two weeks; negative keeps all (differs from Milvus)"
+        default=20160,
+        description="two weeks, fixed when a channel is made; negative keeps all (differs from Milvus)",
     )
     retention_size_in_mb: int = Field(
-        default=8192, alias="retentionSizeInMB", description="size kept of each channel, MiB; negative keeps all"
+        default=8192,
+        alias="retentionSizeInMB",
+        description="size kept of each channel, MiB, fixed when it is made; negative keeps all",
     )

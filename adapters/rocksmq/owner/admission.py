@@ -7,7 +7,7 @@ import errno
 from ....runtime.errors import Closed, DiskPressure, MessageTooLarge, Overloaded, TidewalError
 from ..journal.journal import Journal
 
-MAKE_SPACE = "free space on its disk, or lower the retention"
+MAKE_SPACE = "free space on its disk, or enlarge it"
 
 
 class Admission:
