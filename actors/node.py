@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -11,9 +12,9 @@ import anyio.to_thread
 
 from ..runtime.clock import HybridClock
 from ..runtime.config.settings import Settings
-from ..runtime.errors import TidewalError
+from ..runtime.errors import ChannelExists, TidewalError
 from ..runtime.log.names import Names
-from ..runtime.log.wal import Wal
+from ..runtime.log.wal import ChannelPolicy, Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.ownership.lease import Lease
 from ..runtime.rpc.protocol import REQUEST_CHANNEL
@@ -68,6 +69,13 @@ class Node:
         given = self.settings.common.pre_created_topic
         timeticker = given.timeticker if given.enabled else ""
         return Names(self.settings.msg_channel.chan_name_prefix.cluster, timeticker)
+
+    async def make_event_channel(self, name: str) -> None:
+        """Create a channel of events about what other channels have: cuts, flushes, queries. Where all channels share
+        segments it keeps none of them by itself, or no retention of the others would free any."""
+        policy = ChannelPolicy(retention_bytes=0) if self.wal.capabilities.shared_segments else ChannelPolicy()
+        with suppress(ChannelExists):  # of an earlier build
+            await self.wal.create_channel(name, policy)
 
     async def make_heartbeats(self) -> None:
         """Create the heartbeat channel, unless an administrator was to create it: MixCoord has checked that one."""

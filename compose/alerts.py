@@ -93,7 +93,7 @@ ALERTS = (
         f"max by ({NODE_LABEL}) ({{metric}}) > 0",
         "0s",
         "critical",
-        f"{_NODE}: appends are refused for lack of space: free some on the disk of the log, or lower the retention",
+        f"{_NODE}: appends are refused for lack of space: free some on the disk of the log, or enlarge it",
         "free space; appends are taken again within a second, without a restart",
     ),
     Alert(
@@ -103,7 +103,7 @@ ALERTS = (
         "1m",
         "warning",
         f"{_NODE}: the disk of the log has less than twice the free space below which appends are refused",
-        "free space, or lower the retention, before `DiskPressure` fires",
+        "free space, or enlarge the disk, before `DiskPressure` fires",
     ),
     Alert(
         "TablesUnreadable",

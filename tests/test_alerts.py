@@ -76,7 +76,7 @@ CASES = [
         "0x5 1x5 0x5",
         [6, 11],
         [5, 13],
-        "n: appends are refused for lack of space: free some on the disk of the log, or lower the retention",
+        "n: appends are refused for lack of space: free some on the disk of the log, or enlarge it",
         {"node_id": "n"},
     ),
     Case(

@@ -33,6 +33,7 @@ from .wal_identity import check_origin
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 FLUSHES_PER_VACUUM = 64
+IDLE_FLUSH_S = 600.0  # after so long a collection without rows stores how far it has read, to hold no more of the log
 
 Array: TypeAlias = "pa.Array[Any]"  # of whatever type
 T = TypeVar("T")
@@ -68,6 +69,8 @@ class FlushPipeline:
         self._published = 0  # the T that `insert_events` says
         self._requested = 0  # a FLUSH record waits until this T is published
         self._positions: Mapping[str, Position] = {}
+        self._held: dict[str, bytes] = {}  # by pchannel, the entry from which on the log is held
+        self._flushed = self._loop.time()
         self._flushes = 0
         self._compacting = asyncio.Lock()
         self._compacted = self._loop.time()  # when a compaction was last begun, or this pipeline
@@ -131,7 +134,11 @@ class FlushPipeline:
                 channel, max(self._stored, self.collection.created_ts)
             )
             if first is not None:
-                await self._node.wal.hold(channel, holder(self.collection), first)
+                await self._hold(channel, first)
+
+    async def _hold(self, channel: str, id: bytes) -> None:
+        await self._node.wal.hold(channel, holder(self.collection), id)
+        self._held[channel] = id
 
     def _buffer_rows(self, pack: MsgPack) -> None:
         if not self._buffer.records:
@@ -155,7 +162,7 @@ class FlushPipeline:
         full = self._buffer.bytes >= settings.flush_bytes
         old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
         requested = self._requested > self._published
-        flush_due = full or old or requested
+        flush_due = full or old or requested or self._holds_what_others_wrote()
         if not (flush_due or self._compaction_due()):
             return
         if self._flushing is not None:
@@ -168,18 +175,22 @@ class FlushPipeline:
         else:
             self._flushing = asyncio.create_task(self._maintain())
 
+    def _holds_what_others_wrote(self) -> bool:
+        """Whether this collection has had no rows for a while, and others have on its channels."""
+        if self._buffer.records or self._loop.time() - self._flushed < IDLE_FLUSH_S:
+            return False
+        return any(position.message_id != self._held.get(channel) for channel, position in self._positions.items())
+
     async def _flush(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> None:
         """Store `records` (there may be none), which are all between the table's T and `end`; then publish the event
         and move the hold: the log may remove only what lies before the table's positions, for readers continue
         there."""
         started = perf_counter()
         result = await self._store_readable(records, end, positions)
-        self._stored = end
+        self._stored, self._flushed = end, self._loop.time()
         await self._retried(partial(self._publish, end, result))
         for position in positions.values():
-            await self._retried(
-                partial(self._node.wal.hold, position.channel, holder(self.collection), position.message_id)
-            )
+            await self._retried(partial(self._hold, position.channel, position.message_id))
         self._metrics.flushed(result, perf_counter() - started)
         self._flushes += 1
         await self._maintain(tidy=self._flushes % FLUSHES_PER_VACUUM == 0)

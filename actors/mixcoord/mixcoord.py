@@ -24,7 +24,7 @@ from ...runtime.errors import (
     Unavailable,
 )
 from ...runtime.log.record import encode
-from ...runtime.log.wal import ChannelPolicy, ControlAppend
+from ...runtime.log.wal import ControlAppend
 from ...runtime.ownership.lease import LEASE_MS, LEASE_S
 from ...runtime.rows.schema import CollectionSchema
 from ...runtime.rpc.protocol import Params, Reply
@@ -68,7 +68,8 @@ class MixCoord(Role):
         self._interrupted: set[str] = set()  # channels of grants that were interrupted half-way
         self._ddl = asyncio.Lock()
         self._assigning = asyncio.Lock()  # not the same lock: a collection that is being created may wait for new terms
-        self._last_cuts: dict[int, Cut] = {}  # by collection
+        self._last_cuts: dict[int, tuple[Cut, bytes]] = {}  # by collection, with its id in the log
+        self._first_cut = b""  # the first id that there is, where retention may remove cuts soon
         self._cut_time = 0
         self._pchannels = Pchannels(node, self.catalog)
 
@@ -96,7 +97,7 @@ class MixCoord(Role):
         self._claimed_s = self.node.clock.clock.monotonic()
         if not self.ref.cell.restarts:
             await self.node.blocking(partial(warn_of_stray_tables, self.node.tables, self.catalog.catalog.collections))
-        await self.node.wal.create_channel(self.node.names.cuts, ChannelPolicy())
+        await self.node.make_event_channel(self.node.names.cuts)
         metrics, clock = self.node.metrics, self.node.clock
         metrics.counter("mixcoord_election_total").inc()
         metrics.gauge("mixcoord_leader").set(1)
@@ -322,17 +323,20 @@ class MixCoord(Role):
 
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
         """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last cut
-        and that is younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
+        and that is there and younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
         pchannels = pchannels_of(collection)
         await self._registered.wait()
         reply = await self._ask_proxy("sync", {"channels": pchannels})
         ends = {name: CutEnd(*point) for name, point in reply.values["channels"].items()}
         cut = Cut(collection.id, collection.name, reply.values["time"], ends)
-        last = self._last_cuts.get(collection.id)
+        last, id = self._last_cuts.get(collection.id, (None, b""))
+        if id < self._first_cut:  # retention has removed it
+            last = None
         if only_changed and last is not None and last.ends == ends and cut.time < add_ms(last.time, CUT_AGAIN_MS):
             return None
-        await self.node.wal.append_many([ControlAppend(self.node.names.cuts, encode(cut.to_record()), cut.time)])
-        self._last_cuts[collection.id] = cut
+        entry = ControlAppend(self.node.names.cuts, encode(cut.to_record()), cut.time)
+        [id] = await self.node.wal.append_many([entry])
+        self._last_cuts[collection.id] = cut, id
         self._cut_time = max(self._cut_time, cut.time)
         return cut
 
@@ -345,6 +349,9 @@ class MixCoord(Role):
         it."""
         while True:
             await asyncio.sleep(CUT_INTERVAL_S)
+            if self.node.wal.capabilities.shared_segments:
+                kept = await self.node.wal.describe(self.node.names.cuts)
+                self._first_cut = kept.first_id or (kept.latest_id or b"") + b"\0"  # none there: behind the last one
             for collection in list(self.catalog.catalog.collections.values()):
                 if collection.state == READY:
                     try:

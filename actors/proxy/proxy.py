@@ -43,6 +43,7 @@ from .requests import AcquireParams, AnnounceParams, OfChannels, WriteParams
 from .unflushed import Unflushed
 
 RENEW_S = 3.0
+IDLE_TICK_S = 600.0
 ASK_AGAIN_S = 0.1
 MIXCOORD_DEADLINE_S = 300.0  # acquiring channels reads their logs; a shorter deadline would only repeat the request
 CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; doubled each time
@@ -88,7 +89,7 @@ class Proxy(Role):
     async def prepare(self) -> None:
         node = self.node
         await node.make_heartbeats()
-        await node.wal.create_channel(node.names.insert_events, ChannelPolicy())
+        await node.make_event_channel(node.names.insert_events)
         self._owner = ChannelOwner(
             node.wal,
             node.clock,
@@ -107,6 +108,8 @@ class Proxy(Role):
         self.spawn_task(self._register(), name="register")
         self.spawn_task(self._watch_leader(), name="leader")
         self.spawn_task(self._renew_periodically(), name="lease")
+        if node.wal.capabilities.shared_segments:
+            self.spawn_task(self._tick_idle_channels(), name="idle channels")
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 
@@ -162,6 +165,17 @@ class Proxy(Role):
         while True:
             await asyncio.sleep(RENEW_S)
             await self._renew_lease()
+
+    async def _tick_idle_channels(self) -> None:
+        """While some channels are written, store ticks in the others: the last entry of an idle channel is held for its
+        collections, and keeps all that lies behind it in the segments."""
+        written: object = None
+        while True:
+            await asyncio.sleep(IDLE_TICK_S)
+            if self._registered.is_set() and self._owner.sync_point().channels != written:
+                with suppress(TidewalError):  # the next turn tries again
+                    await self._owner.tick_now(everywhere=True)
+                    written = self._owner.sync_point().channels
 
     async def _renew_lease(self) -> None:
         """Renew the lease of all channels, and the limit of their timestamps."""

@@ -16,7 +16,7 @@ from ...runtime.clock import add_ms, physical_ms
 from ...runtime.errors import InvalidRequest, TidewalError
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, encode
-from ...runtime.log.wal import Append, ChannelPolicy, Payload
+from ...runtime.log.wal import Append, Payload
 from ...runtime.rpc.protocol import Params
 from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole
@@ -73,7 +73,7 @@ class QueryNode(CollectionReaderRole):
 
     async def prepare(self) -> None:
         await super().prepare()
-        await self.node.wal.create_channel(self.node.names.query_events, ChannelPolicy())
+        await self.node.make_event_channel(self.node.names.query_events)
         self.spawn_task(self._publish_events(), name="query events")
 
     def pipeline(self, collection: Collection) -> RowPipeline:

@@ -9,11 +9,13 @@ from ..log.record import RecordType
 from ..log.wal import ChannelPolicy, Wal
 from ..replicated.fold import Applied
 from ..replicated.records import Claim, Event
-from ..replicated.replica import Replica
+from ..replicated.replica import Replica, SnapshotPacing
 from ..streams.channel_reader import Granted, OnBadRecord
 from .catalog import Catalog
 
 CATALOG_POLICY = ChannelPolicy(retention_s=None)
+# A lease is renewed every 3 s: where channels share segments, what is in no snapshot keeps those of five minutes.
+CATALOG_PACING = SnapshotPacing(records=100, retry_records=10)
 
 
 class CatalogLog(Replica[Catalog]):
@@ -26,7 +28,16 @@ class CatalogLog(Replica[Catalog]):
 
     @checked
     def __init__(self, wal: Wal, names: Names, clock: HybridClock, *, on_bad: OnBadRecord | None = None) -> None:
-        super().__init__(wal, names.catalog, Catalog, RecordType.CATALOG, led=True, now=clock.now, on_bad=on_bad)
+        super().__init__(
+            wal,
+            names.catalog,
+            Catalog,
+            RecordType.CATALOG,
+            led=True,
+            now=clock.now,
+            on_bad=on_bad,
+            pacing=CATALOG_PACING,
+        )
         self._wal = wal
         self._clock = clock
 

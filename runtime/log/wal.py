@@ -111,6 +111,7 @@ class Capabilities:
     drops_temporary: bool = False  # a temporary channel is dropped when the process that created it is gone
     read_only: bool = False  # opened for reading only: every call that writes raises `ReadOnly`
     numbered_ids: bool = False  # the last 8 bytes of an id are the number of its entry in the channel, its offset
+    shared_segments: bool = False  # all channels lie in the same files: what one keeps, it keeps of all
     foreign_topics: bool = False  # channels are partitions of topics that others made: keys, headers, no framing
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
+from tests.actors.test_takeover import role_of
+from tidewal.actors.datanode import pipeline
+from tidewal.actors.proxy import proxy
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
+from tidewal.runtime.catalog.cuts import Cut
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import DeadlineExceeded, DiskPressure
+from tidewal.runtime.log.names import Names, pchannel_of
+from tidewal.runtime.log.record import decode
+from tidewal.runtime.log.wal import From
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.disk import FaultyDisk
 
@@ -107,3 +117,61 @@ async def test_the_lease_goes_on_while_the_disk_is_full(tmp_path, seed, monkeypa
                 assert await client.count("c", consistency="strong") in (written, written + unknown)
             assert not node.system.failed
     await log.close()
+
+
+@pytest.mark.slow
+async def test_retention_frees_the_segments_of_rows_that_are_stored_and_keeps_a_cut_of_each_collection(
+    tmp_path, seed, monkeypatch
+):
+    """An idle collection shares the channels of one that is written, and the cuts and events lie in all segments."""
+    monkeypatch.setattr(pipeline, "IDLE_FLUSH_S", 0.5)
+    monkeypatch.setattr(proxy, "IDLE_TICK_S", 0.5)
+    settings = Settings.model_validate({"rocksmq": {"retentionSizeInMB": 0}, "dataNode": {"flushIntervalS": 0.2}})
+    log = await open_log(tmp_path, FaultyDisk(seed))
+    async with (
+        asyncio.timeout(60),
+        Standalone(log, tmp_path / "tables", settings=settings) as node,
+        node.client() as client,
+    ):
+        for name in ("idle", "c"):
+            await client.create_collection(replace(SCHEMA, name=name))
+            await client.insert(name, rows(0))
+            await client.flush(name)
+        shared, _ = (await client.describe_collection("c")).vchannels
+        written = pchannel_of(shared)
+        ids = []
+        for first in range(0, 4000, 100):
+            await client.insert("c", rows(first, 100))
+            ids.append((await log.describe(written)).latest_id)
+        await client.flush("c")
+        await client.create_collection(replace(SCHEMA, name="later"))  # so that the catalog goes on
+        await role_of(node, "mixcoord").catalog.snapshot()
+        while ((await log.describe(written)).first_id or ids[-1]) < ids[30]:  # noqa: ASYNC110 -- a thread's work
+            await asyncio.sleep(0.01)
+        while "idle" not in await cuts(log):  # noqa: ASYNC110 -- MixCoord stores it again
+            await asyncio.sleep(0.01)
+    await log.close()
+
+    log = await open_log(tmp_path, FaultyDisk(seed))
+    async with (
+        asyncio.timeout(60),
+        Standalone(log, tmp_path / "tables", settings=settings) as node,
+        node.client() as client,
+    ):
+        await client.insert("idle", rows(10))
+        assert await client.count("idle", consistency="strong") == 20
+        assert await client.count("c", consistency="strong") == 4000
+        await client.flush("idle")
+    await log.close()
+
+
+async def cuts(log) -> set[str]:
+    """The collections that have a cut in the log."""
+    found: set[str] = set()
+    last = (await log.describe(Names().cuts)).latest_id
+    async with aclosing(log.read(Names().cuts, From.EARLIEST)) as reader:
+        async for entries in reader:
+            found |= {Cut.from_record(decode(entry.payload)).collection for entry in entries}
+            if entries[-1].id >= last:
+                break
+    return found

@@ -84,6 +84,7 @@ CAPABILITIES = Capabilities(
     individual_acks=True,
     atomic_commits=True,
     drops_temporary=True,
+    shared_segments=True,
 )
 
 
