@@ -175,7 +175,7 @@ class ListMember:
     """A member of a group whose channel is a list in memory. Commits go to the log. Stops the program behind the
     last item."""
 
-    id = "list"
+    id = group = "list"
 
     def __init__(self, wal: tidewal.Wal, items: list[Any], stop: asyncio.Event) -> None:
         self._wal, self._items, self._stop = wal, items, stop
