@@ -118,3 +118,13 @@ def prepared(
             numbers[channel] += 1
         result.append(record)
     return result
+
+
+def recorded_outcome(channel: str, record: Record) -> BatchOutcome:
+    """The outcome of the batch that a record of `channel` is from, by its tags (see `prepared`)."""
+    rows, digest, channels = (_number(record.tags.get(tag)) for tag in (BATCH_ROWS, BATCH_DIGEST, BATCH_CHANNELS))
+    return BatchOutcome(record.ts, rows, digest, (channel,) if channels > 1 else (), channels)
+
+
+def _number(tag: object) -> int:
+    return tag if isinstance(tag, int) else 0

@@ -23,10 +23,10 @@ from ..log.wal import Append, ControlAppend, From, FromId, Wal
 from ..streams.channel_reader import ChannelReader, Granted, Grants
 from ..streams.stream_base import reading
 from .acks import AckManager
-from .batch import BATCH_CHANNELS, BATCH_DIGEST, BATCH_ROWS, AppendBatch, Appended, RecordKey, missing, prepared
+from .batch import AppendBatch, Appended, RecordKey, missing, prepared, recorded_outcome
 from .observer import ChannelOwnerObserver
 from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, SyncPoint
-from .producers import BatchOutcome, ProducerTable
+from .producers import BatchOutcome, ProducerTable, given_up
 from .snapshots import Snapshots
 from .ticker import Ticker
 
@@ -178,10 +178,7 @@ class ChannelOwner:
         if record.type is RecordType.PRODUCERS:
             self._producers.merge(ProducerTable.from_bytes(memoryview(record.body)))
         elif record.producer:
-            rows, digest, channels = (
-                _number(record.tags.get(tag)) for tag in (BATCH_ROWS, BATCH_DIGEST, BATCH_CHANNELS)
-            )
-            outcome = BatchOutcome(record.ts, rows, digest, (channel,) if channels > 1 else (), channels)
+            outcome = recorded_outcome(channel, record)
             self._producers.remember(record.producer, record.pseq, outcome, physical_ms(record.ts))
 
     def _resolve_recovered(self, terms: dict[str, int], found: Set[RecordKey]) -> None:
@@ -290,6 +287,25 @@ class ChannelOwner:
                 channels = len({channel for channel, _ in records}) if len(records) > 1 else 1
                 rest = records if known is None else missing(records, known, channels)
                 self._submit(rest, producer, pseq, rows, digest, channels).waiters.append(future)
+        return future
+
+    @checked
+    def give_up(self, channel: str, producer: str, pseq: int) -> asyncio.Future[Appended]:
+        """Let the number `pseq` of `producer` be done with, by a record in `channel`: its batch is not appended any
+        more, and a retry gets an outcome of 0 rows, as the future does. One that is in the log, or in flight to it,
+        stays, and its outcome is the future's; what only some channels have of it stays there, too. Raises as `append`
+        does."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        with self._lock:
+            known = self._producers.find(producer, pseq)
+            pending = self._pending.get((producer, pseq))
+            if known is not None and not known.present:
+                future.set_result(Appended(known.ts, known.rows, repeated=True, digest=known.digest))
+            elif pending is not None:
+                pending.waiters.append(future)
+            else:
+                records = [(channel, Record(RecordType.PRODUCERS, body=given_up(producer, pseq)))]
+                self._submit(records, producer, pseq, 0, 0, 1).waiters.append(future)
         return future
 
     def _submit(
@@ -472,7 +488,3 @@ class ChannelOwner:
             if not batch.decided:
                 batch.error = DeadlineExceeded("the owner of the channel is gone before it knew the outcome; retry")
                 self._decide(batch)
-
-
-def _number(tag: object) -> int:
-    return tag if isinstance(tag, int) else 0

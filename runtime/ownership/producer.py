@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Self
 from uuid import uuid4
@@ -35,6 +36,7 @@ from ..errors import (
     DeadlineExceeded,
     Fenced,
     InvalidRequest,
+    OutcomeUnknown,
     TidewalError,
     of_unknown_outcome,
 )
@@ -50,10 +52,10 @@ from .lease import LEASE_S, Lease
 from .observer import ChannelOwnerObserver
 from .producer_channels import check_channels, owned_otherwise, producer_channels, take_channels
 from .producer_state import FENCES, GRANT, RELEASE, RENEW, ProducerState
+from .sequence_window import SequenceWindow
 
 SEND_DEADLINE_S = 30.0
 TICK_S = 0.2
-INFLIGHT_MAX = 128  # batches: fewer than a log remembers of a producer
 
 RENEWALS_PER_LEASE = 4
 DRIFT = 1.01  # how much faster one machine's clock may run than another's
@@ -154,8 +156,8 @@ class Producer:
         self._renewing: asyncio.Task[None] | None = None
         self._ended: TidewalError | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._room = asyncio.Semaphore(INFLIGHT_MAX)
-        self._last = 0  # the highest number used
+        self._window = SequenceWindow(lambda: self.last_sequence, self._check_open)
+        self._decided_to = 0
         self._granted = False
         self._acquiring = False  # anew, and not through
 
@@ -179,7 +181,7 @@ class Producer:
                 await self._wal.create_channel(channel, self._policy)
         self.channels = taken.channels
         await self._acquire(self._state.fold.state.limit, taken.anew, taken.terms_before)
-        self._last = max(self._owner.highest_sequence(self.name), self._state.fold.state.sequence)
+        self._window.last = max(self._owner.highest_sequence(self.name), self._state.fold.state.sequence)
         self._renewing = asyncio.create_task(self._renew_periodically(), name=f"producer {self.name}")
         self._heartbeat.every(TICK_S, self._owner.tick_all, f"ticks of {self.name}")
         self._heartbeat.start(asyncio.get_running_loop())  # as are renewals: a loop that stands still loses the lease
@@ -189,8 +191,11 @@ class Producer:
     def last_sequence(self) -> int:
         """All batches of this name up to this number are in the log, and acknowledged or known to be there; 0: none. A
         source that can repeat its batches by number goes on behind it, with `sequence`, and has each in the log once:
-        one further on that is there already is not written again."""
-        return self._owner.last_sequence(self.name, self._state.fold.state.sequence)
+        one further on that is there already is not written again. Where batches are sent without `sequence`, one up to
+        this number may have been given up instead."""
+        known_to = max(self._decided_to, self._state.fold.state.sequence)
+        self._decided_to = self._owner.last_sequence(self.name, known_to)
+        return self._decided_to
 
     @checked
     async def send(
@@ -202,15 +207,18 @@ class Producer:
     ) -> Appended:
         """Append (channel, record) pairs as one batch, and return its timestamp once it is durable. Bytes become a
         record with that body. Transient errors are waited out: the batch is in the log once, however often it is tried.
-        One call at a time keeps the order over errors; at most 128 are in flight, others wait.
+        One call at a time keeps the order over errors; at most 128 are in flight, and others wait in order.
 
         `sequence` is the number of the batch, to send one again whose outcome is not known (`repeated` says that it was
-        there); without it the batch gets a number above all that the name has used.
+        there); without it the batch gets a number above all that the name has used. A batch waits until all are decided
+        whose numbers are 128 below its own, or more. One of those that no call sends any more is given up for a call
+        without `sequence`; a call with it waits until that batch is sent, too.
 
-        Raises `InvalidRequest` for a number that is not next, or that another batch has, `Fenced` once the name was
-        opened elsewhere (with `outcome_unknown` where the batch may be there), `DeadlineExceeded` (`sequence`, the
-        outcome is not known), `MessageTooLarge`, `Closed` (with `outcome_unknown`, too), and `ChannelNotFound` for a
-        channel that was dropped."""
+        Raises `InvalidRequest` for a number that is not next, that another batch has, that was given up (`given_up`:
+        send the batch anew), or that must wait for one that no call sends (`missing`); `Fenced` once the name was
+        opened elsewhere (with `outcome_unknown` where the batch may be there), `DeadlineExceeded` (`sequence`, by which
+        to send it again; None for a batch that was not sent yet), `MessageTooLarge`, `Closed` (with `outcome_unknown`,
+        too), and `ChannelNotFound` for a channel that was dropped."""
         self._check_open()
         batch = [(channel, _record(record)) for channel, record in records]
         foreign = {channel for channel, _ in batch} - set(self.channels)
@@ -218,23 +226,26 @@ class Producer:
             raise InvalidRequest(
                 f"{', '.join(sorted(foreign))} is not of this producer" if foreign else "an empty batch"
             )
-        number = self._number(sequence)
+        number = sequence
+        admitted = self._window.admitted(sequence, partial(self._give_up, batch[0][0]))
         try:
-            async with asyncio.timeout(deadline_s), self._room:
+            async with asyncio.timeout(deadline_s), admitted as number:
                 appended = await self._append(batch, number, digest := _digest(batch))
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"batch {number} of {self.name} was not acknowledged within {deadline_s:g} s: whether it is in the log "
-                f"is not known; send it again with sequence={number}",
+            raise self._late(number, deadline_s) from None
+        if not appended.rows:
+            raise InvalidRequest(
+                f"batch {number} of {self.name} was given up before it was in the log: send it without sequence",
                 sequence=number,
-                outcome_unknown=True,
-            ) from None
+                given_up=True,
+            )
         if appended.digest != digest:  # of the one that was there, or that it met in flight
             raise InvalidRequest(f"batch {number} of {self.name} is in the log, and is another one", sequence=number)
         return appended
 
     async def aclose(self) -> None:
-        """Wait for what is in flight, give the channels back, and stop. A second call waits for the same."""
+        """Wait for what is in flight, give the channels back, and stop. Batches that were not sent yet end with `Closed`.
+        A second call waits for the same."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"close producer {self.name}")
         await asyncio.shield(self._closing)
@@ -247,26 +258,30 @@ class Producer:
         if self._closing is not None:
             raise Closed(f"the producer {self.name} is closed")
 
-    def _number(self, sequence: int | None) -> int:
-        if sequence is None or sequence == self._last + 1:
-            self._last += 1
-            return self._last
-        if not 0 < sequence <= self._last:
-            raise InvalidRequest(
-                f"sequence is {sequence}, and the last batch of {self.name} has number {self._last}: the next one is "
-                f"{self._last + 1}",
-                sequence=sequence,
-            )
-        return sequence
-
     async def _append(self, batch: Sequence[tuple[str, Record]], number: int, digest: int) -> Appended:
+        append = partial(self._owner.append, batch, producer=self.name, pseq=number, rows=len(batch), digest=digest)
+        return await self._decided(number, append)
+
+    async def _give_up(self, channel: str, number: int) -> None:
+        """Write into `channel` that the batch `number` is not sent any more, so that another one can be."""
+        _log.warning(
+            "the producer %s gives up batch %d, which is not in the log and was not sent again", self.name, number
+        )
+        try:
+            await self._decided(number, partial(self._owner.give_up, channel, self.name, number))
+        except TidewalError:
+            self._check_open()  # no error of that number: the batch that waits for it was not sent
+            raise
+
+    async def _decided(self, number: int, submit: Callable[[], asyncio.Future[Appended]]) -> Appended:
+        """Submit until the log has taken it. Raises where no further attempt can change that it has not."""
         pause_s = FIRST_PAUSE_S
         sent = False
         while True:
             try:
-                future = self._owner.append(batch, producer=self.name, pseq=number, rows=len(batch), digest=digest)
+                future = submit()
                 sent = True
-                future.add_done_callback(_note)  # where the call was cancelled meanwhile
+                future.add_done_callback(self._note)  # where the call was cancelled meanwhile
                 return await asyncio.shield(future)  # a cancelled call ends nothing: the batch is under way
             except TidewalError as error:
                 if self._ended is not None:
@@ -280,10 +295,30 @@ class Producer:
                         sequence=number,
                         outcome_unknown=True,
                     ) from None
-                if not error.retryable or isinstance(error, Closed):
+                if isinstance(error, Closed) or not (error.retryable or _in_part(error)):
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    def _note(self, future: asyncio.Future[Appended]) -> None:
+        """Look at the error of an append that no call waits for any more: the batch may be sent again."""
+        if not future.cancelled():
+            future.exception()
+        self._window.wake()
+
+    def _late(self, number: int | None, deadline_s: float) -> DeadlineExceeded:
+        if number is None:
+            return DeadlineExceeded(
+                f"a batch of {self.name} was not sent within {deadline_s:g} s, for it waited for those before it: "
+                "send it again",
+                sequence=None,
+            )
+        return DeadlineExceeded(
+            f"batch {number} of {self.name} was not acknowledged within {deadline_s:g} s: whether it is in the log "
+            f"is not known; send it again with sequence={number}",
+            sequence=number,
+            outcome_unknown=True,
+        )
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 
@@ -381,10 +416,12 @@ class Producer:
     async def _end(self, error: TidewalError) -> None:
         """Send nothing more. What is in flight is decided, or ends with an error."""
         self._ended = error
+        self._window.wake()
         self._heartbeat.stop()
         await self._owner.close()
 
     async def _close(self) -> None:
+        self._window.wake()
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
@@ -398,10 +435,9 @@ class Producer:
         await self._state.close()
 
 
-def _note(future: asyncio.Future[Appended]) -> None:
-    """Look at the error of an append that no call waits for any more: the batch may be sent again."""
-    if not future.cancelled():
-        future.exception()
+def _in_part(error: TidewalError) -> bool:
+    """Whether some channels have the batch and others do not: sent again, it comes to the others."""
+    return isinstance(error, OutcomeUnknown) and "forgotten" not in error.fields
 
 
 def _dropped(name: str, error: ChannelNotFound) -> ChannelNotFound:

@@ -28,7 +28,7 @@ class ProducedChannel:
 class ProducerState:
     """`limit` is the highest timestamp that any incarnation may have stamped or announced, `lease_s` for how long the
     last one may still acknowledge; `released` says that it has ended, and acknowledges nothing more. All batches up to
-    the number `sequence` are in the log.
+    the number `sequence` are in the log, or were given up.
 
     Its events: `grant` (channels: name to term, limit, lease_s, and `anew`: those of the channels that were dropped
     and made again) before anything is written under these terms, `fences` (name to id) once they are in the channels,

@@ -20,7 +20,8 @@ _NEVER = -1
 
 
 class BatchOutcome(NamedTuple):
-    """The outcome of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any.
+    """The outcome of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any. A
+    named producer's batch without rows was given up.
 
     A log without atomic batches may have it in some channels only: `present` names them, and `channels` says how many
     it is for. Where `present` is empty, all of it is there."""
@@ -193,6 +194,13 @@ class ProducerTable:
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
         return table
+
+
+def given_up(producer: str, pseq: int) -> bytes:
+    """A table in one page that says of (producer, pseq) that it is done with, and has no rows."""
+    table = ProducerTable()
+    table.remember(producer, pseq, BatchOutcome(0, 0), 0)
+    return table.pages()[0]
 
 
 def _to_wire(outcome: BatchOutcome) -> tuple[Any, ...]:
