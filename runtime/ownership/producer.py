@@ -244,8 +244,8 @@ class Producer:
         return appended
 
     async def aclose(self) -> None:
-        """Wait for what is in flight, give the channels back, and stop. Calls whose batch still waits end with `Closed`.
-        A second call of this waits for the same."""
+        """Wait for what is in flight, give the channels back, and stop. Batches that still wait end with `Closed`.
+        A second call waits for the same."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"close producer {self.name}")
         await asyncio.shield(self._closing)
