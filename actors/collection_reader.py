@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Protocol
 
@@ -63,7 +64,7 @@ class ReleaseParams(TypedDict):
     collection: WireCollection
 
 
-class CollectionReaderRole(Role):
+class CollectionReaderRole(Role, ABC):
     """Runs a pipeline for every collection of the catalog that is ready, and passes the owners' heartbeats on."""
 
     def __init__(self, node: Node) -> None:
@@ -73,9 +74,9 @@ class CollectionReaderRole(Role):
         self.started_ts: int = node.clock.now()
         self._unreadable: dict[int, TidewalError] = {}  # by collection id: why its tables cannot be read
 
+    @abstractmethod
     def pipeline(self, collection: Collection) -> Pipeline:
         """A new pipeline for `collection`."""
-        raise TypeError(f"{type(self).__name__} says nothing about pipelines")
 
     async def forget(self, collection: Collection) -> None:
         """Release what the role still holds of a dropped collection, whose pipeline has ended."""

@@ -182,7 +182,7 @@ class MixCoord(Role):
 
     async def _announce(self, what: str, collection: Collection) -> None:
         params = {"what": what, "collection": collection.to_wire()}
-        await self._ask_proxy("announce", params)
+        await self._ask_proxy("announce_collection", params)
 
     async def _describe(self, request: Request) -> Answer:
         return {"collection": self.catalog.catalog.collection(request.params["collection"]).to_wire()}
@@ -246,10 +246,10 @@ class MixCoord(Role):
         granted = {name: (term, last[name]) for name, term in terms.items()}
         await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": granted, "limit": limit})
         grants = [self._wire_grant(name) for name in terms]
-        reply = await self._ask_proxy("take", {"grants": grants})
+        reply = await self._ask_proxy("acquire", {"grants": grants})
         fences = {name: (terms[name], id) for name, id in reply.values["fences"].items()}
         await self.catalog.append({"kind": "fenced", "channels": fences})
-        await self._ask_proxy("open", {"channels": list(terms)})
+        await self._ask_proxy("activate", {"channels": list(terms)})
         self._interrupted.difference_update(terms)
         self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))
 

@@ -80,9 +80,9 @@ class Proxy(Role):
             "write": Method(self._write, WriteParams),
             "flush": Method(self._flush, OfCollection),
             "sync": Method(self._sync, OfChannels),
-            "take": Method(self._acquire, AcquireParams),
-            "open": Method(self._activate, OfChannels),
-            "announce": Method(self._announce, AnnounceParams),
+            "acquire": Method(self._acquire, AcquireParams),
+            "activate": Method(self._activate, OfChannels),
+            "announce_collection": Method(self._announce_collection, AnnounceParams),
             "ready": Method(self._ready, Nothing),
         }
 
@@ -195,7 +195,7 @@ class Proxy(Role):
         self._owner.activate(request.params["channels"])
         return None
 
-    async def _announce(self, request: Request) -> Answer:
+    async def _announce_collection(self, request: Request) -> Answer:
         """Append to every vchannel the record that its collection begins or ends. Writes behind the end find no
         collection."""
         begins = request.params["what"] == "create"

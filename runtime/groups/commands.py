@@ -62,12 +62,12 @@ class EvictMember:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Take the channel from the member: it releases it, or its revocation has timed out. `lease` is the assignment
+    """Take the channel from the member: it releases it, or its revocation has timed out. `epoch` is the assignment
     epoch."""
 
     member: str
     channel: str
-    lease: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Move the position in a channel that the member has. `lease` is the assignment epoch."""
+    """Move the position in a channel that the member has. `epoch` is the assignment epoch."""
 
     member: str
     channel: str
-    lease: int
+    epoch: int
     upto: bytes
 
 
@@ -243,11 +243,11 @@ def _identity(value: Any) -> ChannelIdentity:
 
 
 def _ack(value: Any) -> Ack:
-    channel, lease, upto, ids, *rest = _list(value)  # records from before positions had metadata end here
+    channel, epoch, upto, ids, *rest = _list(value)  # records from before positions had metadata end here
     (metadata,) = rest or (None,)
     return Ack(
         typed(channel, str),
-        typed(lease, int),
+        typed(epoch, int),
         None if upto is None else typed(upto, bytes),
         tuple(typed(id, bytes) for id in _list(ids)),
         None if metadata is None else typed(metadata, bytes),

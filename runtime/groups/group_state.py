@@ -110,8 +110,8 @@ class GroupState:
     # ---- commands --------------------------------------------------------------------------------------------------
 
     def apply(self, token: bytes, command: Command) -> None:
-        """Apply the next record of the log, with its token. Raises the error with which the command is refused; then it
-        has changed nothing."""
+        """Apply the next record of the log, with its token. Raises the error with which the command is refused; then no
+        position and no assignment has changed."""
         match command:
             case Join():
                 self._join(command)

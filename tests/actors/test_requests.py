@@ -64,9 +64,9 @@ def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any
         ("proxy", "write"): write,
         ("proxy", "flush"): name,
         ("proxy", "sync"): {"channels": ["x"]},
-        ("proxy", "take"): {"grants": [grant]},
-        ("proxy", "open"): {"channels": ["x"]},
-        ("proxy", "announce"): {"what": "drop", "collection": wire},
+        ("proxy", "acquire"): {"grants": [grant]},
+        ("proxy", "activate"): {"channels": ["x"]},
+        ("proxy", "announce_collection"): {"what": "drop", "collection": wire},
         ("proxy", "ready"): {},
         ("datanode", "compact"): name,
         ("datanode", "check"): name,
@@ -157,7 +157,7 @@ async def test_a_ready_collection_is_not_released_nor_announced_as_gone(home) ->
     async with home.people_client() as client:
         await client.insert("people", home.people(1))
         wire = (await client.describe_collection("people")).to_wire()
-        for role, method in (("datanode", "release"), ("querynode", "release"), ("proxy", "announce")):
+        for role, method in (("datanode", "release"), ("querynode", "release"), ("proxy", "announce_collection")):
             call = client._rpc.call(role, method, {"collection": wire, "what": "drop"})
             assert isinstance(await home.error_of(call), InvalidRequest)
         assert await client.count("people", consistency="strong") == 1

@@ -21,12 +21,12 @@ from tidewal.runtime.clock import HybridClock, compose, physical_ms
 from tidewal.runtime.errors import ConfigError, InvalidRows, InvalidSchema, MessageTooLarge
 from tidewal.runtime.log.record import Record, decode
 from tidewal.runtime.rows.hashing import shard_of
-from tidewal.runtime.rows.schema import OPS, CollectionSchema, Field
+from tidewal.runtime.rows.schema import FIELD_TYPES, OPS, CollectionSchema, Field
 from tidewal.spark_bridge.scan.columns import spark_schema
 from tidewal.spark_bridge.sink.chunks import WriteChunk, chunks, digest, row_bytes
 from tidewal.spark_bridge.sink.messages import MS_MAX, MessageMaker, plan_messages
 from tidewal.spark_bridge.sink.options import SinkOptions
-from tidewal.spark_bridge.sink.rows import log_rows, plan_rows, schema_for
+from tidewal.spark_bridge.sink.rows import _FIELD_TYPES, log_rows, plan_rows, schema_for
 
 sys.path.insert(0, str(Path(__file__).parent))
 from story import FLIGHTS, NOON, batch_of, random_row
@@ -463,3 +463,7 @@ def test_digests_of_messages_tell_what_the_rows_say_and_nothing_of_their_order()
     assert len({told(row), *(told(row | {name: other}) for name, other in others.items())}) == 5
     keyless = [row | {"key": None, "value": value} for value in "xyz"]
     assert told(*keyless) == told(*reversed(keyless))
+
+
+def test_each_type_of_columns_is_made_of_a_type_of_spark():
+    assert {*_FIELD_TYPES.values(), "float_vector"} == FIELD_TYPES
