@@ -20,7 +20,7 @@ from ..errors import (
 from ..groups.metadata_layers import Layer, unwrap, wrap
 from ..groups.retries import Retries
 from ..groups.retry_policy import RetryPolicy
-from ..groups.work import Left, LogAway, Member, Outage, check_awaitable, next_of, of_the_log, outputs_of
+from ..groups.work import Left, LogAway, Member, Outage, check_awaitable, has_lost, next_of, of_the_log, outputs_of
 from ..log.wal import Append, Delivered, Wal
 from ..metrics.metrics import Metrics
 from . import commit_size
@@ -209,7 +209,7 @@ class _Program(Generic[D]):
         except BaseException as error:
             self._member.redeliver(delivered)
             self._channels.pop(delivered.channel, None)
-            if isinstance(error, Fenced) and error.fields.get("channel") == delivered.channel:
+            if has_lost(error, delivered.channel):
                 return
             raise
 

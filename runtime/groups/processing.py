@@ -9,7 +9,7 @@ from typing import Generic
 
 from ..arguments import checked
 from ..clock import HybridClock
-from ..errors import Fenced, InvalidRequest, Unsupported
+from ..errors import InvalidRequest, Unsupported
 from ..log.wal import Append, Wal
 from ..metrics.metrics import Metrics
 from .retries import Retries
@@ -22,6 +22,7 @@ from .work import (
     Outage,
     check_awaitable,
     ends_once_closed,
+    has_lost,
     next_of,
     of_the_log,
     outputs_of,
@@ -138,7 +139,7 @@ async def _first(member: Member[D], work: _Processing[D], retries: Retries[D] | 
         raise
     except BaseException as error:
         member.redeliver(delivered)
-        if isinstance(error, Fenced) and error.fields.get("channel") == delivered.channel:
+        if has_lost(error, delivered.channel):
             return False
         raise
 

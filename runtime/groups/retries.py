@@ -30,7 +30,7 @@ from ..metrics.metrics import Metrics
 from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .retry_policy import RetryPolicy
-from .work import Batch, D, Left, LogAway, Member, check_awaitable, ends_once_closed, of_the_log, outputs_of
+from .work import Batch, D, Left, LogAway, Member, check_awaitable, ends_once_closed, has_lost, of_the_log, outputs_of
 
 TURN_S = 1.0  # for how long the units of a batch that is held back are processed before other channels have their turn
 BETWEEN_TURNS_S = 0.001
@@ -197,7 +197,7 @@ class Retries(Generic[D]):
                 return False
         except BaseException as error:
             self._drop(channel)
-            if isinstance(error, Fenced) and error.fields.get("channel") == channel:
+            if has_lost(error, channel):
                 return False
             raise
         if held.units:

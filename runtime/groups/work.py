@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Protocol, Self, TypeVar
 
-from ..errors import Closed, InvalidRequest, TidewalError
+from ..errors import Closed, Fenced, InvalidRequest, TidewalError
 from ..log.wal import Append, Entry
 
 OUTAGE_S = 30.0  # for how long failures of the log that may pass are waited out before they are raised
@@ -64,6 +64,11 @@ async def next_of(member: Member[D]) -> D:
         if error.retryable and member.channels:
             raise LogAway(error) from error
         raise
+
+
+def has_lost(error: BaseException, channel: str) -> bool:
+    """Whether another member has the channel now."""
+    return isinstance(error, Fenced) and error.fields.get("channel") == channel
 
 
 class Outage:
