@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -90,5 +91,7 @@ if __name__ == "__main__":
         asyncio.run(run(given.command, given.log))
     except KeyboardInterrupt:
         pass
+    except BrokenPipeError:  # `| head` has seen enough; what is left in the buffer has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except tidewal.TidewalError as error:
         sys.exit(f"{type(error).__name__}: {error}")
