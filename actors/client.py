@@ -31,7 +31,7 @@ from ..runtime.rows.row_codec import encode_rows
 from ..runtime.rows.schema import CollectionSchema
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params, Reply
-from .querynode.filter_params import FilterParams, with_values
+from .querynode.filter_params import FilterParams, parameters_named, with_values
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy
@@ -297,7 +297,8 @@ class Client:
         names = None if columns is None else tuple(columns)
         ordered = tuple(OrderBy(*each) for each in order_by)
         asked = QueryRequest(with_values(filter, filter_params), names, ordered, limit)
-        return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+        with parameters_named(filter, filter_params):
+            return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
 
     @checked
     async def count(
@@ -311,7 +312,8 @@ class Client:
     ) -> int:
         """How many rows there are, or for how many `filter` holds, with `filter_params` as for `query`."""
         asked = QueryRequest(with_values(filter, filter_params), count=True)
-        answer = await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+        with parameters_named(filter, filter_params):
+            answer = await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
         return cast(int, answer.table.column(COUNT_COLUMN)[0].as_py())
 
     @checked
@@ -355,7 +357,8 @@ class Client:
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"a search takes one vector, a list of numbers: {error}") from None
         asked = SearchRequest(column, numbers, metric, top_k, with_values(filter, filter_params), names)
-        return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+        with parameters_named(filter, filter_params):
+            return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
 
     @checked
     async def stats(self, collection: str, *, consistency: Consistency = "bounded") -> Stats:
@@ -385,7 +388,16 @@ class Client:
 
 
 def _listed(keys: object) -> list[object]:
-    """Keys as a list. A text is no list of keys: letter by letter it would name other rows (a filter, most likely)."""
+    """Keys as a list of Python's values, also those of an array, a Series or a column of Arrow. A text is no list of
+    keys: letter by letter it would name other rows (a filter, most likely)."""
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Iterable):
-        raise InvalidRequest(f"give a list of keys, not {keys!r}")
-    return list(cast("Iterable[object]", keys))
+        raise InvalidRequest(f"give a list of keys, not {keys!r}", argument="keys")
+    if isinstance(keys, np.ndarray) and keys.ndim != 1:
+        raise InvalidRequest(f"give keys in one dimension, not an array of {keys.ndim}", argument="keys")
+    return [_python_value(key) for key in cast("Iterable[object]", keys)]
+
+
+def _python_value(key: object) -> object:
+    if isinstance(key, np.generic):
+        return cast(object, key.item())
+    return cast(object, key.as_py()) if isinstance(key, pa.Scalar) else key

@@ -8,7 +8,8 @@ row to name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import is_dataclass
 from datetime import date, datetime, time
 from types import NoneType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
@@ -24,14 +25,15 @@ from ..runtime.rows.hashing import shard_of
 from ..runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, OP_COLUMN, OPS, CollectionSchema, Field, Op
 
 
-class DataFrame(Protocol):
-    """A table of another library that gives its columns to Arrow, as those of pandas and Polars do."""
+class ArrowTable(Protocol):
+    """A table that gives its columns to Arrow: of pyarrow (a batch, too), or a data frame of pandas or Polars. Said by
+    this method, and not by pyarrow's classes, it has a type also where pyarrow has none, without its stubs."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 Columns: TypeAlias = Mapping[str, Sequence[object] | npt.NDArray[Any]]
-Rows: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]] | Columns | DataFrame
+Rows: TypeAlias = ArrowTable | Sequence[Mapping[str, object]] | Columns
 """Rows to write: a batch or table of pyarrow, a list of mappings, a mapping of columns (lists or arrays), or a data
 frame of pandas or Polars."""
 
@@ -57,7 +59,7 @@ _VALUES: Final[Mapping[str, _Values]] = {
     "bool": _Values((bool, np.bool_), "True or False"),
     **dict.fromkeys(INTEGER_TYPES, _Values((int, np.integer), "a whole number, as int(value)", strict=True)),
     **dict.fromkeys(FLOAT_TYPES, _Values((int, float, np.number), "a number, as float(value)", strict=True)),
-    "varchar": _Values((str, bytes), "a text, as str(value)"),
+    "varchar": _Values((str,), "a text, as str(value)", strict=True),
     "timestamp": _Values((date, np.datetime64), "a datetime", strict=True),
     "float_vector": _Values((list, tuple, np.ndarray), "a list of numbers"),
 }
@@ -145,32 +147,61 @@ def split_by_bytes(batch: pa.RecordBatch, limit: int, key: str = "") -> list[pa.
 
 def _columns_of(rows: Rows) -> tuple[dict[str, object], int]:
     """The columns by name, not yet typed, and the number of rows."""
-    if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pa.RecordBatch | pa.Table):
-        rows = _table_of(cast("DataFrame", rows))
-    if isinstance(rows, pa.RecordBatch | pa.Table):
-        if len(set(rows.schema.names)) < len(rows.schema.names):
-            raise InvalidRows("two columns have the same name")
-        return dict(zip(rows.schema.names, cast("list[object]", rows.columns), strict=True)), rows.num_rows
     if isinstance(rows, Mapping):
-        columns = dict(rows)
-        for name, column in cast("dict[str, object]", columns).items():  # users are not type-checked
-            if isinstance(column, str | bytes) or not isinstance(column, Sized):
-                raise InvalidRows(f"column {name!r} is {column!r}, no list of values; one row is a list of one")
-        lengths = {name: len(column) for name, column in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise InvalidRows(f"columns differ in length: {lengths}")
-        return {**columns}, next(iter(lengths.values()), 0)
-    if not isinstance(rows, Sized):  # pyright: ignore[reportUnnecessaryIsInstance] -- as below
-        kind = type(cast(object, rows)).__name__
+        return _of_mapping(rows)
+    if isinstance(rows, pa.RecordBatch | pa.Table) or hasattr(rows, "__arrow_c_stream__"):
+        table = rows if isinstance(rows, pa.RecordBatch | pa.Table) else _table_of(cast("ArrowTable", rows))
+        if len(set(table.schema.names)) < len(table.schema.names):
+            raise InvalidRows("two columns have the same name")
+        return dict(zip(table.schema.names, cast("list[object]", table.columns), strict=True)), table.num_rows
+    return _of_list(cast("Sequence[Mapping[str, object]]", rows))
+
+
+def _of_mapping(columns: Mapping[str, object]) -> tuple[dict[str, object], int]:
+    _check_names(columns)
+    lengths: dict[str, int] = {}
+    for name, column in columns.items():
+        if isinstance(column, str | bytes) or not isinstance(column, Sized):
+            raise InvalidRows(
+                f"column {name!r} is {column!r}, no list of values; for one row give a list of it, [{{…}}]", column=name
+            )
+        lengths[name] = len(column)
+    if len(set(lengths.values())) > 1:
+        raise InvalidRows(f"columns differ in length: {lengths}")
+    return dict(columns), next(iter(lengths.values()), 0)
+
+
+def _of_list(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, object], int]:
+    if not isinstance(rows, Sized):  # pyright: ignore[reportUnnecessaryIsInstance] -- users are not type-checked
+        kind, hint = type(cast(object, rows)).__name__, _mapping_hint(rows)
+        if hint or not isinstance(rows, Iterable):
+            raise InvalidRows(f"rows are a {kind}, no list of mappings{hint}")
         raise InvalidRows(f"rows are a {kind}, which can be read once only: make a list of it, list(rows)")
     for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- users are not type-checked
-            raise InvalidRows(f"row {number} is a {type(row).__name__}, not a mapping of columns", row=number)
+        if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
+            kind, hint = type(cast(object, row)).__name__, _mapping_hint(row)
+            raise InvalidRows(f"row {number} is a {kind}, not a mapping of columns{hint}", row=number)
     names = dict.fromkeys(name for row in rows for name in row)
+    _check_names(names)
     return {name: [row.get(name) for row in rows] for name in names}, len(rows)
 
 
-def _table_of(frame: DataFrame) -> pa.Table:
+def _check_names(names: Iterable[object]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidRows(f"the column name {name!r} is a {type(name).__name__}, not a text")
+
+
+def _mapping_hint(row: object) -> str:
+    """The end of an error's sentence that says how to make a mapping of an object with fields; "" for another one."""
+    if hasattr(row, "model_dump"):  # pydantic's
+        return ": give row.model_dump() for each row"
+    if is_dataclass(row):
+        return ": give dataclasses.asdict(row) for each row"
+    return ": give row._asdict() for each row" if hasattr(row, "_asdict") else ""
+
+
+def _table_of(frame: ArrowTable) -> pa.Table:
     try:
         table = pa.table(cast(Any, frame))
     except _CONVERSION_ERRORS as error:
@@ -258,13 +289,15 @@ def _from_objects(field: Field, values: list[object]) -> pa.Array[Any]:
     wanted = _VALUES[field.type]
     kinds = set(map(type, values)) - {NoneType}
     wrong = [kind for kind in kinds if not issubclass(kind, wanted.types) or (kind is bool and field.type != "bool")]
-    misfit = TypeError(f"{wrong[0].__name__} does not fit; give {wanted.words}") if wrong else None
+    words = "a text, as value.decode()" if field.type == "varchar" and wrong[:1] == [bytes] else wanted.words
+    misfit = TypeError(f"{wrong[0].__name__} does not fit; give {words}") if wrong else None
     if misfit and wanted.strict:
         raise misfit
     try:
         if date in kinds:
             values = [datetime.combine(each, time()) if type(each) is date else each for each in values]
         if np.datetime64 in kinds:  # Arrow takes these without a zone only
+            values = [_in_unit_of_arrow(each) if type(each) is np.datetime64 else each for each in values]
             return _cast(cast("pa.Array[Any]", pa.array(cast(Any, values))), field.arrow_type())
         if field.type == "float":
             return _cast(
@@ -293,9 +326,15 @@ def _from_numpy(field: Field, values: np.ndarray[tuple[int, ...], np.dtype[np.ge
     try:
         if values.ndim == 2:
             return cast("pa.Array[Any]", pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1]))
-        return pa.array(values)
+        return pa.array(_in_unit_of_arrow(values) if values.dtype.kind == "M" else values)
     except _CONVERSION_ERRORS as error:
         raise InvalidRows(f"column {field.name!r} is not {field.type}: {error}", column=field.name) from None
+
+
+def _in_unit_of_arrow(times: Any) -> Any:
+    """Times of NumPy, one or an array, in seconds where their unit is one that Arrow does not have, such as the day."""
+    unit = np.datetime_data(times.dtype)[0]
+    return times if unit in ("s", "ms", "us", "ns") else times.astype("datetime64[s]")
 
 
 def _is_castable(kind: pa.DataType, field: Field) -> bool:

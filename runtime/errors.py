@@ -3,23 +3,45 @@
 `TidewalError.retryable` answers the first question of every caller: may the same call succeed later, unchanged?
 Errors cross processes and channels by class name and fields (`to_wire`, `from_wire`), so the one that reaches a client
 is the one the server raised. Messages say what happened and what to do; fields carry what a program needs (channel,
-position, limit), and are attributes of the error too.
+position, limit), and are attributes of the error too, with their types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeAlias, TypeVar, cast, overload
 
 FieldValue: TypeAlias = str | int | float | bytes | bool | None
+
+_V = TypeVar("_V", str, int, float, bytes, bool)
 
 _by_code: dict[str, type[TidewalError]] = {}
 
 
+class _Named(Generic[_V]):
+    """A field of an error as an attribute with a type: None where this error does not have it."""
+
+    def __set_name__(self, owner: type[TidewalError], name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, error: None, owner: type[TidewalError]) -> Self: ...
+
+    @overload
+    def __get__(self, error: TidewalError, owner: type[TidewalError]) -> _V | None: ...
+
+    def __get__(self, error: TidewalError | None, owner: type[TidewalError]) -> Self | _V | None:
+        return self if error is None else cast("_V | None", error.fields.get(self._name))
+
+
 class TidewalError(Exception):
-    """The base of all errors. `fields` holds the details of the case; each can be read as an attribute."""
+    """The base of all errors. `fields` holds the details of the case. Those that the description of a class names are
+    attributes of each of its errors, None where a case does not have them; so is `outcome_unknown`, which is True where
+    the request may have had its effect all the same. Any other field can be read as an attribute where it is there."""
 
     retryable: ClassVar[bool] = False
+
+    outcome_unknown: _Named[bool] = _Named()
 
     def __init__(self, message: str, **fields: FieldValue) -> None:
         super().__init__(message)
@@ -29,11 +51,13 @@ class TidewalError(Exception):
     def __init_subclass__(cls) -> None:
         _by_code[cls.__name__] = cls
 
-    def __getattr__(self, name: str) -> FieldValue:
-        try:
-            return self.__dict__["fields"][name]
-        except KeyError:
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}") from None
+    if not TYPE_CHECKING:  # to a checker, which would find no misspelt name
+
+        def __getattr__(self, name: str) -> FieldValue:
+            try:
+                return self.__dict__["fields"][name]
+            except KeyError:
+                raise AttributeError(f"{type(self).__name__} has no field {name!r}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self).__name__, self.message, self.fields)
@@ -46,10 +70,11 @@ class Overloaded(TidewalError):
     """A named limit (`limit`) is reached; nothing of the request was kept. Retry after a pause."""
 
     retryable = True
+    limit: _Named[str] = _Named()
 
 
 class DiskPressure(Overloaded):
-    """Free space is below the watermark: data is refused, all else goes on. Free space, or lower the retention."""
+    """Free space is below the watermark: data is refused, all else goes on. Free space, or enlarge the disk."""
 
 
 class Unavailable(TidewalError):
@@ -68,6 +93,8 @@ class Lagging(TidewalError):
     """The reader is too far behind the log to answer at the asked freshness (`channel`, `lag_s`)."""
 
     retryable = True
+    channel: _Named[str] = _Named()
+    lag_s: _Named[float] = _Named()
 
 
 # ---- the log's own answers ------------------------------------------------------------------------------------------
@@ -79,6 +106,9 @@ class Closed(TidewalError):
 
 class Fenced(TidewalError):
     """A newer owner holds the channel (`channel`, `term`): nothing this owner writes counts any more. Stop."""
+
+    channel: _Named[str] = _Named()
+    term: _Named[int] = _Named()
 
 
 class PreconditionFailed(TidewalError):
@@ -93,8 +123,12 @@ class OutcomeUnknown(TidewalError):
 
 
 class PositionLost(TidewalError):
-    """Retention removed the position, or it never existed (`channel`, `requested`, `first_available`). Choose where to
-    go on."""
+    """Retention removed the position, or it never existed (`channel`, and the ids `requested` and `first_available`).
+    Choose where to go on."""
+
+    channel: _Named[str] = _Named()
+    requested: _Named[bytes] = _Named()
+    first_available: _Named[bytes] = _Named()
 
 
 class WatermarkStalled(TidewalError):
@@ -102,31 +136,49 @@ class WatermarkStalled(TidewalError):
     announces nothing, or its announcements do not arrive. Nothing is lost: iterate again, and check the owner."""
 
     retryable = True
+    channel: _Named[str] = _Named()
+    time: _Named[int] = _Named()
+    waited_s: _Named[float] = _Named()
 
 
 class PositionMismatch(TidewalError):
     """The position belongs to another backend or channel (`expected`, `found`)."""
 
+    expected: _Named[str] = _Named()
+    found: _Named[str] = _Named()
+
 
 class ChannelNotFound(TidewalError):
     """No such channel (`channel`). Create it first, or check the name."""
+
+    channel: _Named[str] = _Named()
 
 
 class GroupNotFound(TidewalError):
     """No such consumer group (`group`): it has no position and no members. Check the name."""
 
+    group: _Named[str] = _Named()
+
 
 class ChannelExists(TidewalError):
     """The channel exists with another policy (`channel`)."""
+
+    channel: _Named[str] = _Named()
 
 
 class OrderViolated(TidewalError):
     """A record came behind a time that its channel had announced already (`channel`, `ts`): its owner broke its
     promise."""
 
+    channel: _Named[str] = _Named()
+    ts: _Named[int] = _Named()
+
 
 class MessageTooLarge(TidewalError):
     """One message is over the backend's limit (`size`, `limit`, bytes); nothing was sent."""
+
+    size: _Named[int] = _Named()
+    limit: _Named[int] = _Named()
 
 
 class JournalFailed(TidewalError):
@@ -141,53 +193,70 @@ class CorruptLog(TidewalError):
     """Stored data fails its checksum (`path`, `offset`): what lies before it is intact and readable. Or another tool
     has changed the rows of a table (`path`, `version`, `operation`): go back to the version before."""
 
+    path: _Named[str] = _Named()
+    offset: _Named[int] = _Named()
+    version: _Named[int] = _Named()
+    operation: _Named[str] = _Named()
+
 
 class IncompleteLog(TidewalError):
     """The directory is a copy that `tidewal salvage` did not finish (`path`). Remove it, and salvage again."""
+
+    path: _Named[str] = _Named()
 
 
 class FormatTooNew(TidewalError):
     """What is stored was written by a newer Tidewal, in a format of another version (`found`, `supported`). Upgrade
     this one: it neither reads nor changes what it does not know."""
 
+    found: _Named[int] = _Named()
+    supported: _Named[int] = _Named()
+
 
 class DirectoryInUse(TidewalError):
     """Another process owns the directory (`path`, `pid`)."""
 
+    path: _Named[str] = _Named()
+    pid: _Named[int] = _Named()
+
 
 class DirectoryUnwritable(TidewalError):
     """The directory cannot be created or written (`path`). Check its permissions and mount."""
+
+    path: _Named[str] = _Named()
 
 
 # ---- what was asked for is wrong ------------------------------------------------------------------------------------
 
 
 class InvalidRequest(TidewalError):
-    """The request cannot be served as it stands; the message says what to change."""
+    """The request cannot be served as it stands; the message says what to change. Where one argument of a call is
+    wrong, `argument` is its name."""
+
+    argument: _Named[str] = _Named()
 
 
 class ReadOnly(InvalidRequest):
     """The log was opened with `read_only=True`, and the call writes (`call`): nothing was sent."""
 
+    call: _Named[str] = _Named()
+
 
 class InvalidRows(InvalidRequest):
-    """Rows do not fit the collection: a null key, NaN, a wrong type or vector length (`column`, `row`)."""
+    """Rows do not fit the collection: a null key, NaN, a wrong type or vector length. `column` is the one that does not
+    fit, None where all rows are wrong; `row` the first row that does not, counted from 0 in what was written, None
+    where a column does not fit as a whole."""
 
-    @property
-    def column(self) -> str | None:
-        """The column that does not fit; None where it is not one that is wrong, but all rows."""
-        return cast("str | None", self.fields.get("column"))
-
-    @property
-    def row(self) -> int | None:
-        """The first row that does not fit, counted from 0 in what was written; None where a column does not fit as a
-        whole."""
-        return cast("int | None", self.fields.get("row"))
+    column: _Named[str] = _Named()
+    row: _Named[int] = _Named()
 
 
 class InvalidFilter(InvalidRequest):
     """The filter expression does not parse or does not fit the schema (`position`, in characters), or has a parameter
     without a fitting value (`parameter`, its name)."""
+
+    position: _Named[int] = _Named()
+    parameter: _Named[str] = _Named()
 
 
 class InvalidSchema(InvalidRequest):
@@ -197,25 +266,37 @@ class InvalidSchema(InvalidRequest):
 class CollectionNotFound(InvalidRequest):
     """No such collection (`collection`)."""
 
+    collection: _Named[str] = _Named()
+
 
 class CollectionExists(InvalidRequest):
     """A collection of that name exists with another schema or shard count (`collection`)."""
+
+    collection: _Named[str] = _Named()
 
 
 class ConfigError(TidewalError):
     """A setting is unknown, malformed or contradicts another (`key`)."""
 
+    key: _Named[str] = _Named()
+
 
 class BadRecord(TidewalError):
     """A record failed its length, checksum, version or content check (`reason`). It is dead-lettered, never fatal."""
+
+    reason: _Named[str] = _Named()
 
 
 class MemoryLimitExceeded(TidewalError):
     """A named memory limit (`limit`) would be exceeded; raise it or hold less."""
 
+    limit: _Named[str] = _Named()
+
 
 class Unsupported(TidewalError):
     """The backend cannot do this at all (`capability`)."""
+
+    capability: _Named[str] = _Named()
 
 
 # ---- actors ---------------------------------------------------------------------------------------------------------
@@ -224,9 +305,14 @@ class Unsupported(TidewalError):
 class ActorStopped(TidewalError):
     """The actor has stopped (`actor`); the message will not be answered."""
 
+    actor: _Named[str] = _Named()
+
 
 class HandlerFailed(TidewalError):
     """The actor's handler raised an error that is not Tidewal's own (`actor`, `error`)."""
+
+    actor: _Named[str] = _Named()
+    error: _Named[str] = _Named()
 
 
 def check_version(what: str, found: object, supported: int) -> None:

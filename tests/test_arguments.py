@@ -247,7 +247,7 @@ def test_one_row_is_no_list_of_rows():
     from tidewal.actors.rows import to_batch
 
     schema = tidewal.CollectionSchema("c", (tidewal.Field("id", "int64"),), "id")
-    with pytest.raises(InvalidRows, match="one row is a list of one"):
+    with pytest.raises(InvalidRows, match=r"for one row give a list of it, \[\{…\}\]"):
         to_batch({"id": 1}, schema, op="insert")
 
 

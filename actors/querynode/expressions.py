@@ -229,6 +229,8 @@ def _common_type(left: Expression, *others: Expression) -> pa.DataType:
     ):
         return _TIME
     odd = next(each for each in others if each.kind is not left.kind)
+    if left.literal is not None and odd.literal is None:  # what was written is wrong, not what the column is
+        odd, left = left, odd
     raise _mismatch(odd, f"{odd.kind.value} cannot be compared with {left.kind.value}")
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
 from numbers import Real
 from operator import index
 from typing import Final, TypeAlias, cast
@@ -20,7 +22,7 @@ from ...runtime.errors import InvalidFilter
 from ...runtime.nearest import nearest
 from .grammar import quote
 
-Scalar: TypeAlias = str | int | float | bool
+Scalar: TypeAlias = str | int | float | bool | date
 FilterParams: TypeAlias = Mapping[str, Scalar | Sequence[Scalar] | npt.NDArray[np.generic] | None]
 """The values of a filter's parameters by their names."""
 
@@ -33,9 +35,9 @@ _BEFORE_NULL: Final = re.compile(r"\bis(\s+not)?\s*$", re.IGNORECASE)
 def with_values(filter: str | None, params: Mapping[str, object] | None) -> str | None:
     """The filter with the value of each `{name}` in its place, as a literal; in strings braces are text.
 
-    A value is a text, an integer of 64 bits, a float, a bool, a list of these (beside `in`), or None (behind `is` and
-    `is not`). Raises `InvalidFilter(parameter)` for a parameter without a value, a value without a parameter, and a
-    value that cannot stand there.
+    A value is a text, an integer of 64 bits, a float, a bool, a datetime or date (UTC where it has no zone), a list of
+    these (beside `in`), or None (behind `is` and `is not`). Raises `InvalidFilter(parameter)` for a parameter without a
+    value, a value without a parameter, and a value that cannot stand there.
     """
     params = params or {}
     if filter is None or ("{" not in filter and not params):
@@ -48,11 +50,39 @@ def with_values(filter: str | None, params: Mapping[str, object] | None) -> str 
         if name is None:
             return part[0]
         used.add(name)
-        return f" {_value_of(name, params, part)} "
+        return _literal(name, params, part)
 
     filled = _PARTS.sub(literal, filter)
     _refuse_unused(params, used)
     return filled
+
+
+@contextmanager
+def parameters_named(filter: str | None, params: Mapping[str, object] | None) -> Generator[None]:
+    """In this block an `InvalidFilter` about `with_values(filter, params)` names the parameter whose value is at its
+    position, unless it names one already."""
+    try:
+        yield
+    except InvalidFilter as error:
+        if filter is None or not params or error.position is None or error.parameter is not None:
+            raise
+        name = _parameter_at(error.position, filter, params)
+        if name is None:
+            raise
+        fields = {**error.fields, "parameter": name}
+        raise InvalidFilter(f"{error.message} (the value of the parameter {name!r})", **fields) from None
+
+
+def _parameter_at(position: int, filter: str, params: Mapping[str, object]) -> str | None:
+    """The parameter whose value is at a position of the filter with its values; None where none is."""
+    grown = 0  # by how much the values before a part are longer than their names
+    for part in _PARTS.finditer(filter):
+        if (name := part[1]) is not None:
+            start, length = part.start() + grown, len(_literal(name, params, part))
+            if start <= position < start + length:
+                return name
+            grown += length - len(part[0])
+    return None
 
 
 def _refuse_unused(params: Mapping[str, object], used: set[str]) -> None:
@@ -63,6 +93,10 @@ def _refuse_unused(params: Mapping[str, object], used: set[str]) -> None:
                 "a parameter is a name in braces, {name}, outside of quotes",
                 parameter=name,
             )
+
+
+def _literal(name: str, params: Mapping[str, object], part: re.Match[str]) -> str:
+    return f" {_value_of(name, params, part)} "
 
 
 def _value_of(name: str, params: Mapping[str, object], part: re.Match[str]) -> str:
@@ -81,10 +115,15 @@ def _value_of(name: str, params: Mapping[str, object], part: re.Match[str]) -> s
             return "null"
         raise _unfit(name, f"is None, and null is equal to nothing: ask with `is null`, or `is {{{name}}}`")
     if isinstance(value, np.ndarray):
-        value = cast(object, value.tolist())
+        value = _python_values(cast("npt.NDArray[np.generic]", value))
     if _is_list(value):
         return "[" + ", ".join(_scalar(name, each, "has ") for each in cast("Iterable[object]", value)) + "]"
     return _scalar(name, value)
+
+
+def _python_values(array: npt.NDArray[np.generic] | np.generic) -> object:
+    """As Python has them; of times as datetimes, where NumPy makes numbers of units below the microsecond."""
+    return cast(object, (array.astype("datetime64[us]") if array.dtype.kind == "M" else array).tolist())
 
 
 def _is_list(value: object) -> bool:
@@ -102,9 +141,15 @@ def _scalar(name: str, value: object, verb: str = "is ") -> str:
         if not -(2**63) <= number < 2**63:
             raise _unfit(name, f"{verb}{number}, which does not fit in 64 bits")
         return str(number)
+    if isinstance(value, np.datetime64):
+        value = _python_values(cast(np.generic, value))
+    if isinstance(value, date):
+        return quote(value.isoformat())
     if isinstance(value, Real):
         return _float(name, float(value))
-    raise _unfit(name, f"{verb}a value of {type(value).__name__}: give a text, a number, a bool, or a list of these")
+    raise _unfit(
+        name, f"{verb}a value of {type(value).__name__}: give a text, a number, a bool, a datetime, or a list of these"
+    )
 
 
 def _text(name: str, value: str) -> str:

@@ -178,4 +178,5 @@ def _explain(text: str, error: UnexpectedInput) -> InvalidFilter:
     elif isinstance(error, UnexpectedCharacters):
         expected = error.allowed or set()
     words = ", ".join(sorted({_WORDS.get(name, name) for name in expected}))
-    return InvalidFilter(f"at {position}: found {found}, expected {words}", position=position)
+    meant = "; did you mean ==?" if found == "'='" and "COMPARISON" in expected else ""
+    return InvalidFilter(f"at {position}: found {found}, expected {words}{meant}", position=position)

@@ -28,7 +28,7 @@ class SequenceWindow:
 
     def __init__(self, decided_to: Callable[[], int], check_open: Callable[[], None]) -> None:
         """All numbers up to `decided_to()` are decided. `check_open` raises once nothing more is sent."""
-        self.last = 0  # the highest number used
+        self.last: int = 0  # the highest number used
         self._decided_to = decided_to
         self._known_to = 0  # what that returned last
         self._check_open = check_open

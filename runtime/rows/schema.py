@@ -92,15 +92,17 @@ class Field:
 class CollectionSchema:
     """Name, fields and primary key of a collection; `version` grows when fields are added.
 
-    Raises `InvalidSchema` when made from fields that break a rule, so a schema that exists is a valid one.
+    Raises `InvalidSchema` when made from fields that break a rule, so a schema that exists is a valid one. `fields` may
+    be any sequence, and is a tuple then.
     """
 
     name: str
-    fields: tuple[Field, ...]
+    fields: Sequence[Field]
     primary_key: str
     version: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", tuple(self.fields))
         _check(self)
 
     @cached_property

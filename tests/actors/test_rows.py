@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from tidewal.actors.rows import check_values, split_by_bytes, split_by_shard, to_batch
 from tidewal.runtime.errors import InvalidRows, MessageTooLarge
@@ -149,6 +151,45 @@ def test_shapeless_rows() -> None:
         batch_of(GOOD, SCHEMA, op="replace")
     assert batch_of([], SCHEMA, op="insert").num_rows == 0
     assert batch_of([], SCHEMA, op=None).schema == SCHEMA.row_arrow()
+
+
+@pytest.mark.parametrize("rows", [[{"id": "a", 5: 6}], {"id": ["a"], 5: [6]}, [{None: 1}], {b"id": ["a"]}])
+def test_a_name_of_a_column_that_is_no_text_is_refused(rows: Any) -> None:
+    with pytest.raises(InvalidRows, match=r"the column name .* not a text"):
+        batch_of(rows, SCHEMA, op="insert")
+
+
+class Model(BaseModel):
+    id: str
+
+
+@dataclass
+class Record:
+    id: str
+
+
+class Named(NamedTuple):
+    id: str
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        (Model(id="a"), r"a Model, .*: give row\.model_dump\(\)"),
+        (Record("a"), r"a Record, .*: give dataclasses\.asdict\(row\)"),
+        (Named("a"), r"a Named, .*: give row\._asdict\(\)"),
+        (5, "a int, not a mapping of columns$"),
+    ],
+)
+def test_rows_that_are_objects_are_refused_with_what_to_do(row: Any, hint: str) -> None:
+    with pytest.raises(InvalidRows, match=hint) as caught:
+        batch_of([row], SCHEMA, op="insert")
+    assert caught.value.row == 0
+
+
+def test_one_object_is_no_list_of_rows() -> None:
+    with pytest.raises(InvalidRows, match=r"a Model, no list of mappings: give row\.model_dump\(\)"):
+        batch_of(cast(Any, Model(id="a")), SCHEMA, op="insert")
 
 
 def test_rows_that_can_be_read_once_only_are_refused_with_what_to_do() -> None:
@@ -408,6 +449,8 @@ def test_types_of_arrow_that_mean_something_else_are_named_with_what_to_do(
         ("name", np.str_("a"), "a"),
         ("seen", date(2020, 1, 1), MIDNIGHT),
         ("seen", np.datetime64("2020-01-01T12:00:00"), NOON),
+        ("seen", np.datetime64("2020-01-01"), MIDNIGHT),
+        ("seen", np.datetime64("2020-01-01T12"), NOON),
         ("vector", (1, 2), [1.0, 2.0]),
         ("vector", np.array([1, 2], np.float16), [1.0, 2.0]),
     ],
@@ -415,6 +458,11 @@ def test_types_of_arrow_that_mean_something_else_are_named_with_what_to_do(
 def test_values_of_python_that_mean_the_same_are_converted(name: str, given: object, value: object) -> None:
     row = {"id": 1, "vector": [1.0, 2.0], name: given}
     assert batch_of([row, row], ALL, op="insert").column(name).to_pylist() == [value, value]
+
+
+def test_times_of_numpy_may_have_any_unit() -> None:
+    rows = {"id": [1], "vector": [[1.0, 2.0]], "seen": np.array(["2020-01-01T12"], "datetime64[h]")}
+    assert batch_of(rows, ALL, op="insert").column("seen").to_pylist() == [NOON]
 
 
 def test_dates_and_times_may_be_in_one_column() -> None:
@@ -430,6 +478,7 @@ def test_dates_and_times_may_be_in_one_column() -> None:
         ("value", Decimal("1.5"), "Decimal does not fit; give a number, as float(value)"),
         ("ratio", 1e300, "too large for a float"),
         ("name", 1, "int does not fit; give a text, as str(value)"),
+        ("name", b"a", "bytes does not fit; give a text, as value.decode()"),
         ("flag", "true", "str does not fit; give True or False"),
         ("seen", "2020-01-01", "str does not fit; give a datetime"),
         ("small", 300, "300"),
