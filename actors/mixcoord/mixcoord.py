@@ -96,7 +96,7 @@ class MixCoord(Role):
         _log.info("%s leads the log now%s", self.node.incarnation, f", in place of {before}" if before else "")
         self._claimed_s = self.node.clock.clock.monotonic()
         if not self.ref.cell.restarts:
-            await self.node.blocking(partial(warn_of_stray_tables, self.node.tables, self.catalog.catalog.collections))
+            self.spawn_task(self._warn_of_stray_tables(), name="stray tables")
         await self.node.make_event_channel(self.node.names.cuts)
         metrics, clock = self.node.metrics, self.node.clock
         metrics.counter("mixcoord_election_total").inc()
@@ -109,6 +109,12 @@ class MixCoord(Role):
         if not self.node.wal.capabilities.drops_temporary:
             replies = ReplyChannels(self.node.wal, self.node.names, metrics)
             self.spawn_task(replies.run(), name="silent reply channels")
+
+    async def _warn_of_stray_tables(self) -> None:
+        try:
+            await self.node.blocking(partial(warn_of_stray_tables, self.node.tables, self.catalog.catalog.collections))
+        except TidewalError as error:  # the DataNode meets the same, and says what follows
+            _log.warning("the tables cannot be listed: %s", error)
 
     # ---- collections ------------------------------------------------------------------------------------------------
 
