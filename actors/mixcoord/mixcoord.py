@@ -350,14 +350,18 @@ class MixCoord(Role):
         self.node.metrics.gauge("mixcoord_leader").set(0)
         await super().on_stop()
 
+    async def _look_at_first_cut(self) -> None:
+        if self.node.wal.capabilities.shared_segments:
+            with suppress(*_AWAY):  # looked at again in a moment
+                kept = await self.node.wal.describe(self.node.names.cuts)
+                self._first_cut = kept.first_id or (kept.latest_id or b"") + b"\0"  # none there: behind the last one
+
     async def _draw_cuts(self) -> None:
         """Store a cut of each collection every `CUT_INTERVAL_S` while rows are written: other processes read up to
         it."""
         while True:
             await asyncio.sleep(CUT_INTERVAL_S)
-            if self.node.wal.capabilities.shared_segments:
-                kept = await self.node.wal.describe(self.node.names.cuts)
-                self._first_cut = kept.first_id or (kept.latest_id or b"") + b"\0"  # none there: behind the last one
+            await self._look_at_first_cut()
             for collection in list(self.catalog.catalog.collections.values()):
                 if collection.state == READY:
                     try:

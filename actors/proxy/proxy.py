@@ -172,8 +172,8 @@ class Proxy(Role):
         written: object = None
         while True:
             await asyncio.sleep(IDLE_TICK_S)
-            if self._registered.is_set() and self._owner.sync_point().channels != written:
-                with suppress(TidewalError):  # the next turn tries again
+            with suppress(TidewalError):  # the next turn tries again
+                if self._owner.sync_point().channels != written:
                     await self._owner.tick_now(everywhere=True)
                     written = self._owner.sync_point().channels
 

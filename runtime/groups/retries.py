@@ -116,6 +116,7 @@ class Retries(Generic[D]):
         self._letters = GroupLetters(wal, member.group, policy.dead_letters, clock)
         self._chance = random.Random(policy.seed)
         self._held: dict[str, _Held[D]] = {}
+        self._errors: dict[str, tuple[bytes, Exception]] = {}  # of entries that went back: the last error, by channel
         self._epochs: dict[str, int] = {}  # the assignment epochs whose first batch was counted
         self._retried = None if metrics is None else metrics.counter("wal_group_retry_total", group=member.group)
 
@@ -132,10 +133,12 @@ class Retries(Generic[D]):
     async def work(self, delivered: D) -> bool:
         """Process a batch that was delivered now. Returns whether it is done; if not, it is held back."""
         self._held.pop(delivered.channel, None)  # of an assignment epoch that is over
+        id, error = self._errors.pop(delivered.channel, (b"", None))
+        error = error if id == delivered.first else None
         before = await self._begun(delivered)
         if before.begun:
             made = before.begun if before.alone else 0  # which of several ended the process is not known
-            self._hold(_Held(deque(delivered.parts()), made, None, self._now()))
+            self._hold(_Held(deque(delivered.parts()), made, error if made else None, self._now()))
             return await self._go_on(delivered.channel)
         try:
             await self._attempt(delivered, 1, None)
@@ -318,6 +321,8 @@ class Retries(Generic[D]):
     def _drop(self, channel: str) -> None:
         held = self._held.pop(channel, None)
         if held is not None:
+            if held.error is not None:
+                self._errors[channel] = held.units[0].first, held.error
             self._discarded(held.units[0])
             self._member.redeliver(held.units[0])
 

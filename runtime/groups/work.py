@@ -24,11 +24,13 @@ class Left(Exception):
 
 
 class LogAway(Exception):
-    """The log failed with `error`, which may pass. What was not acknowledged is given back."""
+    """The log failed with `error`, which may pass, in a call that began at `began` by the loop's clock. What was not
+    acknowledged is given back."""
 
-    def __init__(self, error: TidewalError) -> None:
+    def __init__(self, error: TidewalError, began: float) -> None:
         super().__init__(error)
         self.error = error
+        self.began = began
 
 
 @contextmanager
@@ -43,12 +45,13 @@ def ends_once_closed() -> Generator[None]:
 @contextmanager
 def of_the_log() -> Generator[None]:
     """As `ends_once_closed`; and what may pass in here is the log's fault and not the handler's: `LogAway`."""
+    began = asyncio.get_running_loop().time()
     try:
         with ends_once_closed():
             yield
     except TidewalError as error:
         if error.retryable:
-            raise LogAway(error) from error
+            raise LogAway(error, began) from error
         raise
 
 
@@ -61,8 +64,8 @@ async def next_of(member: Member[D]) -> D:
     except StopAsyncIteration:
         raise Left from None
     except TidewalError as error:
-        if error.retryable and member.channels:
-            raise LogAway(error) from error
+        if error.retryable and member.channels:  # how long the wait for a batch was says nothing
+            raise LogAway(error, asyncio.get_running_loop().time()) from error
         raise
 
 
@@ -86,14 +89,14 @@ class Outage:
 
     async def wait(self, away: LogAway) -> None:
         """Wait before going on after a failure. Raises its error once failures have lasted for `OUTAGE_S`."""
-        now = asyncio.get_running_loop().time()
-        if self._since is None or now - self._last > 2 * OUTAGE_S:  # what failed once, long ago, is over
-            self._since, self._pause_s = now, FIRST_PAUSE_S
+        now = asyncio.get_running_loop().time
+        if self._since is None or away.began - self._last > 2 * LAST_PAUSE_S:  # what failed before is over
+            self._since, self._pause_s = now(), FIRST_PAUSE_S
             _log.warning("group %s goes on when the log answers again: %s", self._group, away.error)
-        self._last = now
-        if now - self._since >= OUTAGE_S:
+        if now() - self._since >= OUTAGE_S:
             raise away.error
         await asyncio.sleep(self._pause_s)
+        self._last = now()
         self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
 
 

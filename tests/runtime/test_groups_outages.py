@@ -15,6 +15,7 @@ from tidewal.runtime.errors import TidewalError, Unavailable
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
 from tidewal.runtime.groups.work import OUTAGE_S
+from tidewal.runtime.log.record import decode
 from tidewal.runtime.log.wal import Append, ChannelPolicy
 from tidewal.runtime.testing.clock import elapse, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -110,6 +111,73 @@ def test_an_outage_that_lasts_is_raised(semantics):
         await asyncio.gather(again, return_exceptions=True)
         outputs = [bytes(entry.payload) for entry in log.channels["out"].entries]
         assert outputs == [b"1"] or (semantics is Semantics.AT_LEAST_ONCE and set(outputs) == {b"1"})
+        await calm.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("semantics", [None, Semantics.EXACTLY_ONCE])
+def test_blips_of_an_idle_log_are_no_outage_however_many(semantics):
+    class Blipping(MemoryWal):
+        blips = 0
+
+        async def read(self, channel, start):
+            await elapse(40)
+            if channel == "in-0" and self.blips < 5:
+                self.blips += 1
+                raise Unavailable("a moment")
+            async for batch in super().read(channel, start):
+                yield batch
+
+    async def main():
+        log = MemoryLog()
+        calm = await made(log)
+        wal = Blipping(log)
+        work = working(wal, await wal.join("g", ["in-0"]), semantics, None)
+        await elapse(400)
+        assert wal.blips == 5
+        await calm.append("in-0", b"1")
+        await elapse(10)
+        assert [bytes(entry.payload) for entry in log.channels["out"].entries] == [b"1"]
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await wal.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("semantics", [None, Semantics.EXACTLY_ONCE])
+def test_a_letter_whose_commit_meets_an_outage_still_says_what_the_handler_raised(semantics):
+    async def main():
+        log = MemoryLog()
+        calm = await made(log)
+        member = await calm.join("g", ["in-0"])
+        await calm.append("in-0", b"1")
+        commit, refusals = member.commit, 2
+
+        async def failing(delivered, outputs, **named):
+            nonlocal refusals
+            if outputs and refusals:
+                refusals -= 1
+                raise Unavailable("a moment")
+            return await commit(delivered, outputs, **named)
+
+        async def handle(delivered, state=None):
+            raise ValueError("of the handler")
+
+        member.commit = failing
+        policy = RetryPolicy(attempts=2, first_pause_s=0.1)
+        if semantics is None:
+            call = process_keyed(calm, member, handle, "p", retry=policy)
+        else:
+            call = process(calm, member, handle, semantics, retry=policy)
+        work = asyncio.create_task(call)
+        await elapse(60)
+        [letter] = [decode(entry.payload) for entry in log.channels[GROUP_DEAD_LETTERS].entries]
+        assert refusals == 0
+        assert (letter.tags["reason"], letter.tags["message"]) == ("handler", "ValueError('of the handler')")
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
         await calm.close()
 
     run_virtual(main())
