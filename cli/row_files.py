@@ -23,12 +23,21 @@ from ..runtime.errors import InvalidRows
 from ..runtime.rows.schema import FLOAT_TYPES, INTEGER_TYPES, CollectionSchema
 
 COMMA = ","
+GZIP_MAGIC = b"\x1f\x8b"
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 * 1024 * 1024  # of text, or of Arrow's columns
 
 EXACT_BELOW = 2**53  # a JSON number with a point is a float, which from there on may stand for another whole number
 
 _WHOLE = re.compile(r"[+-]?\d+\.0*")  # as pandas writes integers of a column with nulls
+
+_WANTED = {
+    **dict.fromkeys(INTEGER_TYPES, "a whole number"),
+    **dict.fromkeys(FLOAT_TYPES, "a number"),
+    "bool": "true or false",
+    "timestamp": "an ISO 8601 time",
+    "float_vector": "a JSON list of numbers",
+}
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
@@ -87,6 +96,8 @@ def batches(
         for batch in _gathered(numbered):
             yield replace(batch, header=header[0])
     except UnicodeDecodeError as error:
+        if error.object.startswith(GZIP_MAGIC):
+            raise InvalidRows("standard input is gzip, which only the suffix .gz of a file says: gunzip it") from None
         raise InvalidRows(f"the file is not UTF-8: {error}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidRows(f"the file is no gzip that can be read: {error}") from None
@@ -129,7 +140,7 @@ def _json_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
         found = cast("dict[str, object]", row)
         for name in times:
             if isinstance(value := found.get(name), str):
-                found[name] = _converted(name, _time, value, number)
+                found[name] = _converted(name, "timestamp", value, number)
         for name in integers:
             if isinstance(value := found.get(name), float) and value.is_integer() and abs(value) < EXACT_BELOW:
                 found[name] = int(value)
@@ -139,7 +150,7 @@ def _json_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
 def _csv_rows(text: Iterable[str], schema: CollectionSchema, delimiter: str, place: list[str]) -> _Numbered:
     """The rows; the line of the header goes into `place`."""
     reader = csv.reader(text, strict=True, delimiter=delimiter)
-    converters: Mapping[str, Convert] = {each.name: _converter(each.type) for each in schema.fields}
+    kinds: Mapping[str, str] = {each.name: each.type for each in schema.fields}
     header: list[str] = []
     try:
         for cells in reader:
@@ -147,9 +158,10 @@ def _csv_rows(text: Iterable[str], schema: CollectionSchema, delimiter: str, pla
                 header, place[0] = [name.strip() for name in cells], f"line {reader.line_num}"
                 if twice := [name for name in header if header.count(name) > 1]:
                     raise InvalidRows(f"line {reader.line_num}: two columns are called {twice[0]!r}", column=twice[0])
+                _check_delimiter(header, delimiter, kinds)
             elif len(cells) == len(header):
                 row = {
-                    name: None if cell == "" else _converted(name, converters.get(name, str), cell, reader.line_num)
+                    name: None if cell == "" else _converted(name, kinds.get(name, ""), cell, reader.line_num)
                     for name, cell in zip(header, cells, strict=True)
                 }
                 yield reader.line_num, sum(map(len, cells)), row
@@ -158,6 +170,15 @@ def _csv_rows(text: Iterable[str], schema: CollectionSchema, delimiter: str, pla
                 raise InvalidRows(message, row=reader.line_num)
     except csv.Error as error:
         raise InvalidRows(f"line {reader.line_num}: {error}", row=reader.line_num) from None
+
+
+def _check_delimiter(header: list[str], delimiter: str, kinds: Mapping[str, str]) -> None:
+    """Raise `InvalidRows` where the names of all columns were taken for one."""
+    [name, *others] = header or [""]
+    other = next((each for each in (COMMA, ";", "\t", "|") if each != delimiter and each in name), "")
+    if other and not others and name not in kinds:
+        shown = "'\\t'" if other == "\t" else f"'{other}'"
+        raise InvalidRows(f"the header is one column, {name[:50]!r}: give --delimiter {shown}", column=name)
 
 
 def _of_parquet(file: BinaryIO) -> Iterator[RowBatch]:
@@ -186,15 +207,20 @@ def _converter(kind: str) -> Convert:
     return {"bool": _boolean, "timestamp": _time, "float_vector": json.loads}.get(kind, str)
 
 
-def _converted(name: str, convert: Convert, text: str, line: int) -> object:
+def _converted(name: str, kind: str, text: str, line: int) -> object:
     try:
-        return convert(text)
+        return _converter(kind)(text)
     except (ValueError, KeyError, RecursionError):
-        raise InvalidRows(f"line {line}: column {name!r} cannot be {text[:50]!r}", column=name, row=line) from None
+        wanted = f", but {_WANTED[kind]}" if kind in _WANTED else ""
+        message = f"line {line}: column {name!r} cannot be {text[:50]!r}{wanted}"
+        raise InvalidRows(message, column=name, row=line) from None
 
 
 def _integer(text: str) -> int:
-    return int(text.partition(".")[0] if _WHOLE.fullmatch(text) else text)
+    number = int(text.partition(".")[0] if _WHOLE.fullmatch(text) else text)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(text)
+    return number
 
 
 def _boolean(text: str) -> bool:
