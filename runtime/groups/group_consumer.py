@@ -42,6 +42,10 @@ async def start_member(
     """Join and return the member, which knows its channels by then. The parameters are those of `Wal.join`, and
     `coordinator` of the group; `member` is the member's id, random unless given; `resets` counts the positions that
     `reset_to` moved. Raises what `Wal.join` raises."""
+    if session_timeout_s <= 0:
+        raise InvalidRequest(
+            f"session_timeout_s is {session_timeout_s}, and must be over 0", argument="session_timeout_s"
+        )
     joining = GroupConsumer(
         wal, coordinator, group, member or uuid4().hex, channels, reset_to, session_timeout_s, resets
     )

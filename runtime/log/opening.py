@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..arguments import checked
-from ..errors import ConfigError
+from ..errors import ConfigError, InvalidRequest
 from ..extras import install_command
 from .backend import WalBackend
 from .read_only import ReadOnlyWal
@@ -18,6 +19,7 @@ from .redaction import shown_url, split_url
 from .wal import Wal
 
 ENTRY_POINTS = "tidewal.wal"
+OWN_OPTIONS = ("read_only", "settings", "metrics")  # of all logs, beside `own`
 SILENT_S = 1.0  # of brokers that are asked to answer, until the log says that they are waited for
 
 _log = logging.getLogger("tidewal.opening")
@@ -26,18 +28,34 @@ _log = logging.getLogger("tidewal.opening")
 @checked
 async def open_wal(url: str, *, read_only: bool = False, **options: Any) -> Wal:
     """Open the log at `url` ("NAME://…") with the backend of that name; `options` are the adapter's. Raises
-    `ConfigError` for a scheme that no installed adapter has and for an adapter whose packages are missing, and what the
-    adapter raises.
+    `ConfigError` for a scheme that no installed adapter has and for an adapter whose packages are missing,
+    `InvalidRequest` for an option that there is not, and what the adapter raises.
 
     `read_only` opens a log that is there and changes nothing: no directory, topic or namespace is made, no ownership is
     taken over, now or later, and every call that writes raises `ReadOnly`. Where there is no log, or no process that
     owns its directory, this raises `Unavailable`."""
     entry = _entry_point(url)
     backend = _opening(_load(entry), url)
-    with _missing_package(entry), _waiting_told(backend, url):
+    for name in options:
+        near = get_close_matches(name, OWN_OPTIONS, n=1, cutoff=0.8)
+        if near and name not in OWN_OPTIONS:  # an adapter may pass over what it has not
+            raise InvalidRequest(f"open_wal has no option {name!r}; did you mean {near[0]!r}?", argument=name)
+    with _missing_package(entry), _unknown_option(entry.name, options), _waiting_told(backend, url):
         if read_only:
             return ReadOnlyWal(await backend.open(url, read_only=True, **options))
         return await backend.open(url, **options)
+
+
+@contextmanager
+def _unknown_option(scheme: str, options: Mapping[str, object]) -> Generator[None]:
+    """Name an option that the adapter does not have."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = next((name for name in options if f"unexpected keyword argument '{name}'" in str(error)), None)
+        if unknown is None:
+            raise
+        raise InvalidRequest(f"{scheme}:// has no option {unknown!r} of open_wal", argument=unknown) from error
 
 
 @checked

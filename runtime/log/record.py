@@ -132,7 +132,7 @@ def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
     producer, vchannel, key, trace = record.producer, record.vchannel, record.key, record.trace
     # Not every caller checks its types.
     names = isinstance(producer, str) and isinstance(vchannel, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not (names and isinstance(key, _BYTES)):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not (names and isinstance(key, _BYTES) and _are_tags(record.tags)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _unfit(record)
     try:
         header = cast(
@@ -166,6 +166,13 @@ def stamp(record: Record, ts: int, term: int, cseq: int) -> bytes:
         return b"".join((_PREFIX.pack(MAGIC, VERSION, 0, header_bytes, digest.intdigest()), header, record.body))
     except TypeError as error:  # the digest takes a text, too
         raise _unfit(record) from error
+
+
+def _are_tags(tags: object) -> bool:
+    if not isinstance(tags, dict):
+        return False
+    found = cast("dict[object, object]", tags)
+    return all(isinstance(name, str) and isinstance(value, _TAG_TYPES) for name, value in found.items())
 
 
 def _unfit(record: Record) -> InvalidRequest:
@@ -216,11 +223,8 @@ def _from_fields(fields: tuple[object, ...], body: memoryview, id: bytes) -> Rec
         raise ValueError("a number is missing or out of range")
     if not (isinstance(producer, str) and isinstance(vchannel, str) and isinstance(trace, str)):
         raise ValueError("a name is not text")
-    if not (isinstance(key, bytes) and isinstance(tags, dict)):
+    if not (isinstance(key, bytes) and _are_tags(tags)):
         raise ValueError("key or tags have the wrong type")
-    tags = cast("dict[object, object]", tags)
-    if not all(isinstance(name, str) and isinstance(value, _TAG_TYPES) for name, value in tags.items()):
-        raise ValueError("a tag has the wrong type")
     return Record(
         RecordType(cast(int, kind)),
         cast(int, ts),
