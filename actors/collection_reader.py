@@ -24,12 +24,12 @@ from ..runtime.errors import (
 )
 from ..runtime.log.heartbeats import announcements
 from ..runtime.log.names import pchannel_of
-from ..runtime.log.record import Record, decode, encode
+from ..runtime.log.record import Record, RecordType, decode, encode
 from ..runtime.log.wal import Entry, From, FromTime
 from ..runtime.rows.row_codec import decode_rows
 from ..runtime.rpc.server import Request
 from ..runtime.streams.factory import Factory
-from ..runtime.streams.messages import Position
+from ..runtime.streams.messages import MsgPack, Position
 from ..runtime.streams.tt_stream import TtMsgStream
 from .node import Node
 from .requests import Answer, Method, WireCollection
@@ -203,6 +203,38 @@ class CollectionReaderRole(Role, ABC):
                 for announcement in batch:
                     for pipeline in self._pipelines.values():
                         pipeline.announce(*announcement)
+
+
+class BeginningCheck:
+    """Whether a collection that has nothing in its table is read from its first record on. Where its tables are gone (a
+    disk that is not mounted, a folder that was removed) and retention has removed from the log what they had, the rows
+    that are left would look like all."""
+
+    def __init__(self, collection: Collection, stored: int, now: int) -> None:
+        """`stored` is the T of the table. At the time `now` the collection was ready, so its channels had their first
+        records."""
+        self._collection, self._now = collection, now
+        self._missing = set[str]() if stored else set(collection.vchannels)  # whose first record was not read yet
+
+    def check(self, pack: MsgPack) -> None:
+        """Look at the next pack. Raises `PositionLost`."""
+        if not self._missing:
+            return
+        for record in pack.messages:
+            if record.type is RecordType.CREATE_COLLECTION:
+                self._missing.discard(record.vchannel)
+            elif record.vchannel in self._missing:
+                raise self._lost()
+        if self._missing and pack.end_ts >= self._now:
+            raise self._lost()
+
+    def _lost(self) -> PositionLost:
+        name, vchannel = self._collection.name, min(self._missing)
+        return PositionLost(
+            f"collection {name} has no tables, and the log has the beginning of {vchannel} no more: mount or restore"
+            " the tables, which have the rows, or drop the collection",
+            channel=pchannel_of(vchannel),
+        )
 
 
 def rows_of(role: CollectionReaderRole, collection: Collection, record: Record) -> pa.RecordBatch | None:

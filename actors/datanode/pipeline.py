@@ -23,7 +23,7 @@ from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.streams.tt_stream import TtMsgStream
 from ...runtime.tables.table_store import CURRENT, LOG
-from ..collection_reader import CollectionReaderRole, holder, open_stream, pchannels_of, rows_of
+from ..collection_reader import BeginningCheck, CollectionReaderRole, holder, open_stream, pchannels_of, rows_of
 from ..flush_events import FlushEvent
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
@@ -95,7 +95,9 @@ class FlushPipeline:
         finally:
             self._opened.set()
         try:
+            beginning = BeginningCheck(self.collection, self._stored, self._node.clock.now())
             async for pack in stream:
+                beginning.check(pack)
                 self._role.loaded(self.collection)
                 self._buffer_rows(pack)
                 await self._store_if_due(pack)
@@ -176,10 +178,13 @@ class FlushPipeline:
             self._flushing = asyncio.create_task(self._maintain())
 
     def _holds_what_others_wrote(self) -> bool:
-        """Whether this collection has had no rows for a while, and others have on its channels."""
+        """Whether this collection has had no rows for a while, and others have on its channels, or nothing of it is
+        stored yet."""
         if self._buffer.records or self._loop.time() - self._flushed < IDLE_FLUSH_S:
             return False
-        return any(position.message_id != self._held.get(channel) for channel, position in self._positions.items())
+        return not self._stored or any(
+            position.message_id != self._held.get(channel) for channel, position in self._positions.items()
+        )
 
     async def _flush(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> None:
         """Store `records` (there may be none), which are all between the table's T and `end`; then publish the event

@@ -19,7 +19,7 @@ from ...runtime.log.record import RecordType
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.tables.table_store import LOG
-from ..collection_reader import TABLE_ERRORS, CollectionReaderRole, open_stream, pchannels_of, rows_of
+from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, pchannels_of, rows_of
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..datanode.wal_identity import check_origin
@@ -77,7 +77,9 @@ class RowPipeline:
             for channel, announcement in self._announced.items():  # received while the table was read
                 self._stream.announce(channel, *announcement)
             self._advance(loaded)
+            beginning = BeginningCheck(self.collection, loaded, self._node.clock.now())
             async for pack in self._stream:
+                beginning.check(pack)
                 self._role.loaded(self.collection)
                 await self._apply(pack)
                 scan.consumed(pack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -153,7 +154,7 @@ async def test_rows_that_the_log_forgot_before_they_were_stored_are_told(home) -
         await client.insert("people", home.people(2))
         await client.insert("people", home.people(3))
     for channel in home.log.channels.values():
-        if "datanode-1" in channel.holds:
+        if channel.holds.keys() == {"datanode-1"}:
             channel.holds.clear()
             channel.remove_before(channel.entries[-1].id)
     async with home.node() as node, node.client() as client:
@@ -291,6 +292,48 @@ async def test_current_rows_wait_for_a_request_where_the_interval_is_0(home) -> 
         await home.elapse(1000)
         assert not (home.tables / "people" / CURRENT).exists()
         assert (await client.compact("people"))["rows"] == 1
+
+
+async def forget_the_log(home) -> None:
+    """As retention does: of each data channel the last entry is left."""
+    wal = await home.wal()
+    for name, channel in home.log.channels.items():
+        if "dml" in name and channel.entries:
+            channel.holds.clear()
+            await wal.truncate(name, channel.entries[-1].id)
+    await wal.close()
+
+
+@MEMORY_ONLY
+@pytest.mark.parametrize("later", [0, 5])
+async def test_tables_that_are_gone_are_not_taken_for_new_ones(home, later) -> None:
+    """With the beginning of a collection gone from the log, what is left of it would look like all of it."""
+    async with home.people_client() as client:
+        await client.insert("people", home.people(*range(20)))
+        await client.flush("people")
+        await forget_the_log(home)
+        if later:
+            await client.insert("people", home.people(*range(100, 100 + later)))
+    shutil.rmtree(home.tables / "people")
+    async with home.node() as node, node.client() as client:
+        await home.elapse(30)
+        for question in (client.count("people", consistency="strong"), client.flush("people")):
+            error = await home.error_of(question)
+            assert isinstance(error, PositionLost)
+            assert "restore the tables" in error.message
+        assert "people" in str(node.health().details["unreadable"])
+
+
+@MEMORY_ONLY
+async def test_a_collection_without_rows_may_outlive_its_beginning_in_the_log(home) -> None:
+    async with home.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await home.elapse(700)
+        await forget_the_log(home)
+    async with home.client() as client:
+        await client.insert("people", home.people(1))
+        await home.elapse(700)
+        assert await client.count("people", consistency="strong") == 1
 
 
 @MEMORY_ONLY
