@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +30,13 @@ def examples_of(page: str) -> list[Example]:
 
 
 def run(code: str, directory: Path) -> int:
-    """Run an example, then the tests it defines; returns how many."""
+    """Run an example, then the tests it defines; returns how many. One with fixtures is run by pytest."""
+    if "@pytest.fixture" in code:
+        (directory / "test_example.py").write_text(code, encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        return 1
     defined: dict[str, object] = {"__name__": "example"}
     exec(compile(code, "example", "exec"), defined)
     tests = [each for name, each in defined.items() if name.startswith("test_") and inspect.isfunction(each)]
