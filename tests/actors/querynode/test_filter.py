@@ -265,7 +265,7 @@ def test_meaning(text: str, expected: list[int]) -> None:
     [
         ("", 0, "expected"),
         ("small >", 7, "found the end, expected .*a number"),
-        ("small = 1", 6, "expected .*a comparison"),
+        ("small = 1", 6, "expected .*a comparison.*; did you mean ==?"),
         ("small == 1 small", 11, "the end"),
         ("small > 1 and and flag", 14, "expected"),
         ('name == "abc', 8, "expected .*a string"),
@@ -274,6 +274,7 @@ def test_meaning(text: str, expected: list[int]) -> None:
         ("small in [big]", 10, "a number"),
         ("smal > 1", 0, "no column 'smal'; did you mean 'small'"),
         ("name > 5", 7, "integer cannot be compared with a string"),
+        ("5 < name", 0, "integer cannot be compared with a string"),
         ("small in [1, 'x']", 13, "string cannot be compared"),
         ("small + name > 1", 8, "number is needed"),
         ("small and flag", 0, "condition is needed"),

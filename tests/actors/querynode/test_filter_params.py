@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewal.actors.querynode.filter import compile_filter
-from tidewal.actors.querynode.filter_params import with_values
+from tidewal.actors.querynode.filter_params import parameters_named, with_values
 from tidewal.runtime.errors import InvalidFilter
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
@@ -23,6 +24,7 @@ SCHEMA = CollectionSchema(
         Field("name", "varchar", nullable=True),
         Field("value", "double", nullable=True),
         Field("flag", "bool", nullable=True),
+        Field("seen", "timestamp", nullable=True),
     ),
     "id",
 )
@@ -97,6 +99,34 @@ def test_one_parameter_may_stand_twice() -> None:
     assert found("id == {n} or value == {n}", [{"id": 1}, {"value": 1.0}, {"id": 2}], n=1) == [0, 1]
 
 
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        NOON,
+        NOON.astimezone(timezone(timedelta(hours=2))),
+        NOON.replace(tzinfo=None),
+        np.datetime64("2020-01-01T12"),
+        np.datetime64("2020-01-01T12:00:00.000000000"),
+    ],
+)
+def test_a_time_is_that_moment(time: Any) -> None:
+    rows = [{"seen": NOON}, {"seen": NOON + timedelta(microseconds=1)}]
+    assert found("seen == {time}", rows, time=time) == [0]
+    assert found("seen in {times}", rows, times=[time]) == [0]
+
+
+def test_an_array_of_times_is_a_list_of_them() -> None:
+    times = np.array(["2020-01-01T12"], "datetime64[ns]")
+    assert found("seen in {times}", [{"seen": NOON}, {"seen": None}], times=times) == [0]
+
+
+def test_a_date_is_its_midnight() -> None:
+    assert found("seen > {day}", [{"seen": NOON}, {"seen": NOON - timedelta(days=1)}], day=NOON.date()) == [0]
+
+
 def test_in_strings_braces_are_text() -> None:
     rows = [{"name": "{n}"}, {"name": "1"}, {"name": "a\"{n}'"}]
     assert found('name == "{n}"', rows) == [0]
@@ -133,6 +163,29 @@ def test_an_error_names_the_parameter(
     with pytest.raises(InvalidFilter, match=message) as caught:
         with_values(filter, params)
     assert caught.value.parameter == parameter
+
+
+@pytest.mark.parametrize(
+    ("filter", "params", "parameter"),
+    [
+        ("id == {x}", {"x": "2"}, "x"),
+        ("{x} == id", {"x": "2"}, "x"),
+        ("name == {long} and id in {x}", {"long": "a long text", "x": ["2"]}, "x"),
+        ("seen > {x}", {"x": "yesterday"}, "x"),
+        ("name == {x} and id == '2'", {"x": "2"}, None),
+        ("name == '{x}' and nme == {x}", {"x": "2"}, None),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_told_of_its_parameter(
+    filter: str, params: dict[str, object], parameter: str | None
+) -> None:
+    filled = with_values(filter, params)
+    assert filled is not None
+    with pytest.raises(InvalidFilter) as caught, parameters_named(filter, params):
+        compile_filter(filled, SCHEMA)
+    assert caught.value.parameter == parameter
+    assert caught.value.position is not None
+    assert (f"(the value of the parameter {parameter!r})" in caught.value.message) is (parameter is not None)
 
 
 @pytest.mark.parametrize("filter", ["name == {}", "name == {a b}", "name == {1}", "name == {{n}}", "name == {0.name}"])
