@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -264,36 +264,27 @@ class RecordMember(AsyncIterator[RecordPack]):
         *,
         commit: bool = False,
     ) -> list[bytes]:
-        if all(channel is None or not channel.bad for channel in map(self._channel_of, packs)):
-            return await self._store_with_letters(packs, outputs, metadata, commit=commit)
-        async with self._lettering:  # of two that pass a bad record one has its letter
-            return await self._store_with_letters(packs, outputs, metadata, commit=commit)
-
-    async def _store_with_letters(
-        self,
-        packs: Sequence[RecordPack],
-        outputs: Sequence[Append],
-        metadata: Mapping[str, bytes],
-        *,
-        commit: bool = False,
-    ) -> list[bytes]:
-        covered = {pack.channel: self._covered(pack) for pack in sorted(packs, key=lambda pack: pack.entries[-1].id)}
-        stored = {name: self._metadata(pack, metadata.get(name)) for name, pack in covered.items()}
-        letters = [letter for pack in covered.values() for letter in await self._letters_of(pack)]
-        ids: list[bytes] = []
-        if commit or (letters and self._wal.capabilities.atomic_commits):
-            delivered = [pack.delivered for pack in covered.values()]
-            ids = await self._member.commit(delivered, [*outputs, *letters], metadata=stored)
-        else:
-            if letters:
-                await self._wal.append_many(letters)
-            for name, pack in covered.items():
-                await self._member.acknowledge(pack.delivered, metadata=stored[name])
-        for pack in covered.values():
-            self._done(pack)
-        if self._lettered is not None:
-            self._lettered.inc(len(letters))
-        return ids
+        bad = any(channel is not None and channel.bad for channel in map(self._channel_of, packs))
+        async with self._lettering if bad else nullcontext():  # of two that pass a bad record one has its letter
+            covered = {
+                pack.channel: self._covered(pack) for pack in sorted(packs, key=lambda pack: pack.entries[-1].id)
+            }
+            stored = {name: self._metadata(pack, metadata.get(name)) for name, pack in covered.items()}
+            letters = [letter for pack in covered.values() for letter in await self._letters_of(pack)]
+            ids: list[bytes] = []
+            if commit or (letters and self._wal.capabilities.atomic_commits):
+                delivered = [pack.delivered for pack in covered.values()]
+                ids = await self._member.commit(delivered, [*outputs, *letters], metadata=stored)
+            else:
+                if letters:
+                    await self._wal.append_many(letters)
+                for name, pack in covered.items():
+                    await self._member.acknowledge(pack.delivered, metadata=stored[name])
+            for pack in covered.values():
+                self._done(pack)
+            if self._lettered is not None:
+                self._lettered.inc(len(letters))
+            return ids
 
     def _covered(self, pack: RecordPack) -> RecordPack:
         """The pack, or what has no record behind it."""
