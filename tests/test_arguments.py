@@ -17,6 +17,7 @@ from tidewal.runtime.arguments import Kind, _tests_of, checked
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import InvalidRequest, InvalidRows, InvalidSchema
 from tidewal.runtime.groups.group_consumer import GroupConsumer
+from tidewal.runtime.log.policy_codec import decode_policy, encode_policy
 from tidewal.runtime.log.wal_base import CALLS
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
@@ -247,6 +248,18 @@ def test_a_field_of_a_wrong_type_names_the_nearest():
         tidewal.Field("id", "int46")  # type: ignore[arg-type]
     with pytest.raises(InvalidSchema, match="dim of Field"):
         tidewal.Field("v", "float_vector", dim="2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["retention_s", "retention_bytes", "max_message_bytes", "ephemeral_bytes"])
+def test_a_policy_has_no_negative_numbers(name: str):
+    with pytest.raises(InvalidRequest, match=f"{name} of ChannelPolicy is -1") as raised:
+        tidewal.ChannelPolicy(**{name: -1})  # type: ignore[arg-type]
+    assert raised.value.argument == name
+
+
+def test_a_stored_policy_with_a_negative_number_is_read_with_the_same_effect():
+    wire = {**encode_policy(tidewal.ChannelPolicy()), "retention_s": -3, "retention_bytes": -1}
+    assert decode_policy(wire) == tidewal.ChannelPolicy(retention_s=0, retention_bytes=0)
 
 
 def test_one_row_is_no_list_of_rows():

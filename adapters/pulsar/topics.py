@@ -8,10 +8,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from ...runtime.errors import CorruptLog
 from ...runtime.log.checks import is_name
+from ...runtime.log.policy_codec import stored_numbers
 from ...runtime.log.wal import ChannelPolicy, Delivery, Durability
 from .ids import MessagePlace, decode, encode
 
@@ -106,9 +107,9 @@ def encode_policy(policy: ChannelPolicy) -> str:
 
 def decode_policy(text: str, channel: str) -> ChannelPolicy:
     try:
-        fields = cast("dict[str, object]", json.loads(text))
+        fields = cast("dict[str, Any]", json.loads(text))
         acks, delivery = Durability(fields.pop("acks")), Delivery(fields.pop("delivery"))
-        return ChannelPolicy(acks=acks, delivery=delivery, **fields)  # pyright: ignore[reportArgumentType] -- as written
+        return ChannelPolicy(acks=acks, delivery=delivery, **stored_numbers(fields))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptLog(f"the policy of {channel} cannot be read: {text!r}", path=channel, offset=0) from error
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol, Self, TypeAlias
 
 from ..arguments import checked_fields
 from ..clock import to_datetime, to_timestamp
-from ..errors import TidewalError
+from ..errors import InvalidRequest, TidewalError
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
@@ -52,6 +52,9 @@ class Delivery(Enum):
     QUEUE = "queue"  # point to point: one group, and what it has acknowledged is removed at once
 
 
+NUMBERS_OF_POLICY: Final = ("retention_s", "retention_bytes", "max_message_bytes", "ephemeral_bytes")
+
+
 @checked_fields()
 @dataclass(frozen=True, slots=True)
 class ChannelPolicy:
@@ -63,7 +66,8 @@ class ChannelPolicy:
     process is gone (`Capabilities.drops_temporary`), it drops the channel; a process that still needs it creates it
     again.
     `retention_s` and `retention_bytes` of None keep everything. `delivery` says what happens to entries that consumer
-    groups have acknowledged. Sizes are in bytes, `retention_s` is in seconds.
+    groups have acknowledged. Sizes are in bytes, `retention_s` is in seconds. Raises `InvalidRequest` for a
+    negative one.
     """
 
     ephemeral: bool = False
@@ -74,6 +78,12 @@ class ChannelPolicy:
     ephemeral_bytes: int = 32 * 1024 * 1024
     delivery: Delivery = Delivery.KEEP
     temporary: bool = False
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS_OF_POLICY:
+            if (value := getattr(self, name)) is not None and value < 0:
+                keeping = "; None keeps everything" if name.startswith("retention") else ""
+                raise InvalidRequest(f"{name} of ChannelPolicy is {value}, below 0{keeping}", argument=name)
 
 
 @dataclass(frozen=True, slots=True)

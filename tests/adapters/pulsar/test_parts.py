@@ -70,6 +70,11 @@ def test_a_policy_comes_back_and_retention_is_never_zero(policy):
     assert all(limit == -1 or limit > 0 for limit in Topic("a", policy).retention.values())
 
 
+def test_a_stored_policy_with_a_negative_number_is_read() -> None:
+    text = encode_policy(ChannelPolicy(retention_bytes=7)).replace('"retention_bytes": 7', '"retention_bytes": -7')
+    assert decode_policy(text, "a") == ChannelPolicy(retention_bytes=0)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"acks": "some"}', '{"acks": "all", "delivery": "keep", "x": 1}'])
 def test_a_policy_that_makes_no_sense_is_an_error(text):
     with pytest.raises(CorruptLog):
