@@ -146,7 +146,9 @@ class RpcClient:
                 raise of_unknown_outcome(error) from None
             raise
         except TimeoutError:
-            raise DeadlineExceeded(f"{role} did not answer {method} within {deadline_s:g} s", role=role) from None
+            raise DeadlineExceeded(
+                f"{role} did not answer {method} within {max(deadline_s, 0):g} s", role=role
+            ) from None
         finally:
             sending.stop()
             self._waiting.pop(number, None)

@@ -144,6 +144,8 @@ def test_a_call_without_a_server_ends_with_the_deadline() -> None:
             with pytest.raises(DeadlineExceeded):
                 await caller.call("nobody", "echo", deadline_s=3)
             assert asyncio.get_running_loop().time() - before == pytest.approx(3)
+            with pytest.raises(DeadlineExceeded, match="nobody did not answer echo within 0 s"):
+                await caller.call("nobody", "echo", deadline_s=-1e-6)  # what earlier attempts left
 
     run_virtual(main())
 
