@@ -19,6 +19,7 @@ BIN = Path(sys.executable).parent
 USER_CODE = sorted((ROOT / "tests" / "user_code").glob("*.py"))
 TYPED_PAGES = ("actors.md",)
 TYPED_EXAMPLES = ("fastapi_service/app.py",)
+TYPED_TUTORIAL = "tutorials/python-developer.md"
 SHIPPED = ("runtime", "adapters", "actors", "spark_bridge", "cli")
 PYRIGHT = {
     "typeCheckingMode": "strict",
@@ -83,6 +84,37 @@ def test_an_example_passes_mypy_with_stubs_of_pyarrow_and_without(example: str, 
     if not stubs:
         (tmp_path / "mypy.ini").write_text(NO_PYARROW_STUBS)
     assert mypy(tmp_path) == []
+
+
+@pytest.mark.parametrize("stubs", [True, False], ids=["with stubs of pyarrow", "without"])
+def test_without_stubs_of_pyarrow_pyright_knows_all_but_the_table_of_a_result(stubs: bool, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    programs = {f"page_{number}.py": program for number, program in enumerate(programs_of(TYPED_TUTORIAL))}
+    programs |= {path.name: path.read_text() for path in USER_CODE}
+    programs |= {Path(each).name: (ROOT / "examples" / each).read_text() for each in TYPED_EXAMPLES}
+    for name, program in programs.items():
+        (tmp_path / name).write_text(program)
+    config: dict[str, object] = {**PYRIGHT, "include": ["*.py"], "reportUnnecessaryTypeIgnoreComment": "none"}
+    if not stubs:
+        config |= {"venvPath": str(tmp_path), "venv": environment_without_stubs(tmp_path / "venv").name}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    found = errors_of(["pyright", "-p", "."], tmp_path)
+    assert bool(found) is not stubs
+    for error in found:
+        match = re.search(r"(\w+\.py):(\d+):", error)
+        assert match is not None
+        line = int(match[2]) - 1
+        assert ".table" in "".join(programs[match[1]].splitlines()[line - 1 : line + 1]), error  # there, or just before
+
+
+def environment_without_stubs(directory: Path) -> Path:
+    """The packages of this environment without the stubs of pyarrow."""
+    packages = directory / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    packages.mkdir(parents=True)
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.startswith(("pyarrow-stubs", "pyarrow_stubs")):
+            (packages / each.name).symlink_to(each)
+    return directory
 
 
 def test_each_line_that_the_user_code_has_wrong_is_refused_by_both(tmp_path: Path) -> None:
