@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from ..arguments import checked
@@ -26,14 +27,16 @@ _log = logging.getLogger("tidewal.opening")
 
 
 @checked
-async def open_wal(url: str, *, read_only: bool = False, **options: Any) -> Wal:
-    """Open the log at `url` ("NAME://…") with the backend of that name; `options` are the adapter's. Raises
+async def open_wal(url: str | Path, *, read_only: bool = False, **options: Any) -> Wal:
+    """Open the log at `url` ("NAME://…") with the backend of that name; `options` are the adapter's. A path, or a text
+    with a `/` that is no URL, is the directory of an embedded log, or of a node, which has it in `log`. Raises
     `ConfigError` for a scheme that no installed adapter has and for an adapter whose packages are missing,
     `InvalidRequest` for an option that there is not, and what the adapter raises.
 
     `read_only` opens a log that is there and changes nothing: no directory, topic or namespace is made, no ownership is
     taken over, now or later, and every call that writes raises `ReadOnly`. Where there is no log, or no process that
     owns its directory, this raises `Unavailable`."""
+    url = _url_of(url)
     entry = _entry_point(url)
     backend = _opening(_load(entry), url)
     for name in options:
@@ -44,6 +47,16 @@ async def open_wal(url: str, *, read_only: bool = False, **options: Any) -> Wal:
         if read_only:
             return ReadOnlyWal(await backend.open(url, read_only=True, **options))
         return await backend.open(url, **options)
+
+
+def _url_of(where: str | Path) -> str:
+    """The URL of a path. A word without a `/` is one where such a directory is there: else it is a misspelt URL."""
+    is_path = isinstance(where, Path) or (bool(where) and not split_url(where).scheme)
+    if not is_path or (isinstance(where, str) and "/" not in where and not Path(where).is_dir()):
+        return str(where)
+    from ..config.loading import url_of  # late: who has a URL does without settings
+
+    return url_of(str(where))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.config.settings import MqSettings, Settings
 from tidewal.runtime.errors import ConfigError
 from tidewal.runtime.log.opening import find_backend, installed_backends, open_wal
+from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.streams.factory import PACK_BYTES, Factory
 from tidewal.runtime.streams.stream import MsgStream
 from tidewal.runtime.streams.tt_stream import TtMsgStream
@@ -84,10 +86,20 @@ def test_brokers_that_do_not_answer_at_once_are_named_once(install, caplog):
     assert [record.getMessage() for record in caplog.records] == ["waiting for broker:9092,other:9092 to answer"]
 
 
-@pytest.mark.parametrize("url", ["carrier-pigeon://loft", "", "/a/path", "nonsense"])
+@pytest.mark.parametrize("url", ["carrier-pigeon://loft", "", "nonsense"])
 async def test_an_unknown_scheme_is_refused_with_the_known_ones(url):
     with pytest.raises(ConfigError, match=r"memory://.*rocksmq://"):
         await open_wal(url)
+
+
+async def test_a_path_is_the_directory_of_an_embedded_log_or_of_a_node(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "log").mkdir(parents=True)
+    for number, where in enumerate([tmp_path / "data", "data", "./data/log", str(tmp_path / "data"), Path("data/log")]):
+        async with await open_wal(where) as wal:
+            assert len(await wal.channels()) == number
+            await wal.create_channel(f"c{number}", ChannelPolicy())
+    assert not (tmp_path / "data" / "token").exists()
 
 
 async def test_a_third_party_adds_a_backend_and_gets_its_options(install):
