@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Deferred as Deferred,
         Supervision as Supervision,
     )
+    from .runtime.catalog.catalog import Collection as Collection
     from .runtime.clock import (
         HybridClock as HybridClock,
         to_datetime as to_datetime,
@@ -96,6 +97,7 @@ else:
             ".actors.sync_standalone": "SyncStandalone standalone_sync",
             ".runtime": "errors",
             ".runtime.actor": "Actor ActorRef ActorSystem Deferred Supervision",
+            ".runtime.catalog.catalog": "Collection",
             ".runtime.clock": "HybridClock to_datetime to_timestamp",
             ".runtime.config.loading": "load_settings",
             ".runtime.config.settings": "Settings",

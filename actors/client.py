@@ -114,6 +114,9 @@ class Client:
         self._collections: dict[str, Collection] = {}
         self._session: dict[str, int] = {}
 
+    def __repr__(self) -> str:
+        return f"<Client {self._rpc.name!r}>"
+
     async def __aenter__(self) -> Client:
         await self._rpc.open()
         return self

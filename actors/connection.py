@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ..runtime.arguments import checked
 from ..runtime.config.loading import load_settings, url_of, wal_options
 from ..runtime.config.settings import Settings
-from ..runtime.errors import DeadlineExceeded, TidewalError, Unavailable
+from ..runtime.errors import DeadlineExceeded, InvalidRequest, TidewalError, Unavailable
 from ..runtime.log.opening import open_wal
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.start_command import LOG_FOLDER, start_command
@@ -44,11 +46,30 @@ class _ConnectedClient(Client):
             _log.warning("%s was left, and its log was not closed: %s", self._rpc.name, error)
 
 
+class _Connecting(AbstractAsyncContextManager[Client]):
+    """What `connect` returns: it says what to write where it is awaited."""
+
+    def __init__(self, connected: AbstractAsyncContextManager[Client]) -> None:
+        self._connected = connected
+
+    async def __aenter__(self) -> Client:
+        return await self._connected.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._connected.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # checkers refuse it themselves
+
+        def __await__(self) -> object:
+            raise InvalidRequest("connect is not awaited: write `async with tidewal.connect(where) as client`")
+
+
 @checked
-@asynccontextmanager
-async def connect(
+def connect(
     where: str | Path, *, settings: Settings | None = None, deadline_s: float = CONNECT_DEADLINE_S
-) -> AsyncGenerator[Client]:
+) -> AbstractAsyncContextManager[Client]:
     """Connect to the node whose log is at `where`, from any process: `async with tidewal.connect(where) as client`.
 
     `where` is the URL of the log, or a path: the directory of a node, which may come later, or that of an embedded log.
@@ -60,6 +81,11 @@ async def connect(
     Raises `Unavailable` when no node is ready within `deadline_s` seconds, and `ConfigError` for a URL that no adapter
     opens and where the adapter's packages are missing.
     """
+    return _Connecting(_connected(where, settings, deadline_s))
+
+
+@asynccontextmanager
+async def _connected(where: str | Path, settings: Settings | None, deadline_s: float) -> AsyncGenerator[Client]:
     settings = settings or load_settings()
     async with AsyncExitStack() as stack:
         try:

@@ -67,6 +67,9 @@ class SyncClient:
         self._loop = loop
         self._close = weakref.finalize(self, opened.close)  # the end of the process closes it, too
 
+    def __repr__(self) -> str:
+        return f"<SyncClient of {self._client!r}{'' if self._close.alive else ', closed'}>"
+
     def __enter__(self) -> SyncClient:
         return self
 

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +20,14 @@ import tidewal
 from tidewal.actors import connection
 from tidewal.actors.client import Client
 from tidewal.actors.sync_client import SyncClient
-from tidewal.runtime.errors import Closed, CollectionNotFound, ConfigError, DeadlineExceeded, Unavailable
+from tidewal.runtime.errors import (
+    Closed,
+    CollectionNotFound,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    Unavailable,
+)
 from tidewal.runtime.log.loop_thread import LoopThread
 from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.rpc import client as rpc_client
@@ -75,6 +84,18 @@ async def test_connects_by_url_and_by_path(data: Path, of) -> None:
         await client.create_collection(CITIES)
         await client.insert("cities", ROWS)
         assert await client.count("cities", consistency="strong") == 2
+
+
+async def test_connecting_that_is_awaited_says_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"write `async with tidewal\.connect"):
+        await cast(Any, tidewal.connect(tmp_path))
+
+
+def test_clients_are_shown_by_their_names(data: Path) -> None:
+    client = tidewal.connect_sync(data)
+    with client:
+        assert re.fullmatch(r"<SyncClient of <Client 'client-\w+'>>", repr(client))
+    assert repr(client).endswith(", closed>")
 
 
 def test_the_synchronous_client_does_what_the_other_does(data: Path) -> None:
