@@ -14,6 +14,9 @@ version, stops every reader: `FormatTooNew`.
     grant     node, channels, limit     pchannels (name -> term and the one before) belong to a node; it may stamp up to
                                         `limit`
     fenced    channels                  the fences (name -> term and message id) of the present grants are in the log
+    released  channels                  their owner gives pchannels (name -> its term, limit and checkpoint) up: it used
+                                        no timestamp above the limit; the next owner must read from the checkpoint, or,
+                                        where that is empty, from the last one
     lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
 """
@@ -204,11 +207,26 @@ class Catalog:
 
     def _on_fenced(self, event: Event) -> None:
         fences = {name: (typed(term, int), typed(id, bytes)) for name, (term, id) in event["channels"].items()}
-        for name, (term, _) in fences.items():
-            if self.channels[name].term != term:
-                raise PreconditionFailed(f"{name} has term {self.channels[name].term} by now, not {term}")
+        self._check_terms({name: term for name, (term, _) in fences.items()})
         for name, (term, id) in fences.items():
             self.channels[name].fences[term] = id
+
+    def _on_released(self, event: Event) -> None:
+        released = {
+            name: (typed(term, int), typed(limit, int), typed(checkpoint, bytes))
+            for name, (term, limit, checkpoint) in event["channels"].items()
+        }
+        self._check_terms({name: term for name, (term, _, _) in released.items()})
+        for name, (_, limit, checkpoint) in released.items():
+            channel = self.channels[name]
+            channel.owner, channel.limit = "", limit
+            channel.checkpoint = checkpoint or channel.checkpoint
+
+    def _check_terms(self, terms: Mapping[str, int]) -> None:
+        """Raise unless these are the present terms of the channels."""
+        for name, term in terms.items():
+            if self.channels[name].term != term:
+                raise PreconditionFailed(f"{name} has term {self.channels[name].term} by now, not {term}")
 
     def _on_lease(self, event: Event) -> None:
         node, limit = typed(event["node"], str), typed(event["limit"], int)

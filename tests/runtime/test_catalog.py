@@ -138,6 +138,30 @@ def test_grants_leases_and_fences_give_the_next_owner_what_it_must_pass():
     assert catalog.fences(["p0", "unknown"]) == {"p0": {1: b"f1", 2: b"f2"}}
 
 
+def test_channels_that_are_released_by_name_have_no_owner_and_the_others_keep_theirs():
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0), "p1": (1, 0), "p2": (1, 0)}, limit=900))
+    catalog.apply(log.put(1, "lease", node="a", limit=900, checkpoints={"p0": b"c0", "p1": b"c1"}))
+    assert catalog.apply(log.put(1, "released", channels={"p0": (1, 300, b""), "p1": (1, 400, b"later")}))
+    found = {name: (each.owner, each.term, each.limit, each.checkpoint) for name, each in catalog.channels.items()}
+    assert found == {"p0": ("", 1, 300, b"c0"), "p1": ("", 1, 400, b"later"), "p2": ("a", 1, 900, b"")}
+    catalog.apply(log.put(1, "lease", node="a", limit=950, checkpoints={}))
+    assert [each.limit for each in catalog.channels.values()] == [300, 400, 950]
+    catalog.apply(log.put(1, "grant", node="b", channels={"p0": (2, 1)}, limit=800))
+    assert (catalog.channels["p0"].owner, catalog.channels["p0"].previous_limit) == ("b", 300)
+
+
+def test_a_release_of_a_term_that_another_has_followed_changes_nothing():
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0), "p1": (1, 0)}, limit=100))
+    catalog.apply(log.put(1, "grant", node="b", channels={"p0": (2, 1)}, limit=200))
+    before = state(catalog)
+    assert not catalog.apply(log.put(1, "released", channels={"p1": (1, 50, b""), "p0": (1, 50, b"")}))
+    assert state(catalog) == before
+
+
 names = st.sampled_from(["x", "y", "z"])
 pchannels = st.sampled_from(["p0", "p1", "p2"])
 ids = st.integers(1, 4)
@@ -167,6 +191,7 @@ events = st.one_of(
     st.tuples(st.just("claim"), st.fixed_dictionaries({"node": names})),
     st.tuples(st.just("zombie"), st.fixed_dictionaries({"id": ids})),
     st.tuples(st.just("fence"), st.fixed_dictionaries({"id": st.binary(min_size=1, max_size=2)})),
+    st.tuples(st.just("release"), st.fixed_dictionaries({"limit": st.integers(0, 999), "id": st.binary(max_size=2)})),
 )
 
 
@@ -184,6 +209,10 @@ def test_a_snapshot_and_the_rest_give_the_state_of_the_whole_log(history, data):
             case "fence":
                 terms = {name: (state.term, fields["id"]) for name, state in catalog.channels.items()}
                 record = log.put(catalog.term, "fenced", channels=terms)
+            case "release":
+                channels = list(catalog.channels.items())[:1]
+                given = {name: (state.term, fields["limit"], fields["id"]) for name, state in channels}
+                record = log.put(catalog.term, "released", channels=given)
             case _:
                 record = log.put(catalog.term, kind, **fields)
         catalog.apply(record)
@@ -224,6 +253,9 @@ def test_arbitrary_bytes_are_bad_records(body):
         {"kind": "grant", "channels": {"p0": 1}, "node": "n", "limit": 1},
         {"kind": "lease", "node": "n", "limit": 1, "checkpoints": {"p0": 7}},
         {"kind": "fenced", "channels": {"unknown": (1, b"f")}},
+        {"kind": "released", "channels": {"unknown": (1, 2, b"")}},
+        {"kind": "released", "channels": {"p0": (1, 2)}},
+        {"kind": "released", "channels": {"p0": (1, 2.5, b"")}},
         {"kind": "level", "level": "high"},
     ],
 )
