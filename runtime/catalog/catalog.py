@@ -17,15 +17,23 @@ version, stops every reader: `FormatTooNew`.
     released  channels                  their owner gives pchannels (name -> its term, limit and checkpoint) up: it used
                                         no timestamp above the limit; the next owner must read from the checkpoint, or,
                                         where that is empty, from the last one
+    renewed   channels                  a longer limit for pchannels, and where the next owner must read from (as above)
     lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
+
+`fenced`, `released` and `renewed` a node may write itself (`NODE_KINDS`), without the leader. Then `node` names it, and
+it must own the channels: what such a record rests on is its grant, and that is in this log. Every grant has another
+term, so a record of one that has passed is refused wherever it lands, whichever leaders have come meanwhile.
+
+A term that has no fence here never took appends: its owner waits to read its own `fenced`. So the next owner need not
+pass its limit, and owners that fail one after another carry no clock ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema, PreconditionFailed
 from ..log.record import DECODE_ERRORS, RecordType
@@ -37,6 +45,7 @@ from ..rows.schema import CollectionSchema
 from ..streams.channel_reader import Granted
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
+NODE_KINDS = frozenset({"fenced", "released", "renewed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ class Collection:
 @dataclass(slots=True)
 class PChannelState:
     """The ownership of a pchannel. Timestamps above `limit` were never given out in it; `previous_limit` is the limit
-    of the terms before."""
+    of the terms before that took appends."""
 
     owner: str = ""
     term: int = 0
@@ -94,9 +103,16 @@ class PChannelState:
     checkpoint: bytes = b""
     fences: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
+    @property
+    def used_limit(self) -> int:
+        """What the next owner must pass: no timestamp above it was given out for an append, or promised."""
+        return max(self.previous_limit, self.limit if self.term in self.fences else 0)
+
 
 class Catalog:
     """What collections there are, and who owns which pchannel: a `StateMachine`."""
+
+    own_kinds: ClassVar[Set[str]] = NODE_KINDS
 
     def __init__(self) -> None:
         self.next_id: int = 1
@@ -202,31 +218,44 @@ class Catalog:
                 raise PreconditionFailed(f"{name} has term {present} by now, and cannot have {term} after {after}")
         for name, (term, _) in grants.items():
             channel = self.channels.setdefault(name, PChannelState())
-            channel.previous_limit = max(channel.previous_limit, channel.limit)
+            channel.previous_limit = channel.used_limit
             channel.owner, channel.term, channel.limit = node, term, limit
 
     def _on_fenced(self, event: Event) -> None:
         fences = {name: (typed(term, int), typed(id, bytes)) for name, (term, id) in event["channels"].items()}
-        self._check_terms({name: term for name, (term, _) in fences.items()})
+        self._check_terms(event, {name: term for name, (term, _) in fences.items()})
         for name, (term, id) in fences.items():
             self.channels[name].fences[term] = id
 
     def _on_released(self, event: Event) -> None:
-        released = {
-            name: (typed(term, int), typed(limit, int), typed(checkpoint, bytes))
-            for name, (term, limit, checkpoint) in event["channels"].items()
-        }
-        self._check_terms({name: term for name, (term, _, _) in released.items()})
-        for name, (_, limit, checkpoint) in released.items():
-            channel = self.channels[name]
+        for channel, limit, checkpoint in self._limits(event):
             channel.owner, channel.limit = "", limit
             channel.checkpoint = checkpoint or channel.checkpoint
 
-    def _check_terms(self, terms: Mapping[str, int]) -> None:
-        """Raise unless these are the present terms of the channels."""
+    def _on_renewed(self, event: Event) -> None:
+        for channel, limit, checkpoint in self._limits(event):
+            channel.limit = max(channel.limit, limit)
+            channel.checkpoint = checkpoint or channel.checkpoint
+
+    def _limits(self, event: Event) -> Sequence[tuple[PChannelState, int, bytes]]:
+        """The channels of an event, with their limits and checkpoints. Raises as `_check_terms` does."""
+        given = {
+            name: (typed(term, int), typed(limit, int), typed(checkpoint, bytes))
+            for name, (term, limit, checkpoint) in event["channels"].items()
+        }
+        self._check_terms(event, {name: term for name, (term, _, _) in given.items()})
+        return [(self.channels[name], limit, checkpoint) for name, (_, limit, checkpoint) in given.items()]
+
+    def _check_terms(self, event: Event, terms: Mapping[str, int]) -> None:
+        """Raise unless these are the present terms of the channels, and, where a node wrote the event itself, its
+        own."""
+        node = None if "claim" in event else typed(event["node"], str)
         for name, term in terms.items():
-            if self.channels[name].term != term:
-                raise PreconditionFailed(f"{name} has term {self.channels[name].term} by now, not {term}")
+            channel = self.channels[name]
+            if channel.term != term:
+                raise PreconditionFailed(f"{name} has term {channel.term} by now, not {term}")
+            if node not in (None, channel.owner):
+                raise PreconditionFailed(f"{name} belongs to {channel.owner or 'no node'}, not to {node}")
 
     def _on_lease(self, event: Event) -> None:
         node, limit = typed(event["node"], str), typed(event["limit"], int)

@@ -23,17 +23,21 @@ class CatalogLog(Replica[Catalog]):
 
     `claim` makes this node the leader, after which `append` writes events. Only what the log order accepts counts, so
     of two nodes that both believe to lead only one has an effect. The clock follows the records that count, except a
-    time that lies days ahead.
+    time that lies days ahead. A node that writes `NODE_KINDS` itself, by `propose_own`, has a name `author` that was
+    never used before.
     """
 
     @checked
-    def __init__(self, wal: Wal, names: Names, clock: HybridClock, *, on_bad: OnBadRecord | None = None) -> None:
+    def __init__(
+        self, wal: Wal, names: Names, clock: HybridClock, *, author: str = "", on_bad: OnBadRecord | None = None
+    ) -> None:
         super().__init__(
             wal,
             names.catalog,
             Catalog,
             RecordType.CATALOG,
             led=True,
+            author=author,
             now=clock.now,
             on_bad=on_bad,
             pacing=CATALOG_PACING,

@@ -4,8 +4,22 @@ A record counts only by where it lies in the log, and for every reader alike, it
 
 - its author has written no record with a higher number before it (so a record that lands late, after an outcome that
   was unknown, or lands twice, does not count);
-- where the state has a leader: it stands on the last winning claim;
+- where the state has a leader: it stands on the last winning claim, or it is of one of the kinds that any author may
+  write, and stands on none (see below);
 - the state machine does not refuse it: what the author's decision rested on, its precondition, still holds.
+
+Own records. What a process alone knows of itself need not wait for a leader: a state machine with a leader may name
+`own_kinds`, which every author writes without a claim. No claim voids them, so their preconditions must say all that
+they rest on. Numbers are kept apart for the two:
+
+- Records on a claim are numbered within it. A claim voids all that stand on earlier ones, wherever they land, so their
+  numbers are forgotten with it, and its author may bear a name that another process has had.
+- Own records may land behind any number of claims, so a claim forgets none of their numbers: one that was sent before
+  a claim, and was repeated under a higher number, does not count behind its repetition. Their author's name must be
+  new, as in a state without leader: the records of a process that had it before may still be on their way.
+- Neither says anything of the other: that the leader's record 8 was read does not mean that its own record 7 is lost,
+  for the one may be refused where the other counts. So a replica that waits for its own record concludes only from own
+  records behind it, and from records on its claims for those on claims.
 
 A reader that begins first reads to the end of the log, and begins with the snapshot as of the latest record among those
 whose following records it has all read; where there is none, with the record that begins the log. So a page of a
@@ -15,7 +29,7 @@ record, and the records after that are applied to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import msgpack
@@ -35,11 +49,13 @@ from ..log.wal import Entry
 from . import records
 from .records import FIRST_LEVEL, LEADER, PAGE, Claim, Event, PageCollector, Proposed, decode_entry, typed
 
-AUTHORS_MAX = 1_000  # of a state without leader, whose last numbers are remembered
+AUTHORS_MAX = 1_000  # that write without a claim, whose last numbers are remembered
 
 
 class StateMachine(Protocol):
-    """What is replicated. It depends on nothing but the events: on no clock, no random number, no other channel."""
+    """What is replicated. It depends on nothing but the events: on no clock, no random number, no other channel. Where
+    it has a leader it may have an attribute `own_kinds`: the kinds of events that every author may write, with or
+    without a claim (`claim` is among the fields of an event that stands on one)."""
 
     def apply(self, event: Event) -> None:
         """Apply the next event. Raises an error and changes nothing where the event is refused, such as
@@ -93,14 +109,20 @@ class Fold(Generic[State]):
         self.read_bytes: int = 0
         self.snapshot_bytes: int = 0  # the size of the last snapshot that was read or taken
         self._type, self._led, self._supported, self._on_bad = type, led, supported, on_bad
+        self._own_kinds: Set[str] = getattr(self.state, "own_kinds", frozenset[str]())
         self._numbers: dict[str, int] = {}  # the last one of each author, those that wrote last at the end
+        self._own_numbers: dict[str, int] = {}  # the same of records without a claim, where the state has a leader
         self._first = b""
         self._early: list[Proposed] = []
         self._pages = PageCollector()
 
     def number_of(self, author: str) -> int:
         """The number of the author's last record; 0 for none."""
-        return self._numbers.get(author, 0)
+        return max(self._numbers.get(author, 0), self._own_numbers.get(author, 0))
+
+    def is_own_kind(self, kind: str) -> bool:
+        """Whether any author may write an event of this kind without a claim, though the state has a leader."""
+        return kind in self._own_kinds or (kind == records.NOOP and bool(self._own_kinds))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -193,11 +215,18 @@ class Fold(Generic[State]):
         record = proposed.record
         if not (self.begun or proposed.begins):
             raise PreconditionFailed("the log has not begun")
-        if self._led and (proposed.event.get("claim") != self.claim.id or record.term != self.claim.term):
+        standing = (proposed.event.get("claim"), record.term) == (self.claim.id, self.claim.term)
+        if self._led and not (standing or self._is_own(proposed)):
             raise Fenced(f"{self.claim.node} leads now, with term {self.claim.term}", term=self.claim.term)
-        if record.pseq <= self.number_of(record.producer):
+        if record.pseq <= self._numbers_of(proposed).get(record.producer, 0):
             raise PreconditionFailed(f"record {record.pseq} of {record.producer} comes too late, or again")
         self._check_level(proposed.event["v"])
+
+    def _is_own(self, proposed: Proposed) -> bool:
+        return self._led and proposed.on_no_claim and self.is_own_kind(proposed.kind)
+
+    def _numbers_of(self, proposed: Proposed) -> dict[str, int]:
+        return self._own_numbers if self._is_own(proposed) else self._numbers
 
     def _apply(self, proposed: Proposed) -> None:
         """Apply a record that passed `_check`. Its number is used, also where the state machine refuses it; with
@@ -212,13 +241,13 @@ class Fold(Generic[State]):
         self._note(proposed)
 
     def _note(self, proposed: Proposed) -> None:
-        record = proposed.record
+        record, numbers = proposed.record, self._numbers_of(proposed)
         self.begun = True
-        self._numbers.pop(record.producer, None)
-        self._numbers[record.producer] = record.pseq
+        numbers.pop(record.producer, None)
+        numbers[record.producer] = record.pseq
         self.as_of = proposed.id
-        if len(self._numbers) > AUTHORS_MAX:
-            del self._numbers[next(iter(self._numbers))]
+        if len(numbers) > AUTHORS_MAX:
+            del numbers[next(iter(numbers))]
 
     def _apply_event(self, proposed: Proposed) -> None:
         match proposed.kind:
@@ -266,6 +295,7 @@ class Fold(Generic[State]):
             "claim": list(self.claim),
             "level": self.level,
             "numbers": self._numbers,
+            "own_numbers": self._own_numbers,
             "state": self.state.snapshot(),
         }
         packed = cast(bytes, msgpack.packb(wire))
@@ -276,7 +306,8 @@ class Fold(Generic[State]):
         try:
             wire = cast("dict[str, Any]", msgpack.unpackb(packed, strict_map_key=False))
             id, term, node = wire["claim"]
-            numbers = {typed(author, str): typed(number, int) for author, number in wire["numbers"].items()}
+            numbers = _numbers_from(wire["numbers"])
+            own_numbers = _numbers_from(wire.get("own_numbers", {}))  # earlier versions have none
             self._check_level(typed(wire["level"], int))
             self.state.restore(wire["state"])
         except FormatTooNew:
@@ -285,4 +316,9 @@ class Fold(Generic[State]):
             raise CorruptLog(f"the snapshot cannot be read: {error!r}") from error
         self.begun = True
         self.claim, self.level, self._numbers = Claim(id, term, node), wire["level"], numbers
+        self._own_numbers = own_numbers
         self.as_of, self.snapshot_bytes = self._pages.as_of, len(packed)
+
+
+def _numbers_from(wire: Mapping[Any, Any]) -> dict[str, int]:
+    return {typed(author, str): typed(number, int) for author, number in wire.items()}

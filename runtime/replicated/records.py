@@ -2,8 +2,9 @@
 
 The record's header names the author of a record (`producer`) and its number among the author's records (`pseq`); where
 the state has a leader, also the number of the leader's claim (`term`). The body is a msgpack map with `v`, the feature
-level that a reader needs, `kind`, where the state has a leader the id of the claim that the record stands on (`claim`),
-and the fields of the kind. The mechanism's own kinds are these, all others are the state machine's:
+level that a reader needs, `kind`, where the state has a leader the id of the claim that the record stands on (`claim`;
+without it, and with `term` 0, it is an author's own record), and the fields of the kind. The mechanism's own kinds are
+these, all others are the state machine's:
 
     leader  node, previous      a claim of leadership: it wins only if `previous` is the id of the last winning one
     begin                       the log of a state without leader begins here
@@ -59,13 +60,18 @@ class Proposed:
         return self.event["kind"]
 
     @property
+    def on_no_claim(self) -> bool:
+        return self.record.term == 0 and "claim" not in self.event
+
+    @property
     def begins(self) -> bool:
         """Whether a log begins with this record: it names nothing before it."""
         return self.kind == BEGIN or (self.kind == LEADER and self.event.get("previous") == b"")
 
 
 def encode_event(type: RecordType, event: Event, author: str, number: int, claim: Claim | None) -> Record:
-    """The record of an event, to be stamped with its time. `claim` is None where the state has no leader."""
+    """The record of an event, to be stamped with its time. `claim` is None where the state has no leader, and for an
+    author's own record."""
     standing = {} if claim is None else {"claim": claim.id}
     body = cast(bytes, msgpack.packb({"v": FIRST_LEVEL, **event, **standing}))
     return Record(type, term=0 if claim is None else claim.term, producer=author, pseq=number, body=body)

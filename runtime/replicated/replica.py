@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import BadRecord, Fenced, TidewalError, Unavailable, of_unknown_outcome
+from ..errors import BadRecord, Fenced, InvalidRequest, TidewalError, Unavailable, of_unknown_outcome
 from ..log.record import RecordType, stamp
 from ..log.wal import ControlAppend, Entry, OnAppended
 from ..loop_bridge import promise
@@ -56,7 +56,8 @@ class Replica(Follower[State]):
     from any thread.
 
     In a state without leader every replica's records count, so `author` must never be used again. Where the state has a
-    leader, records count on its claim alone, so the name need not be new: `claim` takes the node's name.
+    leader, records count on its claim alone, so the name need not be new: `claim` takes the node's name. A replica that
+    also writes own records there (`propose_own`) has an `author` that is never used again, and claims under it.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class Replica(Follower[State]):
         self._number = 0
         self._submitting = threading.Lock()  # so that records lie in the log in the order of their numbers
         self._pending: dict[int, _Pending] = {}  # by number
-        self._standings: set[bytes | None] = set() if led else {None}  # all claims that this replica has won
-        self._unresolved = False  # whether a record of this replica may still take effect unnoticed
+        self._standings: set[bytes | None] = {None}  # all claims that this replica has won; None: without one
+        self._unresolved: set[bool] = set()  # whether a record on a claim, and one without, may still count unnoticed
         self._snapshotting = asyncio.Lock()
         self._records = self._records_at_snapshot = self._bytes_at_snapshot = 0
 
@@ -104,11 +105,23 @@ class Replica(Follower[State]):
         or what the state machine raises; the ones behind it may count. Raises `Unavailable` and other errors of the
         log; with the field `outcome_unknown` where a record may be in the log, or may still come into it. That is
         looked up before: behind a record of unknown outcome another one is written and read back."""
-        if self._unresolved:
-            await self._resolve()
-        submitted = self._submit(events)
+        await self._propose(events, self._led)
+
+    async def propose_own(self, *events: Event) -> None:
+        """`propose`, without a claim, events that any author may write where the state has a leader."""
+        if not self.fold.begun:  # or the record of a next one would not show that this one is lost
+            raise Unavailable(f"nothing counts in {self.channel} before a node leads")
+        for event in events:
+            if not self.fold.is_own_kind(event["kind"]):
+                raise InvalidRequest(f"an event {event['kind']!r} is for the leader to write")
+        await self._propose(events, False)
+
+    async def _propose(self, events: Sequence[Event], claimed: bool) -> None:
+        if claimed in self._unresolved:
+            await self._resolve(claimed)
+        submitted = self._submit(events, claimed)
         try:
-            await self._read_back(submitted)
+            await self._read_back(submitted, claimed)
             for pending in submitted.pending:
                 self._raise_refusal(pending)
         finally:
@@ -117,24 +130,31 @@ class Replica(Follower[State]):
     def submit(self, event: Event) -> None:
         """Write an event without waiting for it. From any thread. Raises what has ended following, and what
         `Wal.submit` raises."""
-        self._send([event], lambda _: None, self._standing)
+        self._send([event], lambda _: None, self._present_claim(self._led))
 
     async def raise_level(self, level: int) -> None:
         """Let the log have records of this feature level from here on. Processes that do not know it stop following
         with `FormatTooNew`: to be called when all know it."""
         await self.propose({"kind": LEVEL, "level": level})
 
-    def _submit(self, events: Sequence[Event], standing: Claim | None = None) -> _Submitted:
+    def _present_claim(self, claimed: bool) -> Claim | None:
+        """What a record stands on that is `claimed` to be the leader's."""
+        if claimed and self._standing is None:
+            self.check_following()
+            raise Fenced("this node does not lead; claim first", term=self.fold.claim.term)
+        return self._standing if claimed else None
+
+    def _submit(self, events: Sequence[Event], claimed: bool) -> _Submitted:
+        return self._submit_on(self._present_claim(claimed), events)
+
+    def _submit_on(self, claim: Claim | None, events: Sequence[Event]) -> _Submitted:
         ids, done = promise()
-        pending = self._send(events, done, standing or self._standing, awaited=True)
-        return _Submitted(pending, ids)
+        return _Submitted(self._send(events, done, claim, awaited=True), ids)
 
     def _send(
         self, events: Sequence[Event], done: OnAppended, standing: Claim | None, *, awaited: bool = False
     ) -> Sequence[_Pending]:
         self.check_following()
-        if self._led and standing is None:
-            raise Fenced("this node does not lead; claim first", term=self.fold.claim.term)
         for event in events:
             self.fold.check_event(event)
         with self._submitting:
@@ -164,16 +184,16 @@ class Replica(Follower[State]):
         for pending in submitted.pending:
             del self._pending[pending.number]
 
-    async def _read_back(self, submitted: _Submitted) -> None:
+    async def _read_back(self, submitted: _Submitted, claimed: bool) -> None:
         try:
             ids = await submitted.ids
         except TidewalError as error:
             if not error.fields.get("outcome_unknown"):
                 raise
-            self._unresolved = True
+            self._unresolved.add(claimed)
             with suppress(TidewalError):
-                await self._resolve()
-            if self._unresolved:
+                await self._resolve(claimed)
+            if claimed in self._unresolved:
                 raise
         else:
             try:
@@ -181,15 +201,16 @@ class Replica(Follower[State]):
             except TidewalError as error:  # the records are in the log, and may count
                 raise of_unknown_outcome(error) from None
 
-    async def _resolve(self) -> None:
-        """Write a record and read it back: what was sent before it is in the log, or never counts."""
-        submitted = self._submit([{"kind": NOOP}])
+    async def _resolve(self, claimed: bool) -> None:
+        """Write a record and read it back: what was sent before it, on a claim or without one as this one is, is in the
+        log, or never counts."""
+        submitted = self._submit([{"kind": NOOP}], claimed)
         try:
             ids = await submitted.ids
             await self.until(lambda: self.fold.position >= ids[-1])
         finally:
             self._forget(submitted)
-        self._unresolved = False
+        self._unresolved.discard(claimed)
 
     def _raise_refusal(self, pending: _Pending) -> None:
         outcome = pending.outcome or self._removed_unread()
@@ -213,7 +234,8 @@ class Replica(Follower[State]):
             own.outcome = own.outcome or applied
         if claim in self._standings:
             for pending in self._pending.values():
-                if pending.number < record.pseq and pending.outcome is None:
+                alike = (pending.claim is None) == (claim is None)
+                if alike and pending.number < record.pseq and pending.outcome is None:
                     pending.outcome = Unavailable(
                         f"a record for {self.channel} was lost, and will not count: repeat it"
                     )
@@ -252,7 +274,7 @@ class Replica(Follower[State]):
     async def _try_to_claim(self, node: str) -> Claim:
         previous = await self._last_claim()
         self._standing = None  # no event of this node may count under the claim that it is about to replace
-        submitted = self._submit([claim_event(node, previous)], Claim(b"", previous.term + 1, node))
+        submitted = self._submit_on(Claim(b"", previous.term + 1, node), [claim_event(node, previous)])
         try:
             ids = await submitted.ids
             await self.until(lambda: self.fold.position >= ids[-1])

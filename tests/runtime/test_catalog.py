@@ -142,6 +142,7 @@ def test_channels_that_are_released_by_name_have_no_owner_and_the_others_keep_th
     log = Log()
     catalog = led(log)
     catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0), "p1": (1, 0), "p2": (1, 0)}, limit=900))
+    catalog.apply(log.put(1, "fenced", channels={"p0": (1, b"f0"), "p1": (1, b"f1")}))
     catalog.apply(log.put(1, "lease", node="a", limit=900, checkpoints={"p0": b"c0", "p1": b"c1"}))
     assert catalog.apply(log.put(1, "released", channels={"p0": (1, 300, b""), "p1": (1, 400, b"later")}))
     found = {name: (each.owner, each.term, each.limit, each.checkpoint) for name, each in catalog.channels.items()}
@@ -160,6 +161,83 @@ def test_a_release_of_a_term_that_another_has_followed_changes_nothing():
     before = state(catalog)
     assert not catalog.apply(log.put(1, "released", channels={"p1": (1, 50, b""), "p0": (1, 50, b"")}))
     assert state(catalog) == before
+
+
+def test_a_term_that_never_took_appends_reserves_no_time():
+    log = Log()
+    catalog = led(log)
+    for term in range(1, 6):
+        catalog.apply(log.put(1, "grant", node=f"n{term}", channels={"p0": (term, term - 1)}, limit=100 * term))
+        if term == 2:
+            catalog.apply(log.put(1, "fenced", channels={"p0": (2, b"f")}))
+        assert catalog.channels["p0"].previous_limit == (200 if term > 2 else 0)
+    assert catalog.granted("p0").limit == 500
+
+
+def own(log: Log, author: str, number: int, kind: str, **fields: object) -> Entry:
+    """A record that a node writes itself."""
+    record = encode_event(RecordType.CATALOG, {"kind": kind, "node": author, **fields}, author, number, None)
+    log.records.append(Entry((len(log.records) + 1).to_bytes(8, "big"), 0, encode(record)))
+    return log.records[-1]
+
+
+def granted() -> tuple[Log, Reader]:
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0), "p1": (1, 0)}, limit=100))
+    return log, catalog
+
+
+def test_a_node_fences_renews_and_releases_what_it_was_granted_whoever_leads():
+    log, catalog = granted()
+    assert catalog.apply(own(log, "a", 1, "fenced", channels={"p0": (1, b"f0"), "p1": (1, b"f1")}))
+    assert catalog.apply(log.put(2, "leader", node="m2", previous=catalog.leader_id))
+    assert catalog.apply(own(log, "a", 2, "renewed", channels={"p0": (1, 500, b"c"), "p1": (1, 50, b"")}))
+    first, second = catalog.channels["p0"], catalog.channels["p1"]
+    assert (first.limit, first.checkpoint, second.limit, second.checkpoint) == (500, b"c", 100, b"")
+    assert catalog.apply(own(log, "a", 3, "released", channels={"p0": (1, 300, b"")}))
+    assert (first.owner, first.limit, first.fences, second.owner) == ("", 300, {1: b"f0"}, "a")
+
+
+def test_a_node_says_nothing_of_terms_that_have_passed_or_of_channels_of_others():
+    log, catalog = granted()
+    catalog.apply(log.put(1, "grant", node="b", channels={"p0": (2, 1)}, limit=200))
+    before = state(catalog)
+    for number, (author, kind, channels) in enumerate(
+        [
+            ("a", "fenced", {"p0": (1, b"late")}),
+            ("a", "fenced", {"p0": (2, b"of another's term")}),
+            ("a", "renewed", {"p1": (1, 900, b""), "p0": (2, 900, b"")}),
+            ("b", "released", {"p1": (1, 7, b"")}),
+        ]
+    ):
+        assert not catalog.apply(own(log, author, number + 1, kind, channels=channels))
+    assert not catalog.apply(own(log, "a", 9, "grant", channels={"p0": (3, 2)}, limit=900))
+    assert state(catalog) == before
+    assert catalog.apply(own(log, "a", 10, "released", channels={"p1": (1, 70, b"")}))
+    assert not catalog.apply(own(log, "a", 11, "renewed", channels={"p1": (1, 900, b"")}))
+
+
+def test_a_claim_forgets_no_number_of_what_nodes_write_themselves():
+    """A record that was sent before the claim, and repeated, lands behind both."""
+    log, catalog = granted()
+    late = own(log, "a", 1, "fenced", channels={"p0": (1, b"the first fence")})
+    assert catalog.apply(log.put(2, "leader", node="a", previous=catalog.leader_id))
+    assert catalog.apply(own(log, "a", 2, "fenced", channels={"p0": (1, b"the fence that was repeated")}))
+    assert catalog.apply(log.put(3, "leader", node="b", previous=catalog.leader_id))
+    assert not catalog.apply(late)
+    assert catalog.fences(["p0"]) == {"p0": {1: b"the fence that was repeated"}}
+    behind = Reader()
+    behind.begin([log.records[-1], *log.snapshot(catalog)])
+    assert not behind.apply(late), "a snapshot tells the numbers of own records"
+    assert state(behind) == state(catalog)
+
+
+def test_the_numbers_of_a_leaders_records_say_nothing_of_its_own():
+    log, catalog = granted()
+    assert catalog.apply(own(log, "m", 90, "fenced", channels={}))
+    assert catalog.apply(log.put(1, "create", collection=collection(5, "flights")))
+    assert catalog.apply(own(log, "m", 91, "fenced", channels={}))
 
 
 names = st.sampled_from(["x", "y", "z"])

@@ -61,6 +61,12 @@ class Versions:
         self.versions, self.applied = snapshot
 
 
+class VersionsOfAll(Versions):
+    """Changes may be written by any author, though there is a leader."""
+
+    own_kinds = frozenset({"set"})
+
+
 class Unruly(MemoryWal):
     """Beside the faults of its plan: an append may land long after its error, or twice, and a reader may lag."""
 
@@ -99,19 +105,21 @@ class Unruly(MemoryWal):
         await super().truncate(channel, id)
 
 
-def replica_of(wal: MemoryWal, author: str, *, led: bool) -> Replica[Versions]:
+def replica_of(wal: MemoryWal, author: str, *, led: bool, state: type[Versions] = Versions) -> Replica[Versions]:
     pacing = SnapshotPacing(records=20, retry_records=5, factor=0.5)
-    return Replica(wal, CHANNEL, Versions, RecordType.CATALOG, led=led, author=author, pacing=pacing)
+    return Replica(wal, CHANNEL, state, RecordType.CATALOG, led=led, author=author, pacing=pacing)
 
 
 @asynccontextmanager
-async def replicas(*authors: str, led: bool = False, log: MemoryLog | None = None) -> AsyncIterator[list[Replica]]:
+async def replicas(
+    *authors: str, led: bool = False, log: MemoryLog | None = None, state: type[Versions] = Versions
+) -> AsyncIterator[list[Replica]]:
     log = log or MemoryLog()
     opened: list[Replica] = []
     for author in authors:
         wal = MemoryWal(log)
         await wal.create_channel(CHANNEL, ChannelPolicy())
-        opened.append(replica_of(wal, author, led=led))
+        opened.append(replica_of(wal, author, led=led, state=state))
         await opened[-1].open()
     try:
         yield opened
@@ -130,11 +138,13 @@ class Simulation:
 
     seed: int
     led: bool
+    own: bool = False
     answers: dict[str, str] = field(default_factory=dict)
     removed: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.state = VersionsOfAll if self.own else Versions
         self.log = MemoryLog()
         self.wals: list[Unruly] = []
         self.faulty = True
@@ -153,7 +163,7 @@ class Simulation:
     async def _process(self, number: int) -> None:
         for life in range(4):
             name = f"p{number}.{life}"
-            replica = replica_of(self._wal(), name, led=self.led)
+            replica = replica_of(self._wal(), name, led=self.led, state=self.state)
             with suppress(TidewalError):
                 await replica.open()
                 await asyncio.gather(*(self._work(replica, f"{name}.{task}") for task in range(2)))
@@ -180,8 +190,9 @@ class Simulation:
 
     async def _propose(self, replica: Replica[Versions], name: str) -> None:
         key = f"k{self.rng.randrange(KEYS)}"
+        propose = replica.propose_own if self.own and self.rng.random() < 0.7 else replica.propose
         try:
-            await replica.propose(change(name, replica.fold.state.versions.get(key, 0), key))
+            await propose(change(name, replica.fold.state.versions.get(key, 0), key))
             self.answers[name] = "accepted"
             assert name in replica.fold.state.applied, "what is accepted is in the state of its author"
         except TidewalError as error:
@@ -190,14 +201,14 @@ class Simulation:
     async def check(self) -> None:
         await asyncio.sleep(10)  # what is on its way lands
         present = self.log.channels[CHANNEL].entries
-        whole = Fold(Versions, RecordType.CATALOG, led=self.led)
+        whole = Fold(self.state, RecordType.CATALOG, led=self.led)
         history = {entry.id: entry for entry in [*self.removed, *present]}
         for id in sorted(history):
             whole.read(history[id])
         # the snapshots among them are not to be used: this is the state from the first record on
         whole._pages = records.PageCollector()
         whole.finish()
-        async with replicas("late", led=self.led, log=self.log) as [late]:
+        async with replicas("late", led=self.led, log=self.log, state=self.state) as [late]:
             assert late.fold.snapshot() == whole.snapshot(), "the state from a snapshot is the state from the start"
         applied = Counter(whole.state.applied)
         assert set(applied.values()) <= {1}, "nothing counts twice"
@@ -207,11 +218,11 @@ class Simulation:
         assert set(applied) <= set(self.answers)
 
 
-@pytest.mark.parametrize("led", [False, True])
+@pytest.mark.parametrize(("led", "own"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("round", range(8))
-def test_all_readers_agree_and_answers_are_true(seed: int, round: int, led: bool) -> None:
+def test_all_readers_agree_and_answers_are_true(seed: int, round: int, led: bool, own: bool) -> None:
     def simulate() -> Simulation:
-        simulation = Simulation(seed + round, led)
+        simulation = Simulation(seed + round, led, own)
 
         async def main() -> None:
             await simulation.run()
@@ -274,6 +285,43 @@ def test_an_own_record_that_lands_late_has_no_effect_behind_the_next_one() -> No
         await replica.propose(change("next", after=1))
         assert replica.fold.state.applied == ["found", "next"]
         await replica.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_an_own_record_counts_under_whichever_leader_and_late_behind_none_of_its_author(leads: bool) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        wal = Losing(log)
+        await wal.create_channel(CHANNEL, ChannelPolicy())
+        node = Replica(wal, CHANNEL, VersionsOfAll, RecordType.CATALOG, led=True, author="a")
+        other = Replica(MemoryWal(log), CHANNEL, VersionsOfAll, RecordType.CATALOG, led=True, author="b")
+        for each in (node, other):
+            await each.open()
+        with pytest.raises(Unavailable, match="leads"):
+            await node.propose_own(change("too early"))
+        await other.claim("b")
+        await node.catch_up()
+        if leads:
+            await node.claim("a")
+        await node.propose_own(change("first"))
+        wal.losing = True
+        with pytest.raises(Unavailable) as caught:
+            await node.propose_own(change("lost", after=1))
+        assert not caught.value.fields.get("outcome_unknown"), "the own record behind it was read back"
+        await other.claim("b")
+        await node.propose_own(change("second", after=1))
+        wal.land()
+        await node.propose_own(change("third", after=2))
+        await other.propose(change("the leader's", after=3))
+        with pytest.raises(Fenced):
+            await node.propose(change("superseded", after=4))
+        with pytest.raises(InvalidRequest, match="leader"):
+            await node.propose_own({"kind": "level", "level": 2})
+        for each in (node, other):
+            assert (await each.catch_up()).applied == ["first", "second", "third", "the leader's"]
+            await each.close()
 
     run_virtual(main())
 
