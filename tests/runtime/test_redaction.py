@@ -89,7 +89,7 @@ async def test_no_error_and_no_log_line_has_a_secret(url: str, caplog: pytest.Lo
 
 @pytest.mark.parametrize("wrong", [b"kafka://user:hunter2@h:1", ["kafka://user:hunter2@h:1"]])
 async def test_no_error_about_a_url_of_another_type_has_a_secret(wrong: Any):
-    with pytest.raises(InvalidRequest, match="must be text, not") as raised:
+    with pytest.raises(InvalidRequest, match="must be text or a Path, not") as raised:
         await open_wal(wrong)
     assert SECRET not in raised.value.message
 
