@@ -1,4 +1,4 @@
-"""The roles: Proxy, DataNode, QueryNode and MixCoord, their composition in one process, and the client."""
+"""The roles: MixCoord, StreamingNode, Proxy, DataNode and QueryNode, how they run in one process, and the client."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .role import Role as Role
     from .rows import Rows as Rows
     from .standalone import Standalone as Standalone
+    from .streamingnode import StreamingNode as StreamingNode
 else:
     from ..runtime.lazy import lazy_names
 
@@ -45,5 +46,6 @@ else:
             ".role": "Role",
             ".rows": "Rows",
             ".standalone": "Standalone",
+            ".streamingnode": "StreamingNode",
         },
     )

@@ -46,7 +46,7 @@ FLUSH_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
 STATUS_DEADLINE_S = 5.0
 
-ROLES = ("mixcoord", "proxy", "datanode", "querynode")
+ROLES = ("mixcoord", "streamingnode", "proxy", "datanode", "querynode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,9 @@ class Client:
         unknown: TidewalError | None = None
         while True:
             try:
-                return await self._rpc.call("proxy", "write", params, body, deadline_s=end - loop.time())
+                left_s = end - loop.time()
+                timed = {**params, "deadline_s": max(left_s, 0.0)}
+                return await self._rpc.call("proxy", "write", timed, body, deadline_s=left_s)
             except TidewalError as error:
                 if unknown is None and error.fields.get("outcome_unknown"):
                     unknown = error

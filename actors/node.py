@@ -19,6 +19,7 @@ from ..runtime.metrics.metrics import Metrics
 from ..runtime.ownership.lease import Lease
 from ..runtime.rpc.protocol import REQUEST_CHANNEL
 from ..runtime.tables.table_store import TableStore
+from .local_owner import LocalOwner
 
 Result = TypeVar("Result")
 
@@ -49,7 +50,8 @@ class Node:
 
     `incarnation` is the name of a node of all roles in the catalog, new at each start: once another one leads, this one
     is superseded. Roles without a MixCoord beside them have none and serve any leader. `unreadable` says what is wrong
-    with the tables of a collection, by role and collection name, while they cannot be read.
+    with the tables of a collection, by role and collection name, while they cannot be read. In `local_owner` the roles
+    find the StreamingNode of this process.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Node:
     incarnation: str = ""
     lease: Lease | None = None  # where the log itself does not keep a second node away
     unreadable: dict[tuple[str, str], TidewalError] = field(default_factory=dict[tuple[str, str], TidewalError])
+    local_owner: LocalOwner = field(default_factory=LocalOwner)
 
     @property
     def names(self) -> Names:

@@ -29,11 +29,12 @@ def node_status(node: Node, catalog: Catalog) -> Params:
     in seconds. `limits` has what is used of each limit, and the limit; both in bytes."""
     metrics, settings = node.metrics, node.settings
     collections = _Collections(node).described(catalog)
-    inflight = int(metrics.value("proxy_inflight_bytes"))
-    limits = [_limit("proxy.maxInflightBytes", "", inflight, settings.proxy.max_inflight_bytes)]
+    inflight = int(metrics.value("streamingnode_inflight_bytes"))
+    limits = [_limit("streamingNode.maxInflightBytes", "", inflight, settings.streaming_node.max_inflight_bytes)]
     for each in collections:
         unflushed, memory = each["unflushed_bytes"], each["memory_bytes"]
-        limits.append(_limit("proxy.maxUnflushedBytes", each["name"], unflushed, settings.proxy.max_unflushed_bytes))
+        most = settings.streaming_node.max_unflushed_bytes
+        limits.append(_limit("streamingNode.maxUnflushedBytes", each["name"], unflushed, most))
         limits.append(
             _limit("queryNode.memoryLimitBytes", each["name"], memory, settings.query_node.memory_limit_bytes)
         )
@@ -57,9 +58,9 @@ class _Collections:
         read = node.metrics.series
         self._rows = read("querynode_entity_num")
         self._memory = read("querynode_memory_bytes")
-        self._unflushed = read("proxy_unflushed_bytes")
+        self._unflushed = read("streamingnode_unflushed_bytes")
         self._query_ms = read("querynode_consume_tt_lag_ms")
-        self._table_lag_s = read("proxy_unflushed_age_seconds")
+        self._table_lag_s = read("streamingnode_unflushed_age_seconds")
         self._unreadable = {name: error.message for (_, name), error in node.unreadable.items()}
 
     def described(self, catalog: Catalog) -> list[Params]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Generator, Iterable
+from contextlib import contextmanager
 from typing import ClassVar, Never
 
 from ..runtime.actor import Actor
@@ -139,6 +140,16 @@ class Role(Actor[Never, Never, RequestPack]):
             raise
         finally:
             self._running -= 1
+
+    @contextmanager
+    def set_aside(self) -> Generator[None]:
+        """For a handler that waits where another limit holds: its request is not one of the `REQUESTS_MAX` that the
+        role works on, so that those of other channels or clients are served meanwhile."""
+        self._running -= 1
+        try:
+            yield
+        finally:
+            self._running += 1
 
     async def on_stop(self) -> None:
         await self._close()

@@ -1,4 +1,4 @@
-"""All four roles in one process on one log."""
+"""All roles in one process on one log."""
 
 from __future__ import annotations
 
@@ -38,20 +38,23 @@ from .node_status import SILENT_S, refused_appends, watermark_age_s
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
+from .streamingnode import StreamingNode
 
 T = TypeVar("T")
 
 _log = logging.getLogger("tidewal.standalone")
 
-# A role starts after the roles that it calls. They stop in the opposite order, so that the Proxy can release its lease.
-ROLES: tuple[type[Role], ...] = (MixCoord, Proxy, DataNode, QueryNode)
+# A role starts after the roles that it calls. They stop in the opposite order, so that the StreamingNode can give its
+# lease back.
+ROLES: tuple[type[Role], ...] = (MixCoord, StreamingNode, Proxy, DataNode, QueryNode)
 
 
 STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 
 
 class Standalone:
-    """A node with MixCoord, Proxy, DataNode and QueryNode as supervised actors. An async context manager.
+    """A node with MixCoord, StreamingNode, Proxy, DataNode and QueryNode as supervised actors. An async context
+    manager.
 
     `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables, or its URL
     (`file:`). `name` is the

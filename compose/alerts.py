@@ -147,13 +147,13 @@ ALERTS = (
     ),
     Alert(
         "TablesLag",
-        "proxy_unflushed_age_seconds",
+        "streamingnode_unflushed_age_seconds",
         "max by (collection_name) ({metric}) > 120",
         "2m",
         "warning",
         "rows of {{ $labels.collection_name }} have waited {{ $value }} s for its tables",
         "`TablesUnreadable` comes first; else the log lines of the datanode say why flushes fail: the table store is"
-        " full, away or slow. Writes are refused at `proxy.maxUnflushedBytes`",
+        " full, away or slow. Writes are refused at `streamingNode.maxUnflushedBytes`",
     ),
     Alert(
         "MaintenanceFailed",

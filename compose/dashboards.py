@@ -27,6 +27,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "Brokers": ("wal_backend_",),
     "Groups": ("wal_group_", "wal_keyed_", "rocksmq_groups_"),
     "Proxy": ("proxy_", "overloaded_"),
+    "StreamingNode": ("streamingnode_",),
     "DataNode": ("datanode_",),
     "QueryNode": ("querynode_",),
     "MixCoord": ("mixcoord_", "rootcoord_"),

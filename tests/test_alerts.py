@@ -113,7 +113,7 @@ CASES = [
     lag("QueryNode"),
     Case(
         "TablesLag",
-        'tidewal_proxy_unflushed_age_seconds{node_id="n", collection_name="c"}',
+        'tidewal_streamingnode_unflushed_age_seconds{node_id="n", collection_name="c"}',
         "8x5 240x9 0x9",
         [8, 14],
         [5, 7, 17],
@@ -144,12 +144,12 @@ CASES = [
     ),
     Case(
         "Overloaded",
-        'tidewal_overloaded_total{node_id="n", limit="proxy.maxInflightBytes"}',
+        'tidewal_overloaded_total{node_id="n", limit="streamingNode.maxInflightBytes"}',
         "0x5 120+120x20 2520x20",
         [14, 24],
         [5, 9, 33],
-        "2 requests a second are refused by the limit proxy.maxInflightBytes",
-        {"limit": "proxy.maxInflightBytes"},
+        "2 requests a second are refused by the limit streamingNode.maxInflightBytes",
+        {"limit": "streamingNode.maxInflightBytes"},
     ),
     Case(
         "EventLoopLags",

@@ -54,6 +54,7 @@ EXEMPT = {
     **dict.fromkeys(
         ["MixCoord", "DataNode", "QueryNode", "ActorRef.__init__", "ActorSystem.forget", "SyncClient.__init__"], OURS
     ),
+    "StreamingNode": OURS,
     **dict.fromkeys(
         ["ActorSystem.escalate", "CatalogLog", "CollectionSchema", "DeadLetters", "RpcServer", "Settings"], OURS
     ),

@@ -240,7 +240,7 @@ class FlushPipeline:
 
     async def _retried(self, step: Callable[[], Awaitable[T]]) -> T:
         """One step of a flush, retried until it succeeds: while the table cannot be written, or the log takes no event,
-        rows stay in the log, and the Proxy's limit on unflushed bytes stops the clients."""
+        rows stay in the log, and the StreamingNode's limit on unflushed bytes stops the clients."""
         pause_s = RETRY_FIRST_S
         while True:
             try:

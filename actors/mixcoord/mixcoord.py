@@ -36,6 +36,7 @@ from ..datanode.delta_errors import storage_errors
 from ..datanode.wal_identity import foreign_tables
 from ..metrics import lag_ms
 from ..node import Node
+from ..owners import sync_point
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from .group_lags import GroupLags
@@ -62,7 +63,7 @@ class MixCoord(Role):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._proxy = ""
+        self._owner = ""  # the incarnation of the node whose StreamingNode has registered
         self._claimed_s = 0.0  # on the clock of leases
         self._registered = asyncio.Event()
         self._interrupted: set[str] = set()  # channels of grants that were interrupted half-way
@@ -79,7 +80,7 @@ class MixCoord(Role):
             "drop_collection": Method(self._drop, DropParams),
             "describe_collection": Method(self._describe, OfCollection),
             "list_collections": Method(self._list, Nothing),
-            "register_proxy": Method(self._register, RegisterParams),
+            "register": Method(self._register, RegisterParams),
             "renew": Method(self._renew, RenewParams),
             "cut": Method(self._cut, OfCollection),
         }
@@ -188,7 +189,7 @@ class MixCoord(Role):
 
     async def _announce(self, what: str, collection: Collection) -> None:
         params = {"what": what, "collection": collection.to_wire()}
-        await self._ask_proxy("announce_collection", params)
+        await self._ask_owner("announce_collection", params)
 
     async def _describe(self, request: Request) -> Answer:
         return {"collection": self.catalog.catalog.collection(request.params["collection"]).to_wire()}
@@ -199,16 +200,16 @@ class MixCoord(Role):
     # ---- ownership --------------------------------------------------------------------------------------------------
 
     async def _register(self, request: Request) -> Answer:
-        """A Proxy has started, or has an append of unknown outcome to resolve: it gets all channels, under new
+        """A StreamingNode has started, or has an append of unknown outcome to resolve: it gets all channels, under new
         terms."""
         if request.params["node"] != self.node.incarnation:
             raise Fenced(f"{self.node.incarnation} has taken the log over: there is one node to a log")
-        self._proxy = request.params["node"]
+        self._owner = request.params["node"]
         collections = self.catalog.catalog.collections.values()
         used = request.params.get("used")
-        owned = [channel for channel in self.catalog.catalog.channels.values() if channel.owner == self._proxy]
+        owned = [channel for channel in self.catalog.catalog.channels.values() if channel.owner == self._owner]
         if used and all(used > channel.previous_limit for channel in owned):  # else the request is a repeated one
-            await self.catalog.append({"kind": "lease", "node": self._proxy, "limit": used, "checkpoints": {}})
+            await self.catalog.append({"kind": "lease", "node": self._owner, "limit": used, "checkpoints": {}})
         await self._assign({name for collection in collections for name in pchannels_of(collection)}, again=True)
         self._registered.set()
         self.spawn_task(self._finish(), name="unfinished collections")
@@ -229,8 +230,8 @@ class MixCoord(Role):
                     _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
 
     async def _assign(self, pchannels: Iterable[str], *, again: bool = False) -> None:
-        """Grant channels to the Proxy, with `again` also those that it owns: the grant is in the catalog before the
-        fence is written, and the fence's id before the new owner acknowledges anything (guarantee 3)."""
+        """Grant channels to the StreamingNode, with `again` also those that it owns: the grant is in the catalog before
+        the fence is written, and the fence's id before the new owner acknowledges anything (guarantee 3)."""
         async with self._assigning:
             await self._grant_channels(pchannels, again)
 
@@ -250,14 +251,14 @@ class MixCoord(Role):
         past = max((channels[name].limit for name in terms if name in channels), default=0)
         limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
         granted = {name: (term, last[name]) for name, term in terms.items()}
-        await self.catalog.append({"kind": "grant", "node": self._proxy, "channels": granted, "limit": limit})
+        await self.catalog.append({"kind": "grant", "node": self._owner, "channels": granted, "limit": limit})
         grants = [self._wire_grant(name) for name in terms]
-        reply = await self._ask_proxy("acquire", {"grants": grants})
+        reply = await self._ask_owner("acquire", {"grants": grants})
         fences = {name: (terms[name], id) for name, id in reply.values["fences"].items()}
         await self.catalog.append({"kind": "fenced", "channels": fences})
-        await self._ask_proxy("activate", {"channels": list(terms)})
+        await self._ask_owner("activate", {"channels": list(terms)})
         self._interrupted.difference_update(terms)
-        self.node.metrics.counter("mixcoord_assignment_total", role_name="proxy").inc(len(terms))
+        self.node.metrics.counter("mixcoord_assignment_total", role_name="streamingnode").inc(len(terms))
 
     async def _wait_for_owners(self, names: Iterable[str]) -> None:
         """On a log that several nodes can open: wait until the previous owners have released these channels, or their
@@ -286,13 +287,13 @@ class MixCoord(Role):
                 deadline_s=rest_s,
             )
 
-    async def _ask_proxy(self, method: str, params: Params) -> Reply:
-        """Call the Proxy that has registered, not that of a node which is being replaced."""
-        return await self.rpc.call("proxy", method, {"to": self._proxy, **params}, deadline_s=DDL_DEADLINE_S)
+    async def _ask_owner(self, method: str, params: Params) -> Reply:
+        """Call the StreamingNode that has registered, not that of a node which is being replaced."""
+        return await self.rpc.call("streamingnode", method, {"to": self._owner, **params}, deadline_s=DDL_DEADLINE_S)
 
     def _is_owned(self, channel: PChannelState) -> bool:
-        """Whether the Proxy owns the channel: the fence of an interrupted grant is not in the catalog."""
-        return channel.owner == self._proxy and channel.term in channel.fences
+        """Whether the StreamingNode owns the channel: the fence of an interrupted grant is not in the catalog."""
+        return channel.owner == self._owner and channel.term in channel.fences
 
     def _wire_grant(self, name: str) -> Params:
         state = self.catalog.catalog.channels[name]
@@ -313,7 +314,7 @@ class MixCoord(Role):
         its channels."""
         params = request.params
         node, checkpoints, used = params["node"], params["checkpoints"], params.get("limit", 0)
-        if not used and node != self._proxy:
+        if not used and node != self._owner:
             raise Unavailable(f"{node} is not registered with this leader; register first")
         limit = used or self._limit()
         lease = {"kind": "lease", "node": node, "limit": limit, "checkpoints": checkpoints, "released": bool(used)}
@@ -332,9 +333,9 @@ class MixCoord(Role):
         and that is there and younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
         pchannels = pchannels_of(collection)
         await self._registered.wait()
-        reply = await self._ask_proxy("sync", {"channels": pchannels})
-        ends = {name: CutEnd(*point) for name, point in reply.values["channels"].items()}
-        cut = Cut(collection.id, collection.name, reply.values["time"], ends)
+        point = await sync_point(self.node, self.rpc, pchannels, to=self._owner, deadline_s=DDL_DEADLINE_S)
+        ends = {name: CutEnd(*end) for name, end in point.channels.items()}
+        cut = Cut(collection.id, collection.name, point.time, ends)
         last, id = self._last_cuts.get(collection.id, (None, b""))
         if id < self._first_cut:  # retention has removed it
             last = None

@@ -25,7 +25,8 @@ class DropParams(TypedDict):
 
 
 class RegisterParams(TypedDict):
-    """A node that asks for channels; `used` is the highest timestamp that it has assigned, 0 while it still stamps."""
+    """A StreamingNode that asks for channels; `used` is the highest timestamp that it has assigned, 0 while it still
+    stamps."""
 
     node: str
     used: NotRequired[Number]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, NotRequired
 
-from pydantic import PlainValidator, TypeAdapter
+from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...runtime.ownership import ChannelGrant
-from ..requests import Number, WireCollection
+from ..requests import Number
 
 
 class WriteParams(TypedDict):
     """Rows, which are in the body, for a collection as the client knows it. A repeated write has the same
-    `producer` and `pseq`; `digest` says whether it has the same rows."""
+    `producer` and `pseq`; `digest` says whether it has the same rows. The client waits `deadline_s` for the answer."""
 
     collection: str
     id: Number
@@ -21,41 +20,4 @@ class WriteParams(TypedDict):
     producer: str
     pseq: Number
     digest: NotRequired[int]
-
-
-class OfChannels(TypedDict):
-    """For methods that need the names of channels only."""
-
-    channels: list[str]
-
-
-class GrantParams(TypedDict):
-    """The wire form of a `ChannelGrant`."""
-
-    channel: str
-    term: Number
-    previous_limit: Number
-    limit: Number
-    checkpoint: bytes
-    fences: dict[int, bytes]
-
-
-def _grant(wire: object) -> ChannelGrant:
-    fields: Any = _GRANT.validate_python(wire, strict=True)
-    return ChannelGrant(**fields)
-
-
-_GRANT = TypeAdapter(GrantParams)
-
-
-class AcquireParams(TypedDict):
-    """Channels to own, under new terms."""
-
-    grants: list[Annotated[ChannelGrant, PlainValidator(_grant)]]
-
-
-class AnnounceParams(TypedDict):
-    """A collection that begins or ends."""
-
-    what: Literal["create", "drop"]
-    collection: WireCollection
+    deadline_s: NotRequired[Annotated[float, Field(ge=0, allow_inf_nan=False)]]

@@ -24,6 +24,7 @@ from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..datanode.wal_identity import check_origin
 from ..metrics import ScanMetrics, lag_ms
+from ..owners import sync_point
 from .metrics import watch_rows
 from .row_store import RowStore
 from .view import ShardView
@@ -214,12 +215,11 @@ class RowPipeline:
         return await self._sync()
 
     async def _sync(self) -> int:
-        channels = {"channels": pchannels_of(self.collection)}
-        reply = await self._role.rpc.call("proxy", "sync", channels, deadline_s=SYNC_DEADLINE_S)
-        time: int = reply.values["time"]
-        for channel, (term, cseq, _) in reply.values["channels"].items():
-            self.announce(channel, term, cseq, time)
-        return time
+        channels = pchannels_of(self.collection)
+        point = await sync_point(self._node, self._role.rpc, channels, deadline_s=SYNC_DEADLINE_S)
+        for channel, last in point.channels.items():
+            self.announce(channel, last.term, last.cseq, point.time)
+        return point.time
 
 
 def _begin(sync: Coroutine[object, object, int]) -> asyncio.Task[int]:

@@ -11,7 +11,7 @@ from .settings import BACKEND_SECTIONS
 _PATTERNS = """
 autoIndex.* cdc.* credential.* dataCoord.* etcd.* function.* gpu.* grpc.* indexCoord.* indexNode.* internaltls.*
 knowhere.* localStorage.* log.file.* log.stdout metastore.* minio.* mixCoord.* natsmq.* queryCoord.* streaming.*
-streamingNode.* tikv.* tls.* trace.*
+streamingNode.grpc.* streamingNode.ip streamingNode.port tikv.* tls.* trace.*
 mq.ignoreBadPosition mq.receiveBufSize mq.dispatcher.*
 msgChannel.subNamePrefix.* msgChannel.chanNamePrefix.*
 rootCoord.max* rootCoord.min* rootCoord.import* rootCoord.enableActiveStandby rootCoord.ip rootCoord.port

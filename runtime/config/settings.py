@@ -84,7 +84,15 @@ class ProxySettings(SettingsSection):
         default=200, description="ms between two time ticks of a channel that has data"
     )
     max_shard_num: PositiveInt = Field(default=16, description="shards a collection may have")
-    max_inflight_bytes: PositiveInt = Field(default=64 * MIB, description="bytes accepted and not yet acknowledged")
+
+
+class StreamingNodeSettings(SettingsSection):
+    """The StreamingNode, which owns channels."""
+
+    max_inflight_bytes: PositiveInt = Field(
+        default=64 * MIB,
+        description="bytes accepted and not yet acknowledged; also bytes that wait at a Proxy for one channel",
+    )
     max_unflushed_bytes: PositiveInt = Field(
         default=256 * MIB, description="bytes per collection that are not in its table yet"
     )
@@ -228,6 +236,7 @@ class Settings(_WithBackends):
     msg_channel: MsgChannelSettings = MsgChannelSettings()
     root_coord: RootCoordSettings = RootCoordSettings()
     proxy: ProxySettings = ProxySettings()
+    streaming_node: StreamingNodeSettings = StreamingNodeSettings()
     data_node: DataNodeSettings = DataNodeSettings()
     query_node: QueryNodeSettings = QueryNodeSettings()
     common: CommonSettings = CommonSettings()

@@ -161,20 +161,27 @@ _PROXY = (
     counter("proxy_insert_vectors_total", "Rows inserted", "collection_name"),
     counter("proxy_upsert_vectors_total", "Rows upserted", "collection_name"),
     counter("proxy_delete_vectors_total", "Rows deleted", "collection_name"),
-    gauge("proxy_inflight_bytes", "bytes", "Accepted and not yet acknowledged; limit proxy.maxInflightBytes"),
+    counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
+)
+
+_STREAMINGNODE = (
     gauge(
-        "proxy_unflushed_bytes",
+        "streamingnode_inflight_bytes",
         "bytes",
-        "In the log and not yet in the table; limit proxy.maxUnflushedBytes",
+        "Accepted and not yet acknowledged; limit streamingNode.maxInflightBytes",
+    ),
+    gauge(
+        "streamingnode_unflushed_bytes",
+        "bytes",
+        "In the log and not yet in the table; limit streamingNode.maxUnflushedBytes",
         "collection_name",
     ),
     gauge(
-        "proxy_unflushed_age_seconds",
+        "streamingnode_unflushed_age_seconds",
         "seconds",
         "Age of the oldest record in the log that is not yet in the table; 0 where all are",
         "collection_name",
     ),
-    counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
 )
 
 _DATANODE = (
@@ -252,6 +259,7 @@ METRICS: tuple[Metric, ...] = (
     *_BACKEND,
     *(row for backend in installed_backends() for row in backend.metrics()),
     *_PROXY,
+    *_STREAMINGNODE,
     *_DATANODE,
     *_QUERYNODE,
     *_MIXCOORD,

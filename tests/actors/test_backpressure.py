@@ -32,7 +32,7 @@ async def test_a_sleeping_datanode_holds_writers_back_and_nothing_else(home) -> 
             await awake.wait()
         return call()
 
-    settings = {"proxy": {"maxUnflushedBytes": LIMIT_BYTES}, "dataNode": {"flushIntervalS": 1.0}}
+    settings = {"streamingNode": {"maxUnflushedBytes": LIMIT_BYTES}, "dataNode": {"flushIntervalS": 1.0}}
     rows = [{"id": id, "name": "x" * 1000} for id in range(500)]
     async with home.people_client(settings=settings, blocking=asleep) as client:
         accepted, errors = 0, []
@@ -41,7 +41,7 @@ async def test_a_sleeping_datanode_holds_writers_back_and_nothing_else(home) -> 
                 accepted += (await client.upsert("people", rows)).rows
             except Overloaded as error:
                 errors.append(error)
-        assert {error.limit for error in errors} == {"proxy.maxUnflushedBytes"}
+        assert {error.limit for error in errors} == {"streamingNode.maxUnflushedBytes"}
         assert LIMIT_BYTES * 0.8 < accepted * 1000 <= LIMIT_BYTES * 1.1
         await client.create_collection(home.POINTS)
         await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
@@ -67,7 +67,7 @@ async def test_the_limit_holds_across_a_restart(home) -> None:
             await never.wait()
         return call()
 
-    settings = {"proxy": {"maxUnflushedBytes": LIMIT_BYTES}}
+    settings = {"streamingNode": {"maxUnflushedBytes": LIMIT_BYTES}}
     rows = [{"id": id, "name": "x" * 1000} for id in range(500)]
 
     async def fill(client) -> int:

@@ -80,8 +80,8 @@ async def ids_in(node, wal: MemoryWal) -> Counter[int]:
     collection = catalog.catalog.collection("people")
     stream = TtMsgStream(wal, grants=catalog)
     stream.as_consumer(sorted({pchannel_of(vchannel) for vchannel in collection.vchannels}))
-    proxy = next(cell for cell in node.system._cells.values() if cell.name == "proxy")._life.actor
-    present = proxy._owner.sync_point()
+    owner = next(cell for cell in node.system._cells.values() if cell.name == "streamingnode")._life.actor._owner
+    present = owner.sync_point()
     for channel, last in present.channels.items():
         stream.announce(channel, last.term, last.cseq, present.time)
     found: Counter[int] = Counter()

@@ -11,7 +11,7 @@ import pytest
 from tests.actors.test_takeover import role_of
 from tidewal.actors.datanode import datanode, pipeline
 from tidewal.actors.datanode.current_table import CompactResult
-from tidewal.actors.proxy.proxy import Proxy
+from tidewal.actors.streamingnode import StreamingNode
 from tidewal.runtime.errors import CollectionNotFound, DirectoryUnwritable
 
 
@@ -47,7 +47,7 @@ async def test_tables_that_cannot_be_removed_keep_the_name_taken_and_say_why(hom
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
 async def test_a_flush_that_comes_to_wait_behind_the_drop_ends(home, monkeypatch, again) -> None:
     waits, dropped = asyncio.Event(), asyncio.Event()
-    stored = Proxy._stored
+    stored = StreamingNode._stored
 
     async def late(self, collection, ts) -> None:
         waits.set()
@@ -56,7 +56,7 @@ async def test_a_flush_that_comes_to_wait_behind_the_drop_ends(home, monkeypatch
 
     async with home.people_client() as client:
         await client.insert("people", home.people(1))
-        monkeypatch.setattr(Proxy, "_stored", late)
+        monkeypatch.setattr(StreamingNode, "_stored", late)
         flush = asyncio.ensure_future(client.flush("people"))
         await waits.wait()
         await client.drop_collection("people")

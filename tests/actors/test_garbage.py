@@ -109,7 +109,7 @@ async def test_a_node_outlives_garbage_in_every_channel_and_says_what_it_skipped
         owned = sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
         seen = [bytes(entry.payload) for channel in home.log.channels.values() for entry in channel.entries]
         followed = [names.catalog, names.heartbeats, names.insert_events, *owned]
-        followed += [names.requests(role) for role in ("mixcoord", "proxy", "datanode", "querynode")]
+        followed += [names.requests(role) for role in ("mixcoord", "streamingnode", "proxy", "datanode", "querynode")]
         written = [channel for channel in home.log.channels if "-replies-" in channel]
         written += [names.cuts, names.query_events, names.dead_letters]
         catalog = node.system._cells  # the roles are looked up anew, should one restart

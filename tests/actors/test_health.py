@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tidewal.actors.client import ROLES
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.metrics.server import Health
 
@@ -19,7 +20,7 @@ async def test_a_node_is_well_while_its_roles_run_and_time_goes_on(home) -> None
         await home.elapse(10)
         health = node.health()
         assert health.ok
-        assert health.details["roles"] == dict.fromkeys(["mixcoord", "proxy", "datanode", "querynode"], "running")
+        assert health.details["roles"] == dict.fromkeys(ROLES, "running")
         assert health.details["watermark_age_s"] <= 1.0
 
 
@@ -54,7 +55,7 @@ async def test_tables_are_behind_only_while_something_waits_for_them(home) -> No
     async def lag_s() -> float:
         (people,) = (await client.status())["datanode"]["collections"]
         assert people["table_lag_s"] == pytest.approx(
-            node.node.metrics.value("proxy_unflushed_age_seconds", collection_name="people"), abs=0.001
+            node.node.metrics.value("streamingnode_unflushed_age_seconds", collection_name="people"), abs=0.001
         )
         return people["table_lag_s"]
 

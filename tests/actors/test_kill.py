@@ -67,7 +67,7 @@ async def test_a_killed_node_recovers_exactly_what_was_acknowledged(home, seed: 
             assert (await client.compact("things"))["rows"] == len(expected)
             collection = await client.describe_collection("things")
             channels = [name.rsplit("_", 1)[0] for name in collection.vchannels]
-            reply = await client._rpc.call("proxy", "sync", {"channels": channels})
+            reply = await client._rpc.call("streamingnode", "sync", {"channels": channels})
             terms = {name: point[0] for name, point in reply.values["channels"].items()}
             assert all(terms[name] > last_terms.get(name, 0) for name in terms)
             last_terms = terms

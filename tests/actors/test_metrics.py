@@ -71,8 +71,8 @@ NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node wit
     "wal_scanner_pending_queue_bytes",
     "wal_clock_ahead_seconds",
     "proxy_tt_lag_ms",
-    "proxy_inflight_bytes",
-    "proxy_unflushed_bytes",
+    "streamingnode_inflight_bytes",
+    "streamingnode_unflushed_bytes",
     "datanode_consume_tt_lag_ms",
     "datanode_fg_buffer_size",
     "querynode_consume_tt_lag_ms",
@@ -108,7 +108,7 @@ async def test_a_node_at_work_writes_every_metric(tmp_path):
         assert await client.count("people", consistency="strong") == 1
         await client.compact("people")
         series = shown(metrics)
-        assert metrics.value("proxy_unflushed_bytes", collection_name="people") > 0
+        assert metrics.value("streamingnode_unflushed_bytes", collection_name="people") > 0
         await client.drop_collection("people")
         await client.create_collection(PEOPLE)
         page = metrics.render().decode()

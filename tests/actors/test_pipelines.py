@@ -13,7 +13,7 @@ from tidewal.actors import collection_reader
 from tidewal.actors.collection_reader import pchannels_of
 from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.datanode.log_table import LogTable
-from tidewal.actors.proxy import proxy
+from tidewal.actors.proxy import sharded_rows
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.row_store import RowStore
@@ -31,9 +31,9 @@ async def test_rows_that_cannot_be_read_are_dead_letters_and_the_rest_goes_on(ho
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE, shards=1)
         await client.insert("people", home.people(1))
-        record = proxy._record
+        record = sharded_rows._record
         with monkeypatch.context() as broken:
-            broken.setattr(proxy, "_record", lambda *of: replace(record(*of), body=b"no record batch"))
+            broken.setattr(sharded_rows, "_record", lambda *of: replace(record(*of), body=b"no record batch"))
             await client.insert("people", home.people(9))
         await client.insert("people", home.people(2))
         assert await client.count("people", consistency="strong") == 2
@@ -363,7 +363,7 @@ async def test_a_flush_whose_event_and_hold_are_refused_for_a_moment_ends(home) 
         await home.elapse(30)
         assert not to_refuse
         metrics = node.node.metrics
-        assert metrics.value("proxy_unflushed_bytes", collection_name="people") == 0
+        assert metrics.value("streamingnode_unflushed_bytes", collection_name="people") == 0
         assert metrics.value("actor_restart_total", actor="datanode") == 0
 
 
@@ -385,4 +385,4 @@ async def test_a_flush_that_fails_for_good_is_noticed_where_no_other_follows(hom
         await client.insert("people", home.people(1))
         await home.elapse(60)
         assert failures > 1
-        assert node.node.metrics.value("proxy_unflushed_bytes", collection_name="people") == 0
+        assert node.node.metrics.value("streamingnode_unflushed_bytes", collection_name="people") == 0

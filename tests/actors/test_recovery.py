@@ -18,6 +18,7 @@ from tidewal.actors.mixcoord import MixCoord
 from tidewal.actors.node import Node
 from tidewal.actors.proxy import Proxy
 from tidewal.actors.querynode import QueryNode
+from tidewal.actors.streamingnode import StreamingNode
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import (
     DeadlineExceeded,
@@ -92,7 +93,7 @@ async def assert_all_works(home, client, rows: int) -> None:
 
 CRASHES = {
     "proxy": (Proxy, "_write", lambda client: client.insert("people", [{"id": 1}])),
-    "proxy sync": (Proxy, "_sync", lambda client: client.count("people", consistency="strong")),
+    "strong read": (StreamingNode, "sync", lambda client: client.count("people", consistency="strong")),
     "querynode": (QueryNode, "_query", lambda client: client.count("people")),
     "mixcoord": (MixCoord, "_describe", lambda client: client.describe_collection("people")),
     "datanode": (DataNode, "_compact", lambda client: client.compact("people")),
@@ -195,7 +196,7 @@ async def test_calls_that_wait_while_a_role_restarts_are_answered(home, monkeypa
 
 
 @MEMORY_ONLY
-@pytest.mark.parametrize("role", [MixCoord, Proxy, DataNode, QueryNode])
+@pytest.mark.parametrize("role", [MixCoord, StreamingNode, Proxy, DataNode, QueryNode])
 async def test_a_role_that_crashes_again_and_again_gives_up(home, monkeypatch, role) -> None:
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
@@ -331,7 +332,7 @@ async def test_appends_of_unknown_outcome_are_decided(home, seed, rates) -> None
 
 @pytest.mark.long
 @MEMORY_ONLY
-@pytest.mark.parametrize("role", ["mixcoord", "proxy", "datanode", "querynode"])
+@pytest.mark.parametrize("role", ["mixcoord", "streamingnode", "proxy", "datanode", "querynode"])
 async def test_crashes_at_any_moment_lose_and_double_nothing(home, rng, role) -> None:
     home.faults = FaultPlan(rng.randrange(2**31), Rates(drop=0.05, delay=0.2, delay_s_max=0.2))
     async with home.node(settings={"dataNode": {"flushIntervalS": 0.5}}) as node, node.client() as client:

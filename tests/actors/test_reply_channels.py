@@ -166,5 +166,5 @@ async def test_a_node_that_leads_sweeps(home, monkeypatch) -> None:
         channels = set(home.log.channels)
         assert not dead & channels
         replies = sorted(name for name in channels if name.startswith(NAMES.replies("")))
-        assert len(replies) == 5, f"those of four roles and the client, not {replies}"
+        assert len(replies) == 6, f"those of five roles and the client, not {replies}"
         assert await client.count("people", consistency="strong") == 0

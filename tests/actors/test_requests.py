@@ -12,6 +12,7 @@ from tidewal.actors.datanode import DataNode
 from tidewal.actors.mixcoord import MixCoord
 from tidewal.actors.proxy import Proxy
 from tidewal.actors.querynode import QueryNode
+from tidewal.actors.streamingnode import StreamingNode
 from tidewal.runtime.errors import InvalidRequest, InvalidRows, TidewalError, from_wire, to_wire
 
 HUGE = (2**63 - 1, 2**63, 2**64 - 1, -(2**63))
@@ -52,21 +53,23 @@ def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any
     search = {"v": 1, "kind": "search", "column": "at", "vector": b"\0" * 16, "metric": "L2", "top_k": 3}
     grant = {"channel": "x", "term": 1, "previous_limit": 0, "limit": 1, "checkpoint": b"", "fences": {1: b"x"}}
     write = {"collection": "people", "id": collection.id, "schema_version": 1, "producer": "p", "pseq": 1, "digest": 1}
+    write["deadline_s"] = 1.5
     wire, name = collection.to_wire(), {"collection": "people"}
     return {
         ("mixcoord", "create_collection"): {"schema": home.PEOPLE.to_wire(), "shards": 2},
         ("mixcoord", "drop_collection"): {"id": 99},
         ("mixcoord", "describe_collection"): name,
         ("mixcoord", "list_collections"): {},
-        ("mixcoord", "register_proxy"): {"node": "another", "used": 1},
+        ("mixcoord", "register"): {"node": "another", "used": 1},
         ("mixcoord", "renew"): {"node": "another", "checkpoints": {"x": b"x"}},
         ("mixcoord", "cut"): name,
         ("proxy", "write"): write,
         ("proxy", "flush"): name,
-        ("proxy", "sync"): {"channels": ["x"]},
-        ("proxy", "acquire"): {"grants": [grant]},
-        ("proxy", "activate"): {"channels": ["x"]},
-        ("proxy", "announce_collection"): {"what": "drop", "collection": wire},
+        ("streamingnode", "flush"): {"id": 99},
+        ("streamingnode", "sync"): {"channels": ["x"]},
+        ("streamingnode", "acquire"): {"grants": [grant]},
+        ("streamingnode", "activate"): {"channels": ["x"]},
+        ("streamingnode", "announce_collection"): {"what": "drop", "collection": wire},
         ("proxy", "ready"): {},
         ("datanode", "compact"): name,
         ("datanode", "check"): name,
@@ -82,7 +85,7 @@ def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any
 async def test_every_method_is_asked_here(home) -> None:
     async with home.node() as node, node.client() as client:
         known = questions(home, await client.create_collection(home.PEOPLE))
-        for kind in (MixCoord, Proxy, DataNode, QueryNode):
+        for kind in (MixCoord, StreamingNode, Proxy, DataNode, QueryNode):
             assert kind(node.node).handlers().keys() == {method for role, method in known if role == kind.role} - {
                 "search"
             }
@@ -157,7 +160,8 @@ async def test_a_ready_collection_is_not_released_nor_announced_as_gone(home) ->
     async with home.people_client() as client:
         await client.insert("people", home.people(1))
         wire = (await client.describe_collection("people")).to_wire()
-        for role, method in (("datanode", "release"), ("querynode", "release"), ("proxy", "announce_collection")):
+        ends = (("datanode", "release"), ("querynode", "release"), ("streamingnode", "announce_collection"))
+        for role, method in ends:
             call = client._rpc.call(role, method, {"collection": wire, "what": "drop"})
             assert isinstance(await home.error_of(call), InvalidRequest)
         assert await client.count("people", consistency="strong") == 1

@@ -10,8 +10,8 @@ import pytest
 
 from tests.actors.test_takeover import role_of
 from tidewal.actors.datanode import pipeline
-from tidewal.actors.proxy import proxy
 from tidewal.actors.standalone import Standalone
+from tidewal.actors.streamingnode import streamingnode
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.config.settings import Settings
@@ -99,7 +99,7 @@ async def test_a_node_whose_log_refuses_appends_says_so_and_what_to_do(tmp_path,
 @pytest.mark.long
 @pytest.mark.timeout(300)  # it fills a segment with requests and answers, which takes a busy machine a minute
 async def test_the_lease_goes_on_while_the_disk_is_full(tmp_path, seed, monkeypatch) -> None:
-    monkeypatch.setattr("tidewal.actors.proxy.proxy.RENEW_S", 0.001)
+    monkeypatch.setattr("tidewal.actors.streamingnode.streamingnode.RENEW_S", 0.001)
     disk = FaultyDisk(seed)
     log = await open_log(tmp_path, disk)
     async with Standalone(log, tmp_path / "tables") as node, node.client() as client:
@@ -125,7 +125,7 @@ async def test_retention_frees_the_segments_of_rows_that_are_stored_and_keeps_a_
 ):
     """An idle collection shares the channels of one that is written, and the cuts and events lie in all segments."""
     monkeypatch.setattr(pipeline, "IDLE_FLUSH_S", 0.5)
-    monkeypatch.setattr(proxy, "IDLE_TICK_S", 0.5)
+    monkeypatch.setattr(streamingnode, "IDLE_TICK_S", 0.5)
     settings = Settings.model_validate({"rocksmq": {"retentionSizeInMB": 0}, "dataNode": {"flushIntervalS": 0.2}})
     log = await open_log(tmp_path, FaultyDisk(seed))
     async with (

@@ -141,7 +141,7 @@ async def test_everything_is_there_after_a_restart(home) -> None:
             collection = await client.describe_collection("people")
             if start == 1:
                 await client.flush("people")
-            reply = await client._rpc.call("proxy", "sync", {"channels": channels_of(collection)})
+            reply = await client._rpc.call("streamingnode", "sync", {"channels": channels_of(collection)})
             terms.append([point[0] for point in reply.values["channels"].values()])
     assert terms == sorted(terms)
     assert len({tuple(each) for each in terms}) == 3, "each start has terms of its own"

@@ -12,7 +12,7 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.actors.mixcoord import MixCoord
-from tidewal.actors.proxy import Proxy
+from tidewal.actors.streamingnode import StreamingNode
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
 from tidewal.runtime.log.record import Record, RecordType
 from tidewal.runtime.ownership import ChannelOwner
@@ -152,9 +152,9 @@ async def test_an_owner_whose_clock_was_set_acknowledges_nothing_behind_its_leas
         older.node.wal.connected.clear()
         began = now_s()
         newer = await stack.enter_async_context(shared.node(name="newer", clock=clocks[1]))
-        assert role_of(newer, "proxy")._registered.is_set()
+        assert newer.node.local_owner.owns_all
         assert LEASE_S - 0.5 < now_s() - began < LEASE_S + 0.5
-        owner = role_of(older, "proxy")._owner
+        owner = role_of(older, "streamingnode")._owner
         (channel,) = owner.channels
         with pytest.raises(Unavailable, match="lease"):
             owner.sync_point()
@@ -173,7 +173,7 @@ async def test_time_that_a_machine_was_suspended_counts_for_the_lease(shared) ->
     clock = asyncio.get_running_loop().clock
     async with shared.node() as node, node.client() as client:
         await client.create_collection(shared.PEOPLE)
-        owner = role_of(node, "proxy")._owner
+        owner = role_of(node, "streamingnode")._owner
         owner.sync_point()
         clock.suspend(LEASE_S + 1)
         with pytest.raises(Unavailable, match="lease"):
@@ -216,10 +216,10 @@ async def test_a_coordinator_that_restarts_under_another_leader_does_not_take_th
             assert not second.system.failed
 
 
-async def test_a_proxy_that_is_refused_before_it_has_read_of_the_new_leader_ends_without_a_crash(
+async def test_an_owner_that_is_refused_before_it_has_read_of_the_new_leader_ends_without_a_crash(
     shared, monkeypatch, caplog
 ) -> None:
-    end = Proxy._end_when_superseded
+    end = StreamingNode._end_when_superseded
 
     async def end_late(self) -> None:
         while not self.superseded:
@@ -228,7 +228,7 @@ async def test_a_proxy_that_is_refused_before_it_has_read_of_the_new_leader_ends
         await shared.elapse(0.5)
         await end(self)
 
-    monkeypatch.setattr(Proxy, "_end_when_superseded", end_late)
+    monkeypatch.setattr(StreamingNode, "_end_when_superseded", end_late)
     async with shared.node(name="first") as first:
         async with first.client() as client:
             await client.create_collection(shared.PEOPLE)

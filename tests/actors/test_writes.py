@@ -8,9 +8,8 @@ import math
 import pyarrow as pa
 import pytest
 
-from tests.actors.test_takeover import role_of
 from tidewal.actors import client as client_module
-from tidewal.actors.proxy import proxy
+from tidewal.actors.proxy import sharded_rows
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import (
     CollectionNotFound,
@@ -85,7 +84,7 @@ async def test_rows_of_one_shard_are_stored_as_the_client_has_encoded_them(home,
     async with home.node() as node, node.client() as client:
         collection = await client.create_collection(home.PEOPLE, shards=shards)
         with monkeypatch.context() as patched:
-            patched.setattr(proxy, "encode_rows", lambda _: pytest.fail("the Proxy encodes them again"))
+            patched.setattr(sharded_rows, "encode_rows", lambda _: pytest.fail("the Proxy encodes them again"))
             await client.insert("people", home.people(*ids))
         sent = bytes(encode_rows(to_batch(home.people(*ids), home.PEOPLE, op="insert")))
         channels = {pchannel_of(vchannel) for vchannel in collection.vchannels}
@@ -219,25 +218,6 @@ async def test_writes_of_one_client_apply_in_the_order_of_the_calls(home) -> Non
         times = [each.ts for each in written]
         assert times == sorted(set(times))
         assert (await rows_of(client))[0]["name"] == "199"
-
-
-@pytest.mark.asyncio(loop_factories=["memory"])
-async def test_a_write_that_comes_as_the_channels_are_granted_overtakes_none_that_waited(home) -> None:
-    async with home.node() as node:
-        owner = role_of(node, "proxy")
-        gone_on: list[int] = []
-
-        async def write(number: int) -> None:
-            await owner._wait_for_channels(1)
-            gone_on.append(number)
-
-        owner._registered.clear()
-        writes = [asyncio.create_task(write(number)) for number in range(3)]
-        await home.until(lambda: owner._waiting_bytes == 3)
-        asyncio.get_running_loop().call_soon(owner._registered.set)
-        writes += [asyncio.create_task(write(number)) for number in range(3, 6)]
-        await asyncio.gather(*writes)
-        assert gone_on == list(range(6))
 
 
 async def test_text_keys_route_and_replace(home) -> None:

@@ -54,13 +54,19 @@ def test_a_node_is_told_with_its_collections_and_groups(command: Command, log: P
     assert ended.status == 0, ended.err
     told = json.loads(ended.out)
     assert told["healthy"]
-    assert told["roles"] == {"mixcoord": True, "proxy": True, "datanode": True, "querynode": True}
+    assert told["roles"] == {
+        "mixcoord": True,
+        "streamingnode": True,
+        "proxy": True,
+        "datanode": True,
+        "querynode": True,
+    }
     (things,) = told["node"]["collections"]
     assert (things["name"], things["rows"], things["unreadable"]) == ("things", 1, "")
     assert things["memory_bytes"] > 0
     assert things["query_lag_s"] < 60
     limits = {each["key"]: each for each in told["node"]["limits"]}
-    assert limits["proxy.maxInflightBytes"]["limit"] == 64 * 1024 * 1024
+    assert limits["streamingNode.maxInflightBytes"]["limit"] == 64 * 1024 * 1024
     assert limits["queryNode.memoryLimitBytes"]["used"] == things["memory_bytes"]
     (billing,) = told["groups"]
     assert (billing["group"], billing["channel"], billing["lag_entries"]) == ("billing", "orders", 3)
@@ -143,7 +149,7 @@ def test_limits_that_are_near_and_roles_that_are_silent_are_named(capsys: pytest
     things: dict[str, Any] = {"name": "things", "rows": 1, "memory_bytes": 90, "unreadable": "no file"}
     limits = [
         {"key": "queryNode.memoryLimitBytes", "collection": "things", "used": 90, "limit": 100},
-        {"key": "proxy.maxInflightBytes", "collection": "", "used": 79, "limit": 100},
+        {"key": "streamingNode.maxInflightBytes", "collection": "", "used": 79, "limit": 100},
     ]
     node = {"node": "a", "watermark_age_s": 7.5, "refused": "", "collections": [things], "limits": limits}
     roles = {"proxy": True, "datanode": False}
@@ -151,7 +157,7 @@ def test_limits_that_are_near_and_roles_that_are_silent_are_named(capsys: pytest
     shown = capsys.readouterr().out
     assert "a, not healthy; no answer of: datanode; time announced 7.5 s ago" in shown
     assert "limit    queryNode.memoryLimitBytes things: 90% of 100 bytes" in shown
-    assert "proxy.maxInflightBytes" not in shown
+    assert "streamingNode.maxInflightBytes" not in shown
     assert "2 dead letters: tidewal dlq list" in shown
     assert "tables   of things cannot be read: no file" in shown
     node["refused"] = "DiskPressure: too little space"

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
-from ...runtime.errors import CollectionNotFound, Overloaded
+from ...runtime.errors import CollectionNotFound, Overloaded, Unavailable
 from ...runtime.log.names import pchannel_of
 from ..flush_events import FlushEvent
 
@@ -45,6 +45,7 @@ class Unflushed:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._shards: dict[str, _Shard] = {}
+        self._ended = False
         self._changed = asyncio.Event()
 
     def add(self, vchannel: str, ts: int, size: int) -> None:
@@ -79,8 +80,8 @@ class Unflushed:
         if held and held + size > self.limit_bytes:
             raise Overloaded(
                 f"{held} bytes of {collection} are not in its table yet, the limit is {self.limit_bytes} "
-                "(proxy.maxUnflushedBytes); retry when the DataNode has caught up",
-                limit="proxy.maxUnflushedBytes",
+                "(streamingNode.maxUnflushedBytes); retry when the DataNode has caught up",
+                limit="streamingNode.maxUnflushedBytes",
             )
 
     def store(self, flushed: FlushEvent) -> None:
@@ -91,9 +92,11 @@ class Unflushed:
 
     async def stored(self, vchannels: Iterable[str], time: int) -> None:
         """Wait until the table has everything of `vchannels` up to `time`. Raises `CollectionNotFound` when the
-        collection is dropped meanwhile."""
+        collection is dropped meanwhile, `Unavailable` when nothing is counted any more."""
         shards = [self._shards.setdefault(name, _Shard()) for name in vchannels]
         while any(shard.stored < time for shard in shards):
+            if self._ended:
+                raise Unavailable("the StreamingNode ended before all was stored; flush again")
             if any(shard.gone for shard in shards):
                 raise CollectionNotFound("the collection was dropped before all of it was stored")
             await self._changed.wait()
@@ -104,6 +107,11 @@ class Unflushed:
             shard = self._shards.pop(name, None)
             if shard is not None:
                 shard.gone = True
+        self._wake()
+
+    def end(self) -> None:
+        """Count nothing any more; `stored` calls that wait end."""
+        self._ended = True
         self._wake()
 
     def _wake(self) -> None:

@@ -1,0 +1,128 @@
+"""The StreamingNode as the other roles of its process find it: they call it directly, without the log between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..runtime.errors import Unavailable
+from ..runtime.log.record import Record
+from ..runtime.ownership import Appended, SyncPoint
+
+
+@dataclass(frozen=True, slots=True)
+class WritePart:
+    """What a door asks an owner to append: records of rows, each with its pchannel. They fit the collection of this
+    id and schema version, as the door knows it. `producer` and `pseq` are the client's."""
+
+    collection: str
+    collection_id: int
+    schema_version: int
+    records: Sequence[tuple[str, Record]]
+    producer: str
+    pseq: int
+    rows: int
+    digest: int = 0
+
+
+class PChannelOwner(Protocol):
+    """What the roles of a process ask of the owner of pchannels."""
+
+    def append(self, part: WritePart) -> asyncio.Future[Appended]:
+        """Append `part` as one batch, in the order of the calls. The future ends when it is durable. Raises, having
+        changed nothing: `CollectionNotFound` and `InvalidRows` where the door's catalog is old, `Overloaded`,
+        `Unavailable`, and what `ChannelOwner.append` raises."""
+        ...
+
+    async def flush(self, collection_id: int) -> int:
+        """Ask the DataNode to store all that was acknowledged before this, and wait until it has; returns the timestamp
+        up to which it has. Raises `CollectionNotFound`, and what is wrong with the tables."""
+        ...
+
+    async def sync(self, channels: Iterable[str]) -> SyncPoint:
+        """The present time, and the last acknowledged record of each of `channels` at or before it. Raises
+        `Unavailable`."""
+        ...
+
+
+class LocalOwner:
+    """Which owner this process has, and which pchannels it has open: those that take appends now.
+
+    It outlives the StreamingNode, which joins at its start and leaves when it ends, also after a crash. All pchannels
+    are closed in between, so a role that waits for them gets the next owner.
+    """
+
+    def __init__(self) -> None:
+        self.expected: bool = False  # whether this process has an owner, at least from time to time
+        self.owns_all: bool = False  # all that the leader has granted it is open
+        self.message_bytes: dict[str, int] = {}  # the open channels: how large a message of each may be
+        self._owner: PChannelOwner | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def owner(self) -> PChannelOwner:
+        """The owner. There is one while any channel is open. Raises `Unavailable` where there is none."""
+        if self._owner is None:
+            raise Unavailable("the StreamingNode of this process does not run now; retry")
+        return self._owner
+
+    def is_open(self, channels: Iterable[str]) -> bool:
+        """Whether all of `channels` are open."""
+        return all(channel in self.message_bytes for channel in channels)
+
+    async def changed(self) -> None:
+        """Wait until channels are opened or closed."""
+        await self._changed.wait()
+
+    async def until_open(self, channels: Iterable[str]) -> PChannelOwner:
+        """Wait until all of `channels` are open; returns their owner."""
+        wanted = tuple(channels)
+        while self._owner is None or not self.is_open(wanted):
+            await self.changed()
+        return self._owner
+
+    async def until_all_owned(self) -> None:
+        """Wait until the owner has registered, and has opened all that the leader has granted it."""
+        while not self.owns_all:
+            await self.changed()
+
+    # ---- for the StreamingNode --------------------------------------------------------------------------------------
+
+    def join(self, owner: PChannelOwner) -> None:
+        """`owner` is that of this process from now on; it has nothing open yet."""
+        self._owner, self.expected = owner, True
+        self.close_all()
+
+    def belongs_to(self, owner: PChannelOwner) -> bool:
+        """Whether `owner` is that of this process now."""
+        return self._owner is owner
+
+    def leave(self, owner: PChannelOwner) -> None:
+        """`owner` ends: it takes nothing more."""
+        if self.belongs_to(owner):
+            self._owner = None
+            self.close_all()
+
+    def open(self, message_bytes: Mapping[str, int], *, all_granted: bool = False) -> None:
+        """These channels take appends from now on. `all_granted`: there are no others that the leader has granted."""
+        self.message_bytes.update(message_bytes)
+        self.owns_all = self.owns_all or all_granted
+        self._wake()
+
+    def close(self, channels: Iterable[str]) -> None:
+        """These channels take no appends until they are opened again."""
+        for channel in channels:
+            self.message_bytes.pop(channel, None)
+        self._wake()
+
+    def close_all(self) -> None:
+        """No channel takes appends until it is opened again."""
+        self.owns_all = False
+        self.message_bytes.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

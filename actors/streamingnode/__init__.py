@@ -1,0 +1,5 @@
+"""StreamingNode: the ownership of pchannels."""
+
+from .streamingnode import StreamingNode
+
+__all__ = ["StreamingNode"]

@@ -1,0 +1,359 @@
+"""StreamingNode: owns pchannels. What is appended to them is stamped, numbered and acknowledged here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from ...runtime.actor.heartbeat import HeartbeatCallback
+from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
+from ...runtime.errors import (
+    BadRecord,
+    CollectionNotFound,
+    HandlerFailed,
+    InvalidRequest,
+    PositionLost,
+    TidewalError,
+    Unavailable,
+)
+from ...runtime.log.names import pchannel_of
+from ...runtime.log.record import Record, RecordType, decode
+from ...runtime.log.wal import Entry, From
+from ...runtime.ownership import Appended, ChannelGrant, ChannelOwner, SyncPoint
+from ...runtime.ownership.metrics import ChannelOwnerMetrics
+from ...runtime.rpc.server import Request
+from ..collection_reader import TABLE_ERRORS
+from ..flush_events import FlushEvent
+from ..local_owner import WritePart
+from ..metrics import lag_ms
+from ..node import Node
+from ..requests import Answer, Method
+from ..role import Role
+from .metrics import StreamingNodeMetrics
+from .requests import AcquireParams, AnnounceParams, FlushParams, OfChannels
+from .unflushed import Unflushed
+from .vchannels import VChannels
+
+RENEW_S = 3.0
+IDLE_TICK_S = 600.0
+ASK_AGAIN_S = 0.1
+MIXCOORD_DEADLINE_S = 300.0  # acquiring channels reads their logs; a shorter deadline would only repeat the request
+CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; doubled each time
+CHECK_MAX_S = 30.0
+
+_log = logging.getLogger("tidewal.streamingnode")
+
+
+class StreamingNode(Role):
+    """Owner of the pchannels that MixCoord grants it.
+
+    The doors of its process hand it their batches (`append`): each goes to its shards under one timestamp, in one
+    commit of the log, and is acknowledged when it is durable. They find it, and which channels are open, in
+    `Node.local_owner`.
+    """
+
+    role = "streamingnode"
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._local = node.local_owner
+        self._owner: ChannelOwner
+        self._beat: HeartbeatCallback
+        self._metrics: StreamingNodeMetrics
+        self._unflushed = Unflushed(node.settings.streaming_node.max_unflushed_bytes)
+        self._vchannels = VChannels()
+        self._active = set[str]()  # the channels that may acknowledge appends, as far as their grants go
+        self._message_bytes: dict[str, int] = {}  # how large a message may be, by channel
+        self._outdated = asyncio.Event()  # set: register again
+
+    def handlers(self) -> dict[str, Method]:
+        return {
+            "flush": Method(self._flush, FlushParams),
+            "sync": Method(self._sync, OfChannels),
+            "acquire": Method(self._acquire, AcquireParams),
+            "activate": Method(self._activate, OfChannels),
+            "announce_collection": Method(self._announce_collection, AnnounceParams),
+        }
+
+    async def prepare(self) -> None:
+        node = self.node
+        await node.make_heartbeats()
+        await node.make_event_channel(node.names.insert_events)
+        self._owner = ChannelOwner(
+            node.wal,
+            node.clock,
+            heartbeat_channel=node.names.heartbeats,
+            inflight_bytes=node.settings.streaming_node.max_inflight_bytes,
+            observer=_Observer(self),
+            grants=self.catalog,
+            lease_holds=None if node.lease is None else node.lease.holds,
+        )
+        self._metrics = StreamingNodeMetrics(node.metrics, lambda: self._owner.inflight_bytes)
+        for collection in self.catalog.catalog.collections.values():
+            self._watch(collection)
+        interval_s = node.settings.proxy.time_tick_interval / 1000
+        self._beat = self.system.heartbeat.every(interval_s, self._owner.tick_all, f"ticks of {self.name}")
+        self.spawn_task(self._follow_flushes(), name="flushes")
+        self.spawn_task(self._register(), name="register")
+        self.spawn_task(self._watch_leader(), name="leader")
+        self.spawn_task(self._renew_periodically(), name="lease")
+        if node.wal.capabilities.shared_segments:
+            self.spawn_task(self._tick_idle_channels(), name="idle channels")
+        self._local.join(self)
+
+    # ---- ownership --------------------------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """Register again: request all channels under new terms. Until they are granted, doors hold their writes."""
+        if self._local.belongs_to(self):  # not the next life's, after the end of this one
+            self._local.close_all()
+            self._outdated.set()
+
+    async def _register(self) -> None:
+        """Register at the start, with each new leader, and when an append's outcome is unknown."""
+        while True:
+            self._outdated.clear()
+            # a stalled owner stamps and promises nothing: its clock need not leap to the end of the old lease
+            used = self.node.clock.last if self._owner.stalled else 0
+            await self._ask_mixcoord("register", {"used": used})
+            await self._renew_lease()
+            if not self._outdated.is_set() and not self._owner.stalled:
+                self._open(self._active, all_granted=True)
+                await self._outdated.wait()
+
+    async def _watch_leader(self) -> None:
+        leader = self.catalog.leader
+        while True:
+            await self.catalog.changed()
+            if self.catalog.leader != leader and not self.superseded:
+                leader = self.catalog.leader
+                self.register()
+
+    async def _ask_mixcoord(self, method: str, params: dict[str, object]) -> dict[str, object]:
+        """Call the coordinator of this node until it replies. A coordinator that is superseded never does: the role
+        ends then."""
+        request = {"node": self.node.incarnation, "to": self.node.incarnation, **params}
+        while True:
+            asked_s = self.node.clock.clock.monotonic()
+            try:
+                reply = await self.rpc.call("mixcoord", method, request, deadline_s=MIXCOORD_DEADLINE_S)
+            except TidewalError as error:
+                if not (error.retryable or isinstance(error, HandlerFailed)):
+                    raise
+                _log.warning("mixcoord does not %s, trying again: %s", method, error)
+                await asyncio.sleep(ASK_AGAIN_S)
+            else:
+                if method == "renew" and self.node.lease is not None:
+                    self.node.lease.renew(asked_s)
+                return dict(reply.values)
+
+    async def _renew_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self._renew_lease()
+
+    async def _renew_lease(self) -> None:
+        """Renew the lease of all channels, and the limit of their timestamps."""
+        renewed = await self._ask_mixcoord("renew", {"checkpoints": self._owner.checkpoints()})
+        limit = renewed["limit"]
+        assert isinstance(limit, int)
+        self._owner.renew(limit)
+
+    async def _acquire(self, request: Request) -> Answer:
+        grants: list[ChannelGrant] = request.params["grants"]
+        channels = [grant.channel for grant in grants]
+        self._active.difference_update(channels)
+        self._local.close(channels)
+        described = await asyncio.gather(*map(self.node.wal.describe, channels))
+        self._message_bytes.update((channel.name, channel.max_message_bytes) for channel in described)
+        self._unflushed.begin_recovery(channels)
+        fences = await self._owner.acquire(grants)
+        catalog = await self.catalog.catch_up()  # not before the fences are written, see `vchannels.py`
+        self._vchannels.rebuild(channels, catalog.collections.values())
+        return {"fences": fences}
+
+    async def _activate(self, request: Request) -> Answer:
+        channels: list[str] = request.params["channels"]
+        self._owner.activate(channels)
+        self._active.update(channels)
+        if self._local.owns_all:  # else all are opened once the lease holds, too
+            self._open(channels)
+        return None
+
+    def _open(self, channels: Iterable[str], *, all_granted: bool = False) -> None:
+        self._local.open({channel: self._message_bytes[channel] for channel in channels}, all_granted=all_granted)
+
+    async def _tick_idle_channels(self) -> None:
+        """While some channels are written, store ticks in the others: the last entry of an idle channel is held for its
+        collections, and keeps all that lies behind it in the segments."""
+        written: object = None
+        while True:
+            await asyncio.sleep(IDLE_TICK_S)
+            with suppress(TidewalError):  # the next turn tries again
+                if self._owner.sync_point().channels != written:
+                    await self._owner.tick_now(everywhere=True)
+                    written = self._owner.sync_point().channels
+
+    # ---- collections ------------------------------------------------------------------------------------------------
+
+    async def _announce_collection(self, request: Request) -> Answer:
+        """Append to every vchannel the record that its collection begins or ends. Rows can follow the one, and not the
+        other."""
+        begins = request.params["what"] == "create"
+        await self._local.until_all_owned()
+        collection = (await self.catalog.catch_up()).by_id(request.params["collection"].id)
+        if collection is None or collection.state != (CREATING if begins else DROPPING):
+            raise InvalidRequest(f"no collection of this id is to be {request.params['what']}d")
+        if begins:
+            await self._append_to_all(collection, RecordType.CREATE_COLLECTION)
+            self._vchannels.begin(collection)
+            self._watch(collection)
+        else:
+            self._vchannels.end(collection)
+            await self._append_to_all(collection, RecordType.DROP_COLLECTION)
+            self._unflushed.forget(collection.vchannels)
+            self._metrics.forget(collection)
+        return None
+
+    def _watch(self, collection: Collection) -> None:
+        self._metrics.watch(
+            collection,
+            unflushed_bytes=lambda: self._unflushed.bytes(collection.vchannels),
+            unflushed_age_s=lambda: lag_ms(self.node.clock, self._unflushed.oldest(collection.vchannels)) / 1000,
+        )
+
+    def _append_to_all(self, collection: Collection, kind: RecordType) -> asyncio.Future[Appended]:
+        records = [(pchannel_of(vchannel), Record(kind, vchannel=vchannel)) for vchannel in collection.vchannels]
+        return self._owner.append(records)
+
+    # ---- appends ----------------------------------------------------------------------------------------------------
+
+    def append(self, part: WritePart) -> asyncio.Future[Appended]:
+        """`PChannelOwner.append`."""
+        collection = self._vchannels.check(part)
+        if collection is not None:
+            size = sum(len(record.body) for _, record in part.records)
+            self._unflushed.check(collection.name, collection.vchannels, size)
+        appended = self._owner.append(
+            part.records, producer=part.producer, pseq=part.pseq, rows=part.rows, digest=part.digest
+        )
+        appended.add_done_callback(partial(self._count, part.records))
+        return appended
+
+    def _count(self, records: Sequence[tuple[str, Record]], appended: asyncio.Future[Appended]) -> None:
+        """Count records as unflushed once they are in the log. Of a door that has crashed meanwhile it is not known: to
+        count them until the next flush is safe."""
+        if appended.cancelled():
+            ts = self.node.clock.last
+        elif appended.exception() is not None or appended.result().repeated:
+            return
+        else:
+            ts = appended.result().ts
+        for _, record in records:
+            self._unflushed.add(record.vchannel, ts, len(record.body))
+
+    async def sync(self, channels: Iterable[str]) -> SyncPoint:
+        """`PChannelOwner.sync`."""
+        point = self._owner.sync_point()
+        for channel in channels:
+            if channel not in point.channels:
+                raise Unavailable(f"this node does not own {channel} yet; retry", channel=channel)
+        return SyncPoint(point.time, {channel: point.channels[channel] for channel in channels})
+
+    async def _sync(self, request: Request) -> Answer:
+        await self._local.until_all_owned()
+        point = await self.sync(request.params["channels"])
+        return {"time": point.time, "channels": point.channels}
+
+    # ---- flushes ----------------------------------------------------------------------------------------------------
+
+    async def flush(self, collection_id: int) -> int:
+        """`PChannelOwner.flush`."""
+        collection = self.catalog.catalog.by_id(collection_id) or (await self.catalog.catch_up()).by_id(collection_id)
+        if collection is None or collection.state == DROPPING:
+            raise CollectionNotFound("the collection that is to be flushed was dropped")
+        appended = await self._append_to_all(collection, RecordType.FLUSH)
+        await self._owner.tick_now()
+        await self._stored(collection, appended.ts)
+        return appended.ts
+
+    async def _flush(self, request: Request) -> Answer:
+        await self._local.until_all_owned()
+        return {"ts": await self.flush(request.params["id"])}
+
+    async def _stored(self, collection: Collection, ts: int) -> None:
+        """Wait until the tables have all up to `ts`. While that lasts, ask the DataNode with growing pauses whether it
+        can store them: raises what is wrong with the tables, `PositionLost` where the log has lost rows for them."""
+        pause_s = CHECK_FIRST_S
+        while True:
+            # The catalog has a drop before `Unflushed` ends the flushes that wait; a flush that comes later learns of
+            # the drop from the catalog alone.
+            current = self.catalog.catalog.by_id(collection.id)
+            if current is None or current.state == DROPPING:
+                raise CollectionNotFound(
+                    f"collection {collection.name} was dropped before all of it was stored", collection=collection.name
+                )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    return await self._unflushed.stored(collection.vchannels, ts)
+            pause_s = min(2 * pause_s, CHECK_MAX_S)
+            try:
+                await self.rpc.call("datanode", "check", {"collection": collection.name})
+            except (PositionLost, *TABLE_ERRORS):
+                raise
+            except TidewalError as error:  # the DataNode restarts or is busy: it stores all later
+                _log.info("waiting for the DataNode to store %s: %s", collection.name, error)
+
+    async def _follow_flushes(self) -> None:
+        async for entries in self.node.wal.read(self.node.names.insert_events, From.EARLIEST):
+            for entry in entries:
+                try:
+                    self._unflushed.store(FlushEvent.from_record(decode(entry.payload)))
+                except BadRecord as error:  # the next flush event of that collection covers it
+                    self.dead_letters.bad(self.node.names.insert_events, entry, error)
+
+    def recovered(self, record: Record) -> None:
+        """Count a record that was found in the log while its channel was acquired."""
+        if record.type is RecordType.ROWS:
+            self._unflushed.recover(record.vchannel, record.ts, len(record.body))
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def on_stop(self) -> None:
+        self._local.leave(self)
+        self._unflushed.end()
+        self._beat.cancel()
+        limit = await self._owner.close()
+        params: dict[str, object] = {
+            "node": self.node.incarnation,
+            "checkpoints": self._owner.checkpoints(),
+            "limit": limit,
+        }
+        try:
+            if self._owner.channels:
+                await self.rpc.call("mixcoord", "renew", params)
+        except TidewalError as error:
+            _log.warning("the lease is not released, the next owner begins behind its limit: %s", error)
+        await super().on_stop()
+
+
+class _Observer(ChannelOwnerMetrics):
+    """Passes what the channel owner observes to the StreamingNode."""
+
+    def __init__(self, role: StreamingNode) -> None:
+        super().__init__(role.node.metrics, role.node.clock)
+        self._role = role
+        self._loop = asyncio.get_running_loop()
+
+    def recovered(self, channel: str, record: Record) -> None:
+        self._role.recovered(record)
+
+    def bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
+        self._role.dead_letters.bad(channel, entry, error)
+
+    def stalled(self, error: TidewalError) -> None:
+        super().stalled(error)
+        self._loop.call_soon_threadsafe(self._role.register)
