@@ -39,6 +39,11 @@ class Names:
         return f"{self.prefix}-collection_schema"
 
     @property
+    def cluster(self) -> str:
+        """The nodes that belong to the cluster, and their leases; exempt from retention."""
+        return f"{self.prefix}-cluster"
+
+    @property
     def cuts(self) -> str:
         """Cuts: consistent lines across the channels of a collection."""
         return f"{self.prefix}-cuts"

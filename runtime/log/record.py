@@ -64,6 +64,7 @@ class RecordType(IntEnum):
     GROUP = 1011
     STATE = 1012
     PRODUCER = 1013
+    CLUSTER = 1014
 
 
 # What channel owners append of their own accord, or for a collection as a whole: not data.

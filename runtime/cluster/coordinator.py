@@ -1,0 +1,88 @@
+"""A coordinator at work: it looks at what it has read, decides, and proposes; then it looks again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..catalog.catalog_log import CatalogLog
+from ..clock import HybridClock
+from ..errors import Fenced, PreconditionFailed, TidewalError
+from .cluster_log import ClusterLog
+from .decisions import Assignment, ClusterView, decide
+from .detector import SilenceDetector
+
+LOOK_S = 0.2  # between two looks: leases end without any record
+PATIENCE_S = 0.3  # more than the leader's, before another coordinator ends a lease
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterCoordinator:
+    """Carries out what `decide` says, for the process whose `catalog` and `cluster` logs it is given, which both write
+    under its incarnation. `assign` returns the wanted owners of all channels."""
+
+    def __init__(
+        self,
+        catalog: CatalogLog,
+        cluster: ClusterLog,
+        detector: SilenceDetector,
+        clock: HybridClock,
+        assign: Callable[[ClusterView], Assignment],
+    ) -> None:
+        self._catalog, self._cluster, self._detector = catalog, cluster, detector
+        self._clock, self._assign = clock, assign
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads, as far as the catalog was read."""
+        return self._catalog.leader.node == self._cluster.author
+
+    def view(self) -> ClusterView:
+        """What this process has read by now."""
+        return ClusterView(
+            self._cluster.author,
+            self._catalog.catalog,
+            self._catalog.leader,
+            self._cluster.cluster,
+            self._detector.silent(),
+            self._detector.silent(longer_s=PATIENCE_S),
+            self._detector.is_over,
+            self._clock.clock.wall_ms(),
+        )
+
+    async def run(self) -> None:
+        """Look and propose until it is cancelled. Raises what has ended following one of the logs."""
+        while True:
+            try:
+                if await self._step():
+                    continue
+            except TidewalError as error:
+                self._catalog.check_following()
+                self._cluster.check_following()
+                if not (error.retryable or isinstance(error, Fenced)):
+                    raise
+                _log.info("what the log holds by now is looked at again: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _step(self) -> bool:
+        """Whether something was proposed, and counts."""
+        view = self.view()
+        decision = decide(view, self._assign(view))
+        moved = decision.claim
+        for incarnation in decision.evict:
+            with suppress(PreconditionFailed):  # another coordinator came before it
+                await self._cluster.propose({"kind": "evict", "incarnation": incarnation})
+                _log.warning("%s was silent: its lease is ended", incarnation)
+                moved = True
+        if decision.claim:
+            await self._catalog.claim(self._cluster.author)
+        for grant in decision.grants:
+            with suppress(PreconditionFailed):
+                await self._catalog.append(grant)
+                moved = True
+        if self.leads:
+            await self._cluster.snapshot_if_due()
+        return moved

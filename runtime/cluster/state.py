@@ -1,0 +1,164 @@
+"""Who belongs to the cluster, as the records of its own channel say: a state without leader, which every node writes.
+
+A process is a member under its incarnation, a name that no process had before it. Its lease rests on the records of
+this log alone (`membership.py`): each record that counts is relied upon by its author for `lease_ms` from the moment
+that it was asked for. The end of a lease is a record, too: what a member writes behind its end is refused for every
+reader alike, its author included, and so is a second registration. The kinds:
+
+    register  incarnation, name, roles,     a process becomes a member. `replaces` names the incarnation that had its
+              lease_ms, level, address,     name before, of which it knows that it is dead (it has the lock of the
+              replaces, number              name): that one ends, and nothing is waited for
+    renew     incarnation, number, report   the member relies on its lease anew; what it reports of itself
+    evict     incarnation                   its lease ends when the time that it stated has passed
+    leave     incarnation                   the member relies on nothing any more
+
+`number` is the author's own count of its registrations and renewals, by which it knows them when it reads them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
+
+from ..errors import BadRecord, FormatTooNew, PreconditionFailed
+from ..log.record import DECODE_ERRORS
+from ..replicated.records import FIRST_LEVEL, Event, typed
+
+GONE_MAX = 1_000  # nodes that ended, whose ends are remembered; a record under way for longer than so many ends is lost
+
+EVICTED, LEFT, REPLACED = "evicted", "left", "replaced"
+
+Report: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMember:
+    """A process that belongs to the cluster. `number` is that of its last record that counts. `level` is the highest
+    feature level that it knows, `address` where it can be reached, `report` what it said of itself last."""
+
+    incarnation: str
+    name: str
+    roles: tuple[str, ...]
+    lease_ms: int
+    level: int = FIRST_LEVEL
+    address: str = ""
+    number: int = 0
+    report: Report = field(default_factory=dict[str, Any])
+
+    def to_wire(self) -> dict[str, Any]:
+        """The fields as msgpack has them."""
+        return {
+            "incarnation": self.incarnation,
+            "name": self.name,
+            "roles": list(self.roles),
+            "lease_ms": self.lease_ms,
+            "level": self.level,
+            "address": self.address,
+            "number": self.number,
+            "report": dict(self.report),
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> NodeMember:
+        """The member of a wire form. Raises `ValueError` or `LookupError` for a malformed one."""
+        lease_ms = typed(wire["lease_ms"], int)
+        if lease_ms < 1 or not wire["incarnation"]:
+            raise ValueError(f"a member {wire['incarnation']!r} with a lease of {lease_ms} ms")
+        return cls(
+            typed(wire["incarnation"], str),
+            typed(wire["name"], str),
+            tuple(typed(role, str) for role in wire["roles"]),
+            lease_ms,
+            typed(wire["level"], int),
+            typed(wire["address"], str),
+            typed(wire["number"], int),
+            cast("Report", typed(wire.get("report", {}), dict)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GoneNode:
+    """A process that was a member: how it ended, and the lease that it relied on."""
+
+    how: str
+    lease_ms: int
+
+
+class ClusterState:
+    """The members, and those that ended lately: a `StateMachine`. `longest_lease_ms` is the longest lease that any
+    member has ever stated: what may be relied upon by one that is remembered no more."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, NodeMember] = {}  # by incarnation
+        self.gone: dict[str, GoneNode] = {}  # those that ended last at the end
+        self.longest_lease_ms: int = 0
+
+    def apply(self, event: Event) -> None:
+        """`StateMachine.apply`."""
+        kind = event["kind"]
+        handler = getattr(self, f"_on_{kind}", None)
+        if handler is None:
+            raise FormatTooNew(
+                f"the cluster has a record {kind!r}, which this Tidewal does not know: upgrade", supported=FIRST_LEVEL
+            )
+        try:
+            handler(event)
+        except (*DECODE_ERRORS, LookupError, AttributeError) as error:
+            raise BadRecord(f"malformed record {kind!r} of the cluster: {error!r}", reason="body") from error
+
+    def snapshot(self) -> dict[str, Any]:
+        """`StateMachine.snapshot`."""
+        return {
+            "members": [member.to_wire() for member in self.members.values()],
+            "gone": [(incarnation, gone.how, gone.lease_ms) for incarnation, gone in self.gone.items()],
+            "longest_lease_ms": self.longest_lease_ms,
+        }
+
+    def restore(self, snapshot: Any) -> None:
+        """`StateMachine.restore`."""
+        members = [NodeMember.from_wire(wire) for wire in snapshot["members"]]
+        gone = {typed(name, str): GoneNode(typed(how, str), typed(ms, int)) for name, how, ms in snapshot["gone"]}
+        self.longest_lease_ms = typed(snapshot["longest_lease_ms"], int)
+        self.members, self.gone = {member.incarnation: member for member in members}, gone
+
+    # ---- one method per kind ----------------------------------------------------------------------------------------
+
+    def _on_register(self, event: Event) -> None:
+        member, replaces = NodeMember.from_wire(event), typed(event["replaces"], str)
+        if member.incarnation in self.members or member.incarnation in self.gone:
+            raise PreconditionFailed(f"{member.incarnation} was a member before: a process has a name of its own")
+        before = self.members.get(replaces)
+        if before is not None and before.name != member.name:
+            raise PreconditionFailed(f"{replaces} has another name than {member.name}, and is not replaced by it")
+        if before is not None:
+            self._end(replaces, REPLACED)
+        elif replaces in self.gone:  # evicted, and dead for certain now
+            self.gone[replaces] = replace(self.gone[replaces], how=REPLACED)
+        self.members[member.incarnation] = member
+        self.longest_lease_ms = max(self.longest_lease_ms, member.lease_ms)
+
+    def _on_renew(self, event: Event) -> None:
+        member, number = self._present(event), typed(event["number"], int)
+        report = cast("Report", typed(event.get("report", {}), dict))
+        if number <= member.number:
+            raise PreconditionFailed(f"renewal {number} of {member.incarnation} comes behind {member.number}")
+        self.members[member.incarnation] = replace(member, number=number, report=report)
+
+    def _on_evict(self, event: Event) -> None:
+        self._end(self._present(event).incarnation, EVICTED)
+
+    def _on_leave(self, event: Event) -> None:
+        self._end(self._present(event).incarnation, LEFT)
+
+    def _present(self, event: Event) -> NodeMember:
+        member = self.members.get(typed(event["incarnation"], str))
+        if member is None:
+            raise PreconditionFailed(f"{event['incarnation']} is no member of the cluster any more")
+        return member
+
+    def _end(self, incarnation: str, how: str) -> None:
+        member = self.members.pop(incarnation)
+        self.gone[incarnation] = GoneNode(how, member.lease_ms)
+        if len(self.gone) > GONE_MAX:
+            del self.gone[next(iter(self.gone))]

@@ -1,0 +1,103 @@
+"""What a coordinator proposes is a function of what it has read."""
+
+from __future__ import annotations
+
+from tidewal.runtime.catalog.catalog import Catalog, PChannelState
+from tidewal.runtime.clock import compose
+from tidewal.runtime.cluster.decisions import ClusterView, assign_by_rendezvous, decide
+from tidewal.runtime.cluster.state import ClusterState, NodeMember
+from tidewal.runtime.replicated.records import Claim
+
+CHANNELS = [f"p{number}" for number in range(64)]
+LEASE_MS = 3_000
+WALL_MS = 1_000_000
+
+
+def view(
+    *members: str,
+    own: str = "a-1",
+    leader: str = "a-1",
+    silent: set[str] | None = None,
+    long_silent: set[str] | None = None,
+    over: set[str] | None = None,
+    channels: dict[str, PChannelState] | None = None,
+) -> ClusterView:
+    cluster, catalog = ClusterState(), Catalog()
+    for incarnation in members:
+        member = NodeMember(incarnation, incarnation[:-2], ("mixcoord", "streamingnode"), LEASE_MS)
+        cluster.apply({"kind": "register", **member.to_wire(), "replaces": ""})
+    catalog.channels = channels or {}
+    return ClusterView(
+        own,
+        catalog,
+        Claim(b"claim", 1, leader),
+        cluster,
+        silent or set(),
+        long_silent or set(),
+        (over or set()).__contains__,
+        WALL_MS,
+    )
+
+
+def test_the_leader_grants_what_has_no_owner_and_what_nothing_rests_on():
+    owned = {
+        "free": PChannelState("", 4, limit=7),
+        "alive": PChannelState("b-1", 3),
+        "waited for": PChannelState("gone-1", 3),
+        "over": PChannelState("gone-2", 9),
+    }
+    wanted = dict.fromkeys((*owned, "new"), "b-1") | {"elsewhere": "a-1"}
+    grants = decide(view("a-1", "b-1", over={"gone-2"}, channels=owned), wanted).grants
+    assert [(grant["node"], grant["channels"]) for grant in grants] == [
+        ("a-1", {"elsewhere": (1, 0)}),
+        ("b-1", {"free": (5, 4), "new": (1, 0), "over": (10, 9)}),
+    ]
+
+
+def test_only_the_leader_grants_and_nothing_goes_to_a_node_that_is_no_member():
+    wanted = {"p0": "b-1"}
+    assert decide(view("a-1", "b-1", leader="b-1"), wanted).grants == ()
+    assert decide(view("a-1"), wanted).grants == ()
+
+
+def test_the_first_coordinator_claims_where_the_leader_is_no_member_any_more():
+    for leader, own, claims in [
+        ("", "a-1", True),
+        ("gone-1", "a-1", True),
+        ("gone-1", "b-1", False),
+        ("b-1", "a-1", False),
+        ("a-1", "a-1", False),
+    ]:
+        assert decide(view("a-1", "b-1", own=own, leader=leader), {}).claim == claims
+
+
+def test_any_coordinator_evicts_and_the_leader_is_the_first_to():
+    silent, long_silent = {"c-1", "b-1"}, {"c-1"}
+    seen = {"silent": silent, "long_silent": long_silent}
+    assert decide(view("a-1", "b-1", "c-1", **seen), {}).evict == ("b-1", "c-1")
+    assert decide(view("a-1", "b-1", "c-1", leader="b-1", **seen), {}).evict == ("c-1",)
+
+
+def limit_of(state: PChannelState) -> int:
+    (grant,) = decide(view("a-1", channels={"p0": state}), {"p0": "a-1"}).grants
+    return grant["limit"]
+
+
+def test_a_limit_passes_what_was_used_and_terms_without_a_fence_carry_it_no_further():
+    lease_ahead, ahead = compose(WALL_MS + LEASE_MS), compose(WALL_MS + 10 * LEASE_MS)
+    assert limit_of(PChannelState("", 3, limit=5)) == lease_ahead
+    assert limit_of(PChannelState("", 3, limit=ahead, fences={3: b"f"})) == compose(WALL_MS + 10 * LEASE_MS + 1_500)
+    assert limit_of(PChannelState("", 3, limit=ahead)) == ahead, "its fence may have any time up to there"
+    assert limit_of(PChannelState("", 4, limit=lease_ahead)) == lease_ahead
+
+
+def test_channels_stay_with_the_name_of_their_node_and_move_only_when_theirs_goes():
+    before = assign_by_rendezvous(view("a-1", "b-1", "c-1"), CHANNELS)
+    assert set(before.values()) == {"a-1", "b-1", "c-1"}
+    assert min(list(before.values()).count(node) for node in ("a-1", "b-1", "c-1")) > 10
+    restarted = assign_by_rendezvous(view("a-1", "b-2", "c-1"), CHANNELS)
+    assert restarted == {name: "b-2" if node == "b-1" else node for name, node in before.items()}
+    without = assign_by_rendezvous(view("a-1", "b-1", "c-1", silent={"c-1"}), CHANNELS)
+    assert {name: node for name, node in before.items() if node != "c-1"}.items() <= without.items()
+    assert "c-1" not in without.values()
+    assert assign_by_rendezvous(view(), CHANNELS) == {}
