@@ -3,7 +3,7 @@
     python -m benchmarks.proxy [--seconds 3]
 
 Rows go through `Client.apply` into a collection with 2 shards on the embedded log, 1,000 a batch, 8 batches in flight,
-each acknowledged when it is durable; all four roles run in the same process, as in a standalone node. `beside` has the
+each acknowledged when it is durable; all roles run in the same process, as in a standalone node. `beside` has the
 same rows as Python dicts, and a bare `write` + `fdatasync` of the same bytes, batch by batch.
 """
 

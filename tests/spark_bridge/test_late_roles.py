@@ -88,7 +88,7 @@ class Cluster:
         self.crashes = 0
 
     async def live(self) -> None:
-        """One incarnation of the node; its Proxy crashes on the way, so that channels get new owners."""
+        """One incarnation of the node; its StreamingNode crashes on the way, so that channels get new owners."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         wal = LateWal(MemoryWal(self.log), LATE, lambda: self.rng.expovariate(8))
@@ -108,7 +108,7 @@ class Cluster:
             client = await stack.enter_async_context(node.client())
             await client.create_collection(FLIGHTS, shards=SHARDS)
             reading = asyncio.create_task(self.read())
-            await asyncio.gather(*(self.write(client) for _ in range(WRITERS)), self.crash_proxy(node))
+            await asyncio.gather(*(self.write(client) for _ in range(WRITERS)), self.crash_owner(node))
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             await client.cut("flights")
@@ -121,10 +121,10 @@ class Cluster:
             assert self.written.setdefault(written.ts, rows) is rows, "two batches under one timestamp"
             await elapse(self.rng.expovariate(10))
 
-    async def crash_proxy(self, node: Standalone) -> None:
+    async def crash_owner(self, node: Standalone) -> None:
         for _ in range(2):
             await elapse(self.rng.uniform(0, 5))
-            cell = next(cell for cell in node.system._cells.values() if cell.name == "proxy")
+            cell = next(cell for cell in node.system._cells.values() if cell.name == "streamingnode")
             while cell._life is None:  # it is on its way back from the crash before
                 await elapse(0.01)
             cell._life.actor.crash(RuntimeError("a bug"))
