@@ -126,7 +126,8 @@ class AssignmentDraft:
         others = self.others(channel, source.member.incarnation)
         if not others:
             return target is not source
-        if target.member.name in {source.member.name, *(member.name for member in others)}:
+        name = target.member.name
+        if name == source.member.name or any(member.name == name for member in others):
             return False
         return closeness(target.member, others) <= closeness(source.member, others)
 
@@ -148,5 +149,10 @@ class AssignmentDraft:
 def closeness(member: AssignableMember, others: Sequence[AssignableMember]) -> tuple[int, int]:
     """How many of the others are in the member's zone, and how many on its host, as far as both are known."""
     zone, host = member.zone, member.host
-    zones = sum(other.zone == zone for other in others) if zone else 0
-    return zones, sum(other.host == host for other in others) if host else 0
+    zones = hosts = 0
+    for other in others:  # a loop, because this is asked a million times
+        if zone and other.zone == zone:
+            zones += 1
+        if host and other.host == host:
+            hosts += 1
+    return zones, hosts

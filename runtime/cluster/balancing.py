@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from itertools import chain, islice
 
 from .assignment_draft import AssignmentDraft, DraftNode
 from .assignment_plan import AssignableChannel, AssignmentRules, MoveReason
 
 WORTH = 0.9  # of the difference of two members: a heavier channel would only exchange their places, or nearly so
+TRIES = 1_000  # channels that are looked at for one member, so that a cluster that cannot be balanced costs little time
 
 OnMove = Callable[[AssignableChannel, DraftNode, DraftNode, MoveReason, str], None]
 
@@ -102,7 +103,8 @@ class LoadBalancer:
         return None
 
     def _best(self, source: DraftNode, target: DraftNode, mean: float) -> tuple[int, str] | None:
-        """The heaviest channel that leaves the target below the source, else the lightest that is worth it."""
+        """The heaviest channel that leaves the target below the source, else the lightest that is worth it.
+        Of many that cannot go there only the first are tried."""
         difference, least = source.use - target.use, self._rules.min_gain * mean
         even = difference / (1 / source.size + 1 / target.size)  # what makes their uses equal
         most = min(WORTH * difference, difference - least) * target.size
@@ -110,7 +112,8 @@ class LoadBalancer:
         low = bisect_left(weighed, least * source.size, key=_weight)
         middle = max(low, bisect_right(weighed, even, key=_weight))
         high = bisect_right(weighed, most, key=_weight)
-        for index in chain(range(middle - 1, low - 1, -1), range(middle, high)):
+        tries = TRIES // len(self._draft.takers) + 1
+        for index in islice(chain(range(middle - 1, low - 1, -1), range(middle, high)), tries):
             if self._may_go(self._channels[weighed[index][1]], source, target):
                 return weighed[index]
         return None

@@ -533,3 +533,14 @@ def test_a_hundred_members_and_ten_thousand_channels_are_assigned_in_a_second(ma
     assert time.process_time() - start_s < 1
     loads = load_of(plan, wanted)
     assert max(loads.values()) <= 1.2 * sum(loads.values()) / len(cluster)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_cannot_be_balanced_costs_no_more_than_another():
+    """Each of three zones has a replica of everything, whatever the sizes of its members: no move helps."""
+    cluster = [replace(each, zone=f"z{index % 3}", size=1 + index % 3) for index, each in enumerate(members(99))]
+    wanted = channels(*range(1, 5_001), replicas=3)
+    plan = plan_of(cluster, wanted)
+    start_s = time.process_time()
+    assert plan_of(cluster, wanted, plan.assignment).moves == ()
+    assert time.process_time() - start_s < 1
