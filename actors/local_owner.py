@@ -12,7 +12,7 @@ from ..runtime.log.record import Record
 from ..runtime.ownership import Appended, SyncPoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WritePart:
     """What a door asks an owner to append: records of rows, each with its pchannel. They fit the collection of this
     id and schema version, as the door knows it. `producer` and `pseq` are the client's."""

@@ -47,6 +47,7 @@ from .schema_differences import differences
 from .stray_tables import warn_of_stray_tables
 
 CUT_INTERVAL_S = 0.5
+CUT_DEADLINE_S = 2.0  # of a cut that no client waits for: those of other collections wait behind it
 CUT_AGAIN_MS = 24 * 3600 * 1000  # of a collection that is idle: cuts are kept for two weeks, its rows perhaps longer
 DDL_DEADLINE_S = 30.0
 
@@ -333,7 +334,8 @@ class MixCoord(Role):
         and that is there and younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
         pchannels = pchannels_of(collection)
         await self._registered.wait()
-        point = await sync_point(self.node, self.rpc, pchannels, to=self._owner, deadline_s=DDL_DEADLINE_S)
+        deadline_s = CUT_DEADLINE_S if only_changed else DDL_DEADLINE_S
+        point = await sync_point(self.node, self.rpc, pchannels, to=self._owner, deadline_s=deadline_s)
         ends = {name: CutEnd(*end) for name, end in point.channels.items()}
         cut = Cut(collection.id, collection.name, point.time, ends)
         last, id = self._last_cuts.get(collection.id, (None, b""))

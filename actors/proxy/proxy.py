@@ -95,13 +95,13 @@ class Proxy(Role):
         check_values(rows, schema)
         batch = ShardedRows(collection, rows, request.body)
         producer, channels = params["producer"], batch.channels
-        send = partial(self._send, batch, params)
         if self._held.must_wait(producer, channels):
             deadline_s = params.get("deadline_s", DEADLINE_S)
+            send = partial(self._send, batch, params)
             with self.set_aside():
                 sent = await self._held.hold(producer, channels, size, send, deadline_s=deadline_s)
         else:
-            sent = send()
+            sent = self._send(batch, params)
         try:
             appended = await sent
         except DeadlineExceeded as error:  # the owner ended before it knew

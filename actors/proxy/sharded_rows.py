@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,6 @@ from ...runtime.log.record import Record, RecordType
 from ...runtime.log.wal import Payload
 from ...runtime.rows.row_codec import encode_rows, is_compact
 from ...runtime.rows.schema import OP_COLUMN, Op
-from ..collection_reader import pchannels_of
 from ..rows import split_by_bytes, split_by_shard
 
 RECORD_OVERHEAD_BYTES = 4 * 1024  # of a message's limit, for names, counts and the checksum beside the rows
@@ -28,8 +28,10 @@ class ShardedRows:
         self._body = body
         shards = split_by_shard(rows, collection.schema, collection.shards)
         self._shards = [
-            (vchannel, pchannel_of(vchannel), part)
-            for vchannel, part in zip(collection.vchannels, shards, strict=True)
+            (vchannel, channel, part)
+            for vchannel, channel, part in zip(
+                collection.vchannels, _pchannels(collection.vchannels), shards, strict=True
+            )
             if part is not None
         ]
         self.records: list[tuple[str, Record]] = []  # once it is split
@@ -37,7 +39,7 @@ class ShardedRows:
     @property
     def channels(self) -> set[str]:
         """The pchannels that it is for; without rows, those of its collection."""
-        return {channel for _, channel, _ in self._shards} or set(pchannels_of(self.collection))
+        return {channel for _, channel, _ in self._shards} or set(_pchannels(self.collection.vchannels))
 
     def split(self, message_bytes: Mapping[str, int]) -> list[tuple[str, Record]]:
         """Its records, split by shard and by `message_bytes`, which a message of each pchannel may have. The channel
@@ -55,6 +57,12 @@ class ShardedRows:
             records += [(channel, _record(vchannel, each, self.collection, encode_rows(each))) for each in slices]
         self.records = records
         return records
+
+
+@lru_cache(maxsize=1024)
+def _pchannels(vchannels: tuple[str, ...]) -> tuple[str, ...]:
+    """The pchannel of each of `vchannels`, parsed once for all writes to a collection."""
+    return tuple(map(pchannel_of, vchannels))
 
 
 def _record(vchannel: str, rows: pa.RecordBatch, collection: Collection, body: Payload) -> Record:

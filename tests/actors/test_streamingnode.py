@@ -19,6 +19,7 @@ from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.logging_context import ROLE
 from tidewal.runtime.rows.row_codec import encode_rows
+from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
@@ -196,6 +197,19 @@ async def test_a_flush_that_waits_when_the_owner_crashes_is_done_by_the_next(hom
         await home.elapse(1)
         awake.set()
         assert await flushing > written.ts
+
+
+async def test_rows_in_flight_for_a_door_that_crashes_count_as_unflushed(home, seed) -> None:
+    home.faults = FaultPlan(seed, Rates(delay=1.0, delay_s_max=1.0), channels="dml")
+    async with home.node(settings={"dataNode": {"flushIntervalS": 1000.0}}) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=1)
+        writing = asyncio.create_task(client.insert("people", home.people(*range(100))))
+        owner = role_of(node, "streamingnode")._owner
+        await home.until(lambda: owner.inflight_bytes)
+        size = owner.inflight_bytes
+        role_of(node, "proxy").crash(RuntimeError("a bug"))
+        assert (await writing).rows == 100
+        assert node.node.metrics.value("streamingnode_unflushed_bytes", collection_name="people") == size
 
 
 async def test_a_write_that_no_owner_takes_in_time_is_certainly_not_written(home, monkeypatch) -> None:
