@@ -56,7 +56,7 @@ class LocalOwner:
 
     def __init__(self) -> None:
         self.expected: bool = False  # whether this process has an owner, at least from time to time
-        self.owns_all: bool = False  # all that the leader has granted it is open
+        self.owns_all: bool = False  # all channels of the collections are open
         self.message_bytes: dict[str, int] = {}  # the open channels: how large a message of each may be
         self._owner: PChannelOwner | None = None
         self._changed = asyncio.Event()
@@ -67,6 +67,11 @@ class LocalOwner:
         if self._owner is None:
             raise Unavailable("the StreamingNode of this process does not run now; retry")
         return self._owner
+
+    @property
+    def joined(self) -> bool:
+        """Whether an owner runs."""
+        return self._owner is not None
 
     def is_open(self, channels: Iterable[str]) -> bool:
         """Whether all of `channels` are open."""
@@ -84,7 +89,7 @@ class LocalOwner:
         return self._owner
 
     async def until_all_owned(self) -> None:
-        """Wait until the owner has registered, and has opened all that the leader has granted it."""
+        """Wait until the channels of all collections are open."""
         while not self.owns_all:
             await self.changed()
 
@@ -105,11 +110,16 @@ class LocalOwner:
             self._owner = None
             self.close_all()
 
-    def open(self, message_bytes: Mapping[str, int], *, all_granted: bool = False) -> None:
-        """These channels take appends from now on. `all_granted`: there are no others that the leader has granted."""
+    def open(self, message_bytes: Mapping[str, int]) -> None:
+        """These channels take appends from now on."""
         self.message_bytes.update(message_bytes)
-        self.owns_all = self.owns_all or all_granted
         self._wake()
+
+    def set_owns_all(self, owns_all: bool) -> None:
+        """Whether the channels of all collections are open."""
+        if owns_all != self.owns_all:
+            self.owns_all = owns_all
+            self._wake()
 
     def close(self, channels: Iterable[str]) -> None:
         """These channels take no appends until they are opened again."""

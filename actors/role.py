@@ -42,9 +42,10 @@ class Role(Actor[Never, Never, RequestPack]):
         self.dead_letters: DeadLetters = DeadLetters(
             node.wal, node.clock, node.names.dead_letters, on_counted=self._count_bad
         )
-        self.catalog: CatalogLog = CatalogLog(node.wal, node.names, node.clock, on_bad=self.on_bad_event())
-        # each start has a name of its own, so that no reply to an earlier one is taken for its own
-        self.rpc: RpcClient = RpcClient(node.wal, node.names, name=f"{node.name}-{self.role}-{node.clock.now():x}")
+        # each start has a name of its own, so that nothing of an earlier one is taken for its own
+        name = f"{node.name}-{self.role}-{node.clock.now():x}"
+        self.catalog: CatalogLog = CatalogLog(node.wal, node.names, node.clock, author=name, on_bad=self.on_bad_event())
+        self.rpc: RpcClient = RpcClient(node.wal, node.names, name=name)
         self._server = RpcServer(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
         self._handlers: dict[str, Method] = {}
         self._running = 0

@@ -27,7 +27,6 @@ from ...runtime.log.record import encode
 from ...runtime.log.wal import ControlAppend
 from ...runtime.ownership.lease import LEASE_MS, LEASE_S
 from ...runtime.rows.schema import CollectionSchema
-from ...runtime.rpc.protocol import Params, Reply
 from ...runtime.rpc.server import Request
 from ...runtime.streams.channel_reader import OnBadRecord
 from ...runtime.tables.table_store import LOG
@@ -39,10 +38,11 @@ from ..node import Node
 from ..owners import sync_point
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
+from ..waiting import first_of
 from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .reply_channels import ReplyChannels
-from .requests import CreateParams, DropParams, RegisterParams, RenewParams
+from .requests import CreateParams, DropParams, RenewParams
 from .schema_differences import differences
 from .stray_tables import warn_of_stray_tables
 
@@ -50,6 +50,8 @@ CUT_INTERVAL_S = 0.5
 CUT_DEADLINE_S = 2.0  # of a cut that no client waits for: those of other collections wait behind it
 CUT_AGAIN_MS = 24 * 3600 * 1000  # of a collection that is idle: cuts are kept for two weeks, its rows perhaps longer
 DDL_DEADLINE_S = 30.0
+GRANT_AGAIN_S = 0.1
+FINISH_AGAIN_S = 5.0
 
 _AWAY = (Unavailable, Overloaded, DeadlineExceeded, ActorStopped, HandlerFailed)
 
@@ -64,12 +66,8 @@ class MixCoord(Role):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._owner = ""  # the incarnation of the node whose StreamingNode has registered
         self._claimed_s = 0.0  # on the clock of leases
-        self._registered = asyncio.Event()
-        self._interrupted: set[str] = set()  # channels of grants that were interrupted half-way
         self._ddl = asyncio.Lock()
-        self._assigning = asyncio.Lock()  # not the same lock: a collection that is being created may wait for new terms
         self._last_cuts: dict[int, tuple[Cut, bytes]] = {}  # by collection, with its id in the log
         self._first_cut = b""  # the first id that there is, where retention may remove cuts soon
         self._cut_time = 0
@@ -81,7 +79,6 @@ class MixCoord(Role):
             "drop_collection": Method(self._drop, DropParams),
             "describe_collection": Method(self._describe, OfCollection),
             "list_collections": Method(self._list, Nothing),
-            "register": Method(self._register, RegisterParams),
             "renew": Method(self._renew, RenewParams),
             "cut": Method(self._cut, OfCollection),
         }
@@ -105,6 +102,8 @@ class MixCoord(Role):
         metrics.gauge("mixcoord_leader").set(1)
         metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
+        self.spawn_task(self._grant_periodically(), name="grants")
+        self.spawn_task(self._finish(), name="unfinished collections")
         self.spawn_task(self._draw_cuts(), name="cuts")
         if self.node.wal.capabilities.groups:
             self.spawn_task(GroupLags(self.node.wal, clock.clock, metrics).run(), name="lags of groups")
@@ -126,7 +125,6 @@ class MixCoord(Role):
         if not 1 <= shards <= self.node.settings.proxy.max_shard_num:
             limit = self.node.settings.proxy.max_shard_num
             raise InvalidRequest(f"a collection has 1 to {limit} shards (proxy.maxShardNum), not {shards!r}")
-        await self._registered.wait()
         async with self._ddl:
             existing = self.catalog.catalog.collections.get(schema.name)
             if existing is not None and existing.state == DROPPING:
@@ -159,7 +157,7 @@ class MixCoord(Role):
             raise foreign_tables(location, name, "was there before it was created")
 
     async def _finish_create(self, collection: Collection) -> None:
-        await self._assign(pchannels_of(collection))
+        await self._until_owned(pchannels_of(collection))
         await self._announce("create", collection)
         for channel in pchannels_of(collection):
             # Before the first row: the DataNode holds nothing until it has opened the table, which may fail for long.
@@ -169,7 +167,6 @@ class MixCoord(Role):
         await self.catalog.append({"kind": "ready", "id": collection.id})
 
     async def _drop(self, request: Request) -> Answer:
-        await self._registered.wait()
         async with self._ddl:
             collection = self.catalog.catalog.by_id(request.params["id"])
             if collection is None:
@@ -189,8 +186,8 @@ class MixCoord(Role):
         self._last_cuts.pop(collection.id, None)
 
     async def _announce(self, what: str, collection: Collection) -> None:
-        params = {"what": what, "collection": collection.to_wire()}
-        await self._ask_owner("announce_collection", params)
+        addressed = {"to": self.node.incarnation, "what": what, "collection": collection.to_wire()}
+        await self.rpc.call("streamingnode", "announce_collection", addressed, deadline_s=DDL_DEADLINE_S)
 
     async def _describe(self, request: Request) -> Answer:
         return {"collection": self.catalog.catalog.collection(request.params["collection"]).to_wire()}
@@ -200,66 +197,71 @@ class MixCoord(Role):
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 
-    async def _register(self, request: Request) -> Answer:
-        """A StreamingNode has started, or has an append of unknown outcome to resolve: it gets all channels, under new
-        terms."""
-        if request.params["node"] != self.node.incarnation:
-            raise Fenced(f"{self.node.incarnation} has taken the log over: there is one node to a log")
-        self._owner = request.params["node"]
-        collections = self.catalog.catalog.collections.values()
-        used = request.params.get("used")
-        owned = [channel for channel in self.catalog.catalog.channels.values() if channel.owner == self._owner]
-        if used and all(used > channel.previous_limit for channel in owned):  # else the request is a repeated one
-            await self.catalog.append({"kind": "lease", "node": self._owner, "limit": used, "checkpoints": {}})
-        await self._assign({name for collection in collections for name in pchannels_of(collection)}, again=True)
-        self._registered.set()
-        self.spawn_task(self._finish(), name="unfinished collections")
-        return None
-
     async def _finish(self) -> None:
         """Finish what an earlier leader began."""
-        async with self._ddl:
-            for collection in list(self.catalog.catalog.collections.values()):
+        while unfinished := [each for each in self.catalog.catalog.collections.values() if each.state != READY]:
+            async with self._ddl:
+                for collection in unfinished:
+                    await self._finish_one(collection)
+            await asyncio.sleep(FINISH_AGAIN_S)
+
+    async def _finish_one(self, collection: Collection) -> None:
+        current = self.catalog.catalog.by_id(collection.id)
+        try:
+            if current is not None and current.state == CREATING:
+                await self._finish_create(current)
+            elif current is not None and current.state == DROPPING:
+                await self._finish_drop(current)
+        except Fenced:
+            raise
+        except TidewalError as error:  # the next turn, or the next request for the name, continues
+            _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
+
+    async def _grant_periodically(self) -> None:
+        """Grant the channels of all collections to the StreamingNode of this node, as long as it has one: those that it
+        has not yet, and those that it has given up."""
+        while True:
+            lacking = self._lacking() if self.node.local_owner.joined else []
+            if lacking:
                 try:
-                    if collection.state == CREATING:
-                        await self._finish_create(collection)
-                    elif collection.state == DROPPING:
-                        await self._finish_drop(collection)
-                except Fenced:
-                    raise
-                except TidewalError as error:  # the next request for the name, or the next registration, continues
-                    _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
+                    await self._grant(lacking)
+                except TidewalError as error:
+                    if not error.retryable:
+                        raise
+                    _log.warning("channels are not granted now, trying again: %s", error)
+                    await asyncio.sleep(GRANT_AGAIN_S)
+            else:
+                await first_of(self.catalog.changed(), self.node.local_owner.changed())
 
-    async def _assign(self, pchannels: Iterable[str], *, again: bool = False) -> None:
-        """Grant channels to the StreamingNode, with `again` also those that it owns: the grant is in the catalog before
-        the fence is written, and the fence's id before the new owner acknowledges anything (guarantee 3)."""
-        async with self._assigning:
-            await self._grant_channels(pchannels, again)
-
-    async def _grant_channels(self, pchannels: Iterable[str], again: bool) -> None:
+    def _lacking(self) -> list[str]:
         channels = self.catalog.catalog.channels
-        last = {name: channels[name].term if name in channels else 0 for name in set(pchannels)}
-        terms = {
-            name: last[name] + 1
-            for name in sorted(last)
-            if again or name not in channels or name in self._interrupted or not self._is_owned(channels[name])
-        }
-        if not terms:
-            return
-        await self._wait_for_owners(terms)
-        self._interrupted.update(terms)
+        collections = self.catalog.catalog.collections.values()
+        wanted = {name for collection in collections for name in pchannels_of(collection)}
+        return sorted(name for name in wanted if name not in channels or channels[name].owner != self.node.incarnation)
+
+    async def _grant(self, names: list[str]) -> None:
+        """Grant channels, under new terms: each grant is in the catalog before the fence is written, and the fence's
+        id, which the owner writes there itself, before it acknowledges anything (guarantee 3)."""
+        await self._wait_for_owners(names)
+        channels = self.catalog.catalog.channels
+        last = {name: channels[name].term if name in channels else 0 for name in names}
         # the new owner's clock begins behind the old limits
-        past = max((channels[name].limit for name in terms if name in channels), default=0)
+        past = max((channels[name].used_limit for name in names if name in channels), default=0)
         limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
-        granted = {name: (term, last[name]) for name, term in terms.items()}
-        await self.catalog.append({"kind": "grant", "node": self._owner, "channels": granted, "limit": limit})
-        grants = [self._wire_grant(name) for name in terms]
-        reply = await self._ask_owner("acquire", {"grants": grants})
-        fences = {name: (terms[name], id) for name, id in reply.values["fences"].items()}
-        await self.catalog.append({"kind": "fenced", "channels": fences})
-        await self._ask_owner("activate", {"channels": list(terms)})
-        self._interrupted.difference_update(terms)
-        self.node.metrics.counter("mixcoord_assignment_total", role_name="streamingnode").inc(len(terms))
+        granted = {name: (term + 1, term) for name, term in last.items()}
+        await self.catalog.append({"kind": "grant", "node": self.node.incarnation, "channels": granted, "limit": limit})
+        self.node.metrics.counter("mixcoord_assignment_total", role_name="streamingnode").inc(len(names))
+
+    async def _until_owned(self, names: Iterable[str]) -> None:
+        """Wait until the channels have their owner. Raises `DeadlineExceeded`."""
+        wanted = list(names)
+        await self.catalog.wait_for(
+            lambda catalog: all(self._is_owned(catalog.channels.get(name)) for name in wanted),
+            deadline_s=DDL_DEADLINE_S,
+        )
+
+    def _is_owned(self, channel: PChannelState | None) -> bool:
+        return channel is not None and channel.owner == self.node.incarnation and channel.term in channel.fences
 
     async def _wait_for_owners(self, names: Iterable[str]) -> None:
         """On a log that several nodes can open: wait until the previous owners have released these channels, or their
@@ -288,37 +290,13 @@ class MixCoord(Role):
                 deadline_s=rest_s,
             )
 
-    async def _ask_owner(self, method: str, params: Params) -> Reply:
-        """Call the StreamingNode that has registered, not that of a node which is being replaced."""
-        return await self.rpc.call("streamingnode", method, {"to": self._owner, **params}, deadline_s=DDL_DEADLINE_S)
-
-    def _is_owned(self, channel: PChannelState) -> bool:
-        """Whether the StreamingNode owns the channel: the fence of an interrupted grant is not in the catalog."""
-        return channel.owner == self._owner and channel.term in channel.fences
-
-    def _wire_grant(self, name: str) -> Params:
-        state = self.catalog.catalog.channels[name]
-        return {
-            "channel": name,
-            "term": state.term,
-            "limit": state.limit,
-            "previous_limit": state.previous_limit,
-            "checkpoint": state.checkpoint,
-            "fences": dict(state.fences),
-        }
-
-    def _limit(self) -> int:
-        return add_ms(self.node.clock.now(), LEASE_MS)
-
     async def _renew(self, request: Request) -> Answer:
-        """Renew an owner's lease. With `limit`, the highest timestamp it has used, a present or previous owner releases
-        its channels."""
-        params = request.params
-        node, checkpoints, used = params["node"], params["checkpoints"], params.get("limit", 0)
-        if not used and node != self._owner:
-            raise Unavailable(f"{node} is not registered with this leader; register first")
-        limit = used or self._limit()
-        lease = {"kind": "lease", "node": node, "limit": limit, "checkpoints": checkpoints, "released": bool(used)}
+        """Renew the lease of this node's StreamingNode."""
+        node = request.params["node"]
+        if node != self.node.incarnation:
+            raise Fenced(f"{self.node.incarnation} has taken the log over: there is one node to a log")
+        limit = add_ms(self.node.clock.now(), LEASE_MS)
+        lease = {"kind": "lease", "node": node, "limit": limit, "checkpoints": request.params["checkpoints"]}
         await self.catalog.append(lease)
         return {"limit": limit}
 
@@ -333,9 +311,8 @@ class MixCoord(Role):
         """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last cut
         and that is there and younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
         pchannels = pchannels_of(collection)
-        await self._registered.wait()
         deadline_s = CUT_DEADLINE_S if only_changed else DDL_DEADLINE_S
-        point = await sync_point(self.node, self.rpc, pchannels, to=self._owner, deadline_s=deadline_s)
+        point = await sync_point(self.node, self.rpc, pchannels, to=self.node.incarnation, deadline_s=deadline_s)
         ends = {name: CutEnd(*end) for name, end in point.channels.items()}
         cut = Cut(collection.id, collection.name, point.time, ends)
         last, id = self._last_cuts.get(collection.id, (None, b""))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired
+from typing import Annotated
 
 from pydantic import PlainValidator
 from typing_extensions import TypedDict
@@ -24,17 +24,8 @@ class DropParams(TypedDict):
     id: Number
 
 
-class RegisterParams(TypedDict):
-    """A StreamingNode that asks for channels; `used` is the highest timestamp that it has assigned, 0 while it still
-    stamps."""
-
-    node: str
-    used: NotRequired[Number]
-
-
 class RenewParams(TypedDict):
-    """A node that renews its lease, or with `limit` releases it; its successor must read from `checkpoints` on."""
+    """A node that renews its lease; its successor must read from `checkpoints` on."""
 
     node: str
     checkpoints: dict[str, bytes]
-    limit: NotRequired[Number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -17,23 +17,23 @@ from ...runtime.errors import (
     InvalidRequest,
     PositionLost,
     TidewalError,
-    Unavailable,
 )
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType, decode
 from ...runtime.log.wal import Entry, From
-from ...runtime.ownership import Appended, ChannelGrant, ChannelOwner, SyncPoint
+from ...runtime.ownership import Appended, ChannelOwner, SyncPoint
 from ...runtime.ownership.metrics import ChannelOwnerMetrics
 from ...runtime.rpc.server import Request
-from ..collection_reader import TABLE_ERRORS
+from ..collection_reader import TABLE_ERRORS, pchannels_of
 from ..flush_events import FlushEvent
 from ..local_owner import WritePart
 from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method
 from ..role import Role
+from .granted_channels import GrantedChannels
 from .metrics import StreamingNodeMetrics
-from .requests import AcquireParams, AnnounceParams, FlushParams, OfChannels
+from .requests import AnnounceParams, FlushParams, OfChannels
 from .unflushed import Unflushed
 from .vchannels import VChannels
 
@@ -65,16 +65,12 @@ class StreamingNode(Role):
         self._metrics: StreamingNodeMetrics
         self._unflushed = Unflushed(node.settings.streaming_node.max_unflushed_bytes)
         self._vchannels = VChannels()
-        self._active = set[str]()  # the channels that may acknowledge appends, as far as their grants go
-        self._message_bytes: dict[str, int] = {}  # how large a message may be, by channel
-        self._outdated = asyncio.Event()  # set: register again
+        self._grants: GrantedChannels
 
     def handlers(self) -> dict[str, Method]:
         return {
             "flush": Method(self._flush, FlushParams),
             "sync": Method(self._sync, OfChannels),
-            "acquire": Method(self._acquire, AcquireParams),
-            "activate": Method(self._activate, OfChannels),
             "announce_collection": Method(self._announce_collection, AnnounceParams),
         }
 
@@ -87,18 +83,19 @@ class StreamingNode(Role):
             node.clock,
             heartbeat_channel=node.names.heartbeats,
             inflight_bytes=node.settings.streaming_node.max_inflight_bytes,
+            limit_name="streamingNode.maxInflightBytes",
             observer=_Observer(self),
             grants=self.catalog,
             lease_holds=None if node.lease is None else node.lease.holds,
         )
+        self._grants = GrantedChannels(node, self.catalog, self._owner, self._vchannels, self._unflushed, self._spawn)
         self._metrics = StreamingNodeMetrics(node.metrics, lambda: self._owner.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
             self._watch(collection)
         interval_s = node.settings.proxy.time_tick_interval / 1000
         self._beat = self.system.heartbeat.every(interval_s, self._owner.tick_all, f"ticks of {self.name}")
         self.spawn_task(self._follow_flushes(), name="flushes")
-        self.spawn_task(self._register(), name="register")
-        self.spawn_task(self._watch_leader(), name="leader")
+        self.spawn_task(self._grants.follow(), name="grants")
         self.spawn_task(self._renew_periodically(), name="lease")
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
@@ -106,31 +103,10 @@ class StreamingNode(Role):
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 
-    def register(self) -> None:
-        """Register again: request all channels under new terms. Until they are granted, doors hold their writes."""
-        if self._local.belongs_to(self):  # not the next life's, after the end of this one
-            self._local.close_all()
-            self._outdated.set()
-
-    async def _register(self) -> None:
-        """Register at the start, with each new leader, and when an append's outcome is unknown."""
-        while True:
-            self._outdated.clear()
-            # a stalled owner stamps and promises nothing: its clock need not leap to the end of the old lease
-            used = self.node.clock.last if self._owner.stalled else 0
-            await self._ask_mixcoord("register", {"used": used})
-            await self._renew_lease()
-            if not self._outdated.is_set() and not self._owner.stalled:
-                self._open(self._active, all_granted=True)
-                await self._outdated.wait()
-
-    async def _watch_leader(self) -> None:
-        leader = self.catalog.leader
-        while True:
-            await self.catalog.changed()
-            if self.catalog.leader != leader and not self.superseded:
-                leader = self.catalog.leader
-                self.register()
+    def stalled(self, channels: Sequence[str]) -> None:
+        """The outcome of an append to `channels` is unknown: they need new terms, and doors hold what is for them."""
+        if channels and self._local.belongs_to(self):  # not the next life's, after the end of this one
+            self._grants.stalled(channels)
 
     async def _ask_mixcoord(self, method: str, params: dict[str, object]) -> dict[str, object]:
         """Call the coordinator of this node until it replies. A coordinator that is superseded never does: the role
@@ -150,10 +126,13 @@ class StreamingNode(Role):
                     self.node.lease.renew(asked_s)
                 return dict(reply.values)
 
+    def _spawn(self, task: Coroutine[object, object, None], name: str) -> None:
+        self.spawn_task(task, name=name)
+
     async def _renew_periodically(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
             await self._renew_lease()
+            await asyncio.sleep(RENEW_S)
 
     async def _renew_lease(self) -> None:
         """Renew the lease of all channels, and the limit of their timestamps."""
@@ -161,30 +140,7 @@ class StreamingNode(Role):
         limit = renewed["limit"]
         assert isinstance(limit, int)
         self._owner.renew(limit)
-
-    async def _acquire(self, request: Request) -> Answer:
-        grants: list[ChannelGrant] = request.params["grants"]
-        channels = [grant.channel for grant in grants]
-        self._active.difference_update(channels)
-        self._local.close(channels)
-        described = await asyncio.gather(*map(self.node.wal.describe, channels))
-        self._message_bytes.update((channel.name, channel.max_message_bytes) for channel in described)
-        self._unflushed.begin_recovery(channels)
-        fences = await self._owner.acquire(grants)
-        catalog = await self.catalog.catch_up()  # not before the fences are written, see `vchannels.py`
-        self._vchannels.rebuild(channels, catalog.collections.values())
-        return {"fences": fences}
-
-    async def _activate(self, request: Request) -> Answer:
-        channels: list[str] = request.params["channels"]
-        self._owner.activate(channels)
-        self._active.update(channels)
-        if self._local.owns_all:  # else all are opened once the lease holds, too
-            self._open(channels)
-        return None
-
-    def _open(self, channels: Iterable[str], *, all_granted: bool = False) -> None:
-        self._local.open({channel: self._message_bytes[channel] for channel in channels}, all_granted=all_granted)
+        self._grants.note_ready()
 
     async def _tick_idle_channels(self) -> None:
         """While some channels are written, store ticks in the others: the last entry of an idle channel is held for its
@@ -193,9 +149,9 @@ class StreamingNode(Role):
         while True:
             await asyncio.sleep(IDLE_TICK_S)
             with suppress(TidewalError):  # the next turn tries again
-                if self._owner.sync_point().channels != written:
+                if (await self._owner.sync()).channels != written:
                     await self._owner.tick_now(everywhere=True)
-                    written = self._owner.sync_point().channels
+                    written = (await self._owner.sync()).channels
 
     # ---- collections ------------------------------------------------------------------------------------------------
 
@@ -203,10 +159,10 @@ class StreamingNode(Role):
         """Append to every vchannel the record that its collection begins or ends. Rows can follow the one, and not the
         other."""
         begins = request.params["what"] == "create"
-        await self._local.until_all_owned()
         collection = (await self.catalog.catch_up()).by_id(request.params["collection"].id)
         if collection is None or collection.state != (CREATING if begins else DROPPING):
             raise InvalidRequest(f"no collection of this id is to be {request.params['what']}d")
+        await self._local.until_open(pchannels_of(collection))
         if begins:
             await self._append_to_all(collection, RecordType.CREATE_COLLECTION)
             self._vchannels.begin(collection)
@@ -257,11 +213,7 @@ class StreamingNode(Role):
 
     async def sync(self, channels: Iterable[str]) -> SyncPoint:
         """`PChannelOwner.sync`."""
-        point = self._owner.sync_point()
-        for channel in channels:
-            if channel not in point.channels:
-                raise Unavailable(f"this node does not own {channel} yet; retry", channel=channel)
-        return SyncPoint(point.time, {channel: point.channels[channel] for channel in channels})
+        return await self._owner.sync(channels)
 
     async def _sync(self, request: Request) -> Answer:
         await self._local.until_all_owned()
@@ -276,7 +228,7 @@ class StreamingNode(Role):
         if collection is None or collection.state == DROPPING:
             raise CollectionNotFound("the collection that is to be flushed was dropped")
         appended = await self._append_to_all(collection, RecordType.FLUSH)
-        await self._owner.tick_now()
+        await self._owner.tick_now(pchannels_of(collection))
         await self._stored(collection, appended.ts)
         return appended.ts
 
@@ -326,17 +278,7 @@ class StreamingNode(Role):
         self._local.leave(self)
         self._unflushed.end()
         self._beat.cancel()
-        limit = await self._owner.close()
-        params: dict[str, object] = {
-            "node": self.node.incarnation,
-            "checkpoints": self._owner.checkpoints(),
-            "limit": limit,
-        }
-        try:
-            if self._owner.channels:
-                await self.rpc.call("mixcoord", "renew", params)
-        except TidewalError as error:
-            _log.warning("the lease is not released, the next owner begins behind its limit: %s", error)
+        await self._grants.release(await self._owner.close())
         await super().on_stop()
 
 
@@ -354,6 +296,6 @@ class _Observer(ChannelOwnerMetrics):
     def bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
         self._role.dead_letters.bad(channel, entry, error)
 
-    def stalled(self, error: TidewalError) -> None:
-        super().stalled(error)
-        self._loop.call_soon_threadsafe(self._role.register)
+    def stalled(self, channels: Sequence[str], error: TidewalError) -> None:
+        super().stalled(channels, error)
+        self._loop.call_soon_threadsafe(self._role.stalled, channels)

@@ -11,36 +11,40 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class Opened(Generic[Item]):
-    """One timestamp that was given out, and what was appended under it."""
+    """One timestamp that was given out, and what was appended under it: `size` bytes."""
 
     ts: int
     item: Item
+    size: int = 0
     done: bool = False
 
 
 class AckManager(Generic[Item]):
     """Timestamps in the order they were given out, released in that order once each is durable or has certainly
     failed. An append of unknown outcome is never released (guarantee 4). Not thread-safe: the channel owner's lock
-    guards it.
+    guards it. `bytes` is what is open.
     """
 
     def __init__(self) -> None:
+        self.bytes: int = 0
         self._open: deque[Opened[Item]] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, ts: int, item: Item) -> Opened[Item]:
+    def begin(self, ts: int, item: Item, size: int = 0) -> Opened[Item]:
         """Open `ts`, which must be above all before it. Pass the result to `finish` later, or to `withdraw` at once."""
         assert not self._open or ts > self._open[-1].ts, "timestamps must be opened in order"
-        opened = Opened(ts, item)
+        opened = Opened(ts, item, size)
         self._open.append(opened)
+        self.bytes += size
         return opened
 
     def withdraw(self, opened: Opened[Item]) -> None:
         """Remove the newest: its append was never submitted."""
         assert self._open[-1] is opened
         self._open.pop()
+        self.bytes -= opened.size
 
     def finish(self, opened: Opened[Item]) -> list[Item]:
         """Note that the append at `opened` is decided. Returns the items released by that, in order of their
@@ -50,7 +54,9 @@ class AckManager(Generic[Item]):
         opened.done = True
         released: list[Item] = []
         while self._open and self._open[0].done:
-            released.append(self._open.popleft().item)
+            first = self._open.popleft()
+            self.bytes -= first.size
+            released.append(first.item)
         return released
 
     def watermark(self, now: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
@@ -19,7 +19,7 @@ BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the ans
 BATCH_CHANNELS = "batch_channels"  # tag: how many channels the batch is for, where that is more than one
 BATCH_DIGEST = "batch_digest"  # tag: the producer's digest of the content, for the same
 
-RecordKey = tuple[str, int, int]  # channel, term, cseq
+RecordKey = tuple[int, int]  # term, cseq: of a record in its channel
 
 
 class Appended(NamedTuple):
@@ -35,59 +35,99 @@ class Appended(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class AppendBatch:
-    """One append. It is `decided` once its records are durable or have certainly failed; `unknown` says that the log
-    could not tell."""
+class AppendPart:
+    """What of a batch is for one channel. It is decided once its records are durable or have certainly failed: then
+    `present` says how many of them are in the log."""
 
-    ts: int
-    rows: int
+    batch: AppendBatch
+    own: OwnedChannel
+    cseqs: list[int] = field(default_factory=list[int])
+    last: int = 0  # the place of its last record in the batch
+    size: int = 0  # bytes
+    present: int | None = None
+    opened: Opened[AppendPart] | None = None
+
+    @property
+    def keys(self) -> list[RecordKey]:
+        """The keys of its records in the channel."""
+        return [(self.own.term, cseq) for cseq in self.cseqs]
+
+    @property
+    def durable(self) -> bool:
+        return self.present == len(self.cseqs)
+
+    def ack(self) -> None:
+        """Note in its channel that it is durable. One found below a fence is of an earlier term, and has no ids."""
+        if self.batch.ids:
+            self.own.ack(self.cseqs[-1], self.batch.ids[self.last], self.batch.outcome.ts)
+
+
+@dataclass(slots=True, eq=False)
+class AppendBatch:
+    """One append. `refusal` is why it has certainly failed, where the log said so; `lost` says that its outcome will
+    not be known here."""
+
     size: int  # bytes
     producer: str
     pseq: int
-    records: list[tuple[OwnedChannel, int]]  # owner, cseq
-    digest: int = 0
+    outcome: BatchOutcome  # what each of its channels remembers, of the whole batch; this may be what some of them lack
+    parts: list[AppendPart] = field(default_factory=list[AppendPart])
+    records: int = 0
+    unreleased: int = 0  # parts
     ids: list[bytes] = field(default_factory=list[bytes])
-    error: TidewalError | None = None
-    unknown: bool = False
-    decided: bool = False
-    opened: Opened[AppendBatch] | None = None
+    refusal: TidewalError | None = None
+    lost: TidewalError | None = None
     begun_s: float = field(default_factory=perf_counter)
     waiters: list[asyncio.Future[Appended]] = field(default_factory=list["asyncio.Future[Appended]"])
-    _found_by_key: dict[RecordKey, bool] = field(default_factory=dict[RecordKey, bool])
 
-    def record_keys(self) -> list[RecordKey]:
-        """The keys of its records in the log."""
-        return [(own.channel, own.term, cseq) for own, cseq in self.records]
+    def undecided(self) -> list[AppendPart]:
+        """The parts whose outcome is not known yet."""
+        return [part for part in self.parts if part.present is None]
 
-    def resolve(self, terms: dict[str, int], found: Set[RecordKey]) -> bool:
-        """Note what a recovery says of this batch: below the fences of `terms` (channel to new term) the log holds
-        `found`. Returns whether the batch is decided by it."""
-        for key in self.record_keys():
-            if key[1] < terms.get(key[0], 0):
-                self._found_by_key.setdefault(key, key in found)
-        if len(self._found_by_key) < len(self.records):
-            return False
-        present = sum(self._found_by_key.values())
-        if present == len(self.records):
-            self.error = None
-        elif present == 0:
-            self.error = Unavailable("the append did not happen: its owner lost the answer; retry")
-        else:
-            self.error = OutcomeUnknown("some channels have the batch and others do not: read before writing again")
-        return True
+    @property
+    def error(self) -> TidewalError | None:
+        """Once all parts are decided: why the batch has failed; None where it is durable."""
+        if self.lost is not None:
+            return self.lost
+        present = sum(part.present or 0 for part in self.parts)
+        if present == self.records:
+            return None
+        if present:
+            return OutcomeUnknown("some channels have the batch and others do not: read before writing again")
+        return self.refusal or Unavailable("the append did not happen: its owner lost the answer; retry")
 
 
-def missing(records: Sequence[tuple[str, Record]], known: BatchOutcome, channels: int) -> Sequence[tuple[str, Record]]:
-    """Those of a repeated batch's `records` whose channels do not have it yet. `known` is its outcome so far,
-    `channels` the number of channels it is for. Raises `OutcomeUnknown` when it is another batch than the one that was
-    written in part."""
-    rest = [(channel, record) for channel, record in records if channel not in known.present]
-    if channels != known.channels or len({channel for channel, _ in rest}) != channels - len(known.present):
+def number(batch: AppendBatch, owned: Sequence[OwnedChannel], records: Sequence[tuple[str, Record]]) -> list[int]:
+    """Divide a batch into its parts, and number its `records` in the channels `owned`. Returns their numbers."""
+    parts: dict[str, AppendPart] = {}
+    cseqs: list[int] = []
+    for place, (own, (channel, record)) in enumerate(zip(owned, records, strict=True)):
+        part = parts.get(channel)
+        if part is None:
+            part = parts[channel] = AppendPart(batch, own)
+        size = len(record.body)
+        cseq = own.next(size)
+        cseqs.append(cseq)
+        part.cseqs.append(cseq)
+        part.last = place
+        part.size += size
+    batch.parts = list(parts.values())
+    batch.records, batch.unreleased = len(records), len(parts)
+    return cseqs
+
+
+def repeated(known: Mapping[str, BatchOutcome], channels: Sequence[str], digest: int) -> BatchOutcome | None:
+    """The answer to a batch for `channels`, of which those in `known` have its number. None: what some of them have is
+    of this batch, and the others do not have it. Raises `OutcomeUnknown` where it is of one for other channels."""
+    for outcome in known.values():
+        if outcome.digest != digest:  # another batch, or one that was given up: the caller compares
+            return outcome
+    whole = len(known) == len(channels)
+    if any(outcome.channels != len(channels) and not (whole and outcome.channels == 1) for outcome in known.values()):
         raise OutcomeUnknown(
-            f"only {', '.join(known.present)} got this batch, and it is for other channels now: "
-            "read before writing again"
+            f"{', '.join(sorted(known))} got this batch, and it is for other channels now: read before writing again"
         )
-    return rest
+    return next(iter(known.values())) if whole and known else None
 
 
 def prepared(
@@ -120,10 +160,15 @@ def prepared(
     return result
 
 
-def recorded_outcome(channel: str, record: Record) -> BatchOutcome:
-    """The outcome of the batch that a record of `channel` is from, by its tags (see `prepared`)."""
+def recorded_outcome(record: Record) -> BatchOutcome:
+    """The outcome of the batch that a record is from, by its tags (see `prepared`)."""
     rows, digest, channels = (_number(record.tags.get(tag)) for tag in (BATCH_ROWS, BATCH_DIGEST, BATCH_CHANNELS))
-    return BatchOutcome(record.ts, rows, digest, (channel,) if channels > 1 else (), channels)
+    return BatchOutcome(record.ts, rows, digest, max(1, channels))
+
+
+def channels_of(records: Iterable[tuple[str, Record]]) -> list[str]:
+    """The channels of `records`, each once, in the order of their first record."""
+    return list(dict.fromkeys(channel for channel, _ in records))
 
 
 def _number(tag: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from ..clock import HybridClock, physical_ms
@@ -9,7 +10,6 @@ from ..errors import TidewalError
 from ..metrics.metrics import Metrics
 from .batch import AppendBatch
 from .observer import ChannelOwnerObserver
-from .owned_channel import SyncPoint
 
 
 class ChannelOwnerMetrics(ChannelOwnerObserver):
@@ -49,23 +49,24 @@ class ChannelOwnerMetrics(ChannelOwnerObserver):
         ok = batch.error is None
         self._bytes[ok].observe(batch.size)
         self._seconds[ok].observe(perf_counter() - batch.begun_s)
-        for own, _ in batch.records:
-            self._records[own.channel, ok].inc()
+        for part in batch.parts:
+            self._records[part.own.channel, ok].inc(len(part.cseqs))
 
     def repeated(self) -> None:
         self._repeated.inc()
 
-    def stalled(self, error: TidewalError) -> None:
+    def stalled(self, channels: Sequence[str], error: TidewalError) -> None:
         self._unknown.inc()
 
     def ticked(self, channels: int, error: TidewalError | None) -> None:
         if error is None:
             self._ticks.inc(channels)
 
-    def announced(self, point: SyncPoint) -> None:
-        self._announced.update(dict.fromkeys(point.channels, point.time))
-        self._confirmed.set(physical_ms(point.time) / 1000)
-        self._heartbeats.inc(len(point.channels))
+    def announced(self, times: Mapping[str, int]) -> None:
+        self._announced.update(times)
+        # of the channel that is the furthest behind: one that has stalled is not hidden by the others
+        self._confirmed.set(physical_ms(min(self._announced.values())) / 1000)
+        self._heartbeats.inc(len(times))
 
 
 def _status(ok: bool) -> str:

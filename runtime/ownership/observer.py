@@ -3,11 +3,12 @@ owner's lock: return quickly, and never call back into the channel owner."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..errors import BadRecord, TidewalError
 from ..log.record import Record
 from ..log.wal import Entry
 from .batch import AppendBatch
-from .owned_channel import SyncPoint
 
 
 class ChannelOwnerObserver:
@@ -28,14 +29,15 @@ class ChannelOwnerObserver:
     def repeated(self) -> None:
         """An append was recognised as a retry, and was not written again."""
 
-    def stalled(self, error: TidewalError) -> None:
-        """An append's outcome is unknown: the channels must be acquired again under a new term."""
+    def stalled(self, channels: Sequence[str], error: TidewalError) -> None:
+        """The outcome of an append is unknown: `channels` must be acquired again under a new term. Empty where those of
+        the append had stalled before."""
 
     def ticked(self, channels: int, error: TidewalError | None) -> None:
         """Ticks were stored in so many channels, or not (`error`)."""
 
-    def announced(self, point: SyncPoint) -> None:
-        """A time was announced for these channels."""
+    def announced(self, times: Mapping[str, int]) -> None:
+        """A time was announced for each of these channels."""
 
     def silent(self, error: TidewalError) -> None:
         """Ticks, announcements or snapshots failed now (`error`); they are tried again."""

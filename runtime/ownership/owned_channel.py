@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..arguments import checked_fields
+from ..errors import Unavailable
+from .acks import AckManager
+from .producers import ProducerTable
+
+if TYPE_CHECKING:
+    from .batch import AppendPart
 
 
 @checked_fields()
@@ -41,33 +47,79 @@ class SyncPoint(NamedTuple):
 
 _NOTHING = ChannelPoint(0, 0, b"")
 
+OnReached = Callable[[ChannelPoint | None], None]
+
 
 @dataclass(slots=True)
 class OwnedChannel:
-    """One channel under one term. Guarded by the channel owner's lock."""
+    """One channel under one term. Guarded by the channel owner's lock.
+
+    What is in flight, and what is known of producers, goes on from one term of the owner to the next."""
 
     channel: str
     term: int
     limit: int  # no timestamp above it
     checkpoint: bytes = b""
+    acks: AckManager[AppendPart] = field(default_factory=AckManager["AppendPart"])
+    producers: ProducerTable = field(default_factory=ProducerTable)
+    fenced: bool = False  # the fence is in the log, and what stands below it is known
     open: bool = False
+    stalled: bool = False  # an append's outcome is unknown: nothing follows under this term
     cseq: int = 0  # the last number given out
-    pending: int = 0  # records of batches that are not decided
     acked: ChannelPoint = _NOTHING
     acked_ts: int = 0
     ticked: int = 0  # the time that the log itself has: of the last stored tick, or of the fence
-    since_checkpoint: int = 0  # records that a next owner would have to read
+    ticking: bool = False  # a tick is in flight
+    unsaved: int = 0  # records behind the checkpoint, which a next owner would have to read
+    unsaved_bytes: int = 0
+    _awaited: list[tuple[int, OnReached]] = field(default_factory=list[tuple[int, OnReached]])
 
-    def next(self) -> int:
-        """The number of a new record."""
+    def successor(self, term: int, limit: int, checkpoint: bytes) -> OwnedChannel:
+        """The same channel under a new term of the same owner, whose fence decides what is open under this one."""
+        self.stalled = True
+        self.give_up_awaited()
+        return OwnedChannel(self.channel, term, limit, checkpoint, self.acks, self.producers)
+
+    def next(self, size: int = 0) -> int:
+        """The number of a new record with `size` bytes."""
         self.cseq += 1
-        self.since_checkpoint += 1
+        self.unsave(1, size)
         return self.cseq
 
-    def take_back(self) -> None:
-        """Undo `next`: the newest number was not used."""
-        self.cseq -= 1
-        self.since_checkpoint -= 1
+    def take_back(self, count: int = 1, size: int = 0) -> None:
+        """Undo `next`: the newest `count` numbers, for `size` bytes, were not used."""
+        self.cseq -= count
+        self.saved(count, size)
+
+    def unsave(self, count: int, size: int) -> None:
+        """Count records that a next owner would have to read."""
+        self.unsaved += count
+        self.unsaved_bytes += size
+
+    def saved(self, count: int, size: int) -> None:
+        """Undo `unsave`: a next owner does not have to read so many."""
+        self.unsaved -= count
+        self.unsaved_bytes -= size
+
+    def check_promising(self, ts: int) -> None:
+        """Raise `Unavailable` unless `ts` may be stamped or promised."""
+        if not self.open:
+            raise Unavailable(f"this node does not own {self.channel} yet; retry", channel=self.channel)
+        if self.stalled:
+            raise Unavailable(
+                f"the outcome of an earlier append to {self.channel} is being determined; retry", channel=self.channel
+            )
+        if ts > self.limit:
+            raise Unavailable(
+                f"the lease's timestamp limit of {self.channel} is reached and not renewed yet; retry",
+                channel=self.channel,
+            )
+
+    def promises(self, ts: int) -> bool:
+        """Whether `ts` may be stamped or promised."""
+        return self.open and not self.stalled and ts <= self.limit
+
+    # ---- what is durable --------------------------------------------------------------------------------------------
 
     def ack(self, cseq: int, id: bytes, ts: int) -> None:
         """Note that a batch's record is durable, and so is all before it."""
@@ -77,5 +129,28 @@ class OwnedChannel:
 
     def ack_control(self, cseq: int, id: bytes) -> None:
         """Note that a tick or a snapshot is durable. That says nothing of batches below it that are still open."""
-        if not self.pending and cseq > self.acked.cseq:
+        if not len(self.acks) and cseq > self.acked.cseq:
             self.acked = ChannelPoint(self.term, cseq, id)
+
+    def await_time(self, time: int, reached: OnReached) -> None:
+        """Call `reached` with the last record at or before `time`, once nothing at or before it is open, or with None
+        where this term does not get there. `time` is at or above that of the last acknowledged record."""
+        self._awaited.append((time, reached))
+
+    def reach(self, time: int) -> None:
+        """Nothing at or before `time` is open, and nothing above it is acknowledged yet."""
+        if self._awaited:
+            due = [reached for awaited, reached in self._awaited if awaited <= time]
+            self._awaited = [each for each in self._awaited if each[0] > time]
+            for reached in due:
+                reached(self.acked)
+
+    def give_up_awaited(self) -> None:
+        """This term determines nothing any more."""
+        awaited, self._awaited = self._awaited, []
+        for _, reached in awaited:
+            reached(None)
+
+
+Promising = Callable[[], list[tuple[OwnedChannel, int]]]
+"""The channels for which a time may be promised, and these times. Raises `Unavailable` past the lease."""

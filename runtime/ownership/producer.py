@@ -106,7 +106,7 @@ class _StallObserver(ChannelOwnerObserver):
         self._loop = asyncio.get_running_loop()
         self._stalled = stalled
 
-    def stalled(self, error: TidewalError) -> None:
+    def stalled(self, channels: Sequence[str], error: TidewalError) -> None:
         self._loop.call_soon_threadsafe(self._stalled.set)
 
 
@@ -259,6 +259,9 @@ class Producer:
             raise Closed(f"the producer {self.name} is closed")
 
     async def _append(self, batch: Sequence[tuple[str, Record]], number: int, digest: int) -> Appended:
+        known = self._owner.recorded(self.name, number)
+        if known is not None and known.digest != digest:  # of another batch, or given up, in whatever channels
+            return Appended(known.ts, known.rows, repeated=True, digest=known.digest)
         append = partial(self._owner.append, batch, producer=self.name, pseq=number, rows=len(batch), digest=digest)
         return await self._decided(number, append)
 
@@ -349,8 +352,9 @@ class Producer:
         )
         self._granted = True
         self._lease.renew(asked_s)
+        grants = self._state.fold.state.grants(previous_limit, limit, terms)
         try:
-            fences = await self._owner.acquire(self._state.fold.state.grants(previous_limit, limit, terms))
+            fences = await self._owner.acquire_all(grants)
         except Fenced as error:
             channel = str(error.fields.get("channel"))
             now = (await self._state.catch_up()).channels.get(channel)
@@ -360,7 +364,8 @@ class Producer:
         await self._propose({"kind": FENCES, "fences": fences})
         # what retention has removed, with its outcome, is not to be written again
         self._owner.note_appended(self.name, self._state.fold.state.sequence)
-        self._owner.activate(self.channels)
+        for channel, term in terms.items():
+            self._owner.activate(channel, term)
 
     async def _check_name(self) -> None:
         """Raise `InvalidRequest` where no channel is asked for, and the name is new."""

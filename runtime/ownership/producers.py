@@ -7,37 +7,29 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from ..errors import BadRecord, OutcomeUnknown
+from ..errors import BadRecord, OutcomeUnknown, check_version
 from ..log.record import DECODE_ERRORS
 
 REMEMBERED_PER_PRODUCER = 256  # more than a client may have in flight
-OUTCOMES_MAX = 262_144
-PRODUCERS_MAX = 100_000
+OUTCOMES_MAX = 65_536  # of a channel
+PRODUCERS_MAX = 100_000  # of a channel
 EXPIRY_MS = 24 * 3600 * 1000
 OUTCOMES_PER_PAGE = 16_384
+VERSION = 2  # of a snapshot
 
 _NEVER = -1
 
 
 class BatchOutcome(NamedTuple):
-    """The outcome of one batch: its timestamp, its number of rows, and the digest that its producer gave it, if any. A
-    named producer's batch without rows was given up.
+    """The outcome of one batch in one channel: its timestamp, its number of rows, the digest that its producer gave it,
+    if any, and for how many channels it is. A named producer's batch without rows was given up.
 
-    A log without atomic batches may have it in some channels only: `present` names them, and `channels` says how many
-    it is for. Where `present` is empty, all of it is there."""
+    A log without atomic batches may have it in some of these channels only: each of them answers for itself."""
 
     ts: int
     rows: int
     digest: int = 0
-    present: tuple[str, ...] = ()
-    channels: int = 0
-
-    def joined(self, other: BatchOutcome) -> BatchOutcome:
-        """The outcome of the same batch by two sources, this one and `other`."""
-        if not self.present or not other.present:
-            return other if self.present else self
-        present = tuple(sorted({*self.present, *other.present}))
-        return self._replace(present=() if len(present) >= self.channels else present)
+    channels: int = 1
 
 
 _Wire = tuple[tuple[str, int, int, tuple[tuple[int, tuple[Any, ...]], ...]], ...]
@@ -53,7 +45,7 @@ class _Producer:
 
 
 class ProducerTable:
-    """The last outcomes of each producer, by its own numbering.
+    """The last outcomes of each producer in one channel, by its own numbering.
 
     Outcomes are forgotten beyond `REMEMBERED_PER_PRODUCER`, when the producer was silent for `EXPIRY_MS`, and beyond
     `OUTCOMES_MAX` of all, those of the longest silent producers first; the highest forgotten number is kept then.
@@ -65,14 +57,12 @@ class ProducerTable:
         self._outcomes = 0
 
     def find(self, producer: str, pseq: int) -> BatchOutcome | None:
-        """The outcome of (producer, pseq), None when no part of the batch ever happened. Raises `OutcomeUnknown` for a
+        """The outcome of (producer, pseq), None when it never happened in this channel. Raises `OutcomeUnknown` for a
         number so low that it is forgotten; its field `forgotten` is the highest such number, which did happen. A
         producer that waits for each answer before it sends the next number knows from that field that this one
         happened, too."""
-        known = self._producers.get(producer)
-        outcome = known.outcomes.get(pseq) if known is not None else None
-        forgotten = known.forgotten if known is not None else self._silent.get(producer, _NEVER)
-        if outcome is None and pseq <= forgotten:
+        outcome = self.remembered(producer, pseq)
+        if outcome is None and pseq <= (forgotten := self.forgotten(producer)):
             raise OutcomeUnknown(
                 f"batch {pseq} of producer {producer} is too old to tell whether it happened: "
                 "read before writing again",
@@ -80,15 +70,15 @@ class ProducerTable:
             )
         return outcome
 
-    def last(self, producer: str, known_to: int) -> int:
-        """The highest number such that all up to it happened, of a producer that counts from 1. All up to `known_to`
-        are known to have happened."""
+    def forgotten(self, producer: str) -> int:
+        """The highest number of `producer` whose outcome was forgotten; -1 for none."""
         known = self._producers.get(producer)
-        outcomes = known.outcomes if known is not None else OrderedDict[int, BatchOutcome]()
-        last = max(known_to, known.forgotten if known is not None else self._silent.get(producer, _NEVER))
-        while last + 1 in outcomes and not outcomes[last + 1].present:
-            last += 1
-        return last
+        return known.forgotten if known is not None else self._silent.get(producer, _NEVER)
+
+    def remembered(self, producer: str, pseq: int) -> BatchOutcome | None:
+        """The outcome of (producer, pseq) where it is remembered."""
+        known = self._producers.get(producer)
+        return known.outcomes.get(pseq) if known is not None else None
 
     def highest(self, producer: str) -> int:
         """The highest number of which anything is known; 0 for none."""
@@ -98,18 +88,15 @@ class ProducerTable:
         return max(0, known.forgotten, next(reversed(known.outcomes), 0))
 
     def remember(self, producer: str, pseq: int, outcome: BatchOutcome, now_ms: int) -> None:
-        """Keep an outcome, with what is known of the same batch already.
-
-        Numbers come in any order, as channels are read one after another; always the lowest are forgotten:
-        no number above them is taken for forgotten that never happened.
-        """
+        """Keep an outcome. Numbers come in any order, and always the lowest are forgotten: no number above them is
+        taken for forgotten that never happened."""
         known = self._known(producer, now_ms)
         before = known.outcomes.get(pseq)
         if before is None and pseq <= known.forgotten:
             return
         self._outcomes -= len(known.outcomes)
         late = before is None and pseq < next(reversed(known.outcomes), pseq)
-        known.outcomes[pseq] = outcome if before is None else outcome.joined(before)
+        known.outcomes[pseq] = outcome
         if late:
             known.outcomes = OrderedDict(sorted(known.outcomes.items()))
         while len(known.outcomes) > REMEMBERED_PER_PRODUCER:
@@ -133,20 +120,19 @@ class ProducerTable:
                 break
             del self._producers[name]
             self._outcomes -= len(oldest.outcomes)
-            whole = (pseq for pseq, outcome in oldest.outcomes.items() if not outcome.present)
-            self._silent[name] = max(oldest.forgotten, max(whole, default=_NEVER))
+            self._silent[name] = max(oldest.forgotten, max(oldest.outcomes, default=_NEVER))
         while len(self._silent) > PRODUCERS_MAX:
             self._silent.popitem(last=False)
 
     def merge(self, other: ProducerTable) -> None:
-        """Add what another channel's log says."""
+        """Add what a snapshot of the same channel says."""
         for name, forgotten in other._silent.items():
             self.forget(name, forgotten)
         for name, producer in other._producers.items():
             for pseq, outcome in producer.outcomes.items():
                 known = self._producers.get(name)
                 before = known.outcomes.get(pseq) if known is not None else None
-                if before is None or before.present:
+                if before is None or before.channels > outcome.channels == 1:  # one given up after a part was written
                     self.remember(name, pseq, outcome, producer.last_ms)
             self.forget(name, producer.forgotten)
 
@@ -155,19 +141,16 @@ class ProducerTable:
         known = self._producers.get(name)
         if known is not None:
             known.forgotten = max(known.forgotten, upto)
-            for pseq in [pseq for pseq, outcome in known.outcomes.items() if outcome.present and pseq <= upto]:
-                del known.outcomes[pseq]  # the other table has forgotten it, so all of it happened
-                self._outcomes -= 1
         elif upto > _NEVER:
             self._silent[name] = max(self._silent.get(name, _NEVER), upto)
 
     def pages(self) -> list[bytes]:
-        """The table as msgpack, version 1, in pages of bounded size; `merge` of all is the table. At least one."""
-        entries: list[tuple[str, int, int, list[tuple[int, tuple[Any, ...]]]]] = [
+        """The table as msgpack, in pages of bounded size; `merge` of all is the table. At least one."""
+        entries: list[tuple[str, int, int, list[tuple[int, BatchOutcome]]]] = [
             (name, 0, forgotten, []) for name, forgotten in self._silent.items()
         ]
         entries += [
-            (name, entry.last_ms, entry.forgotten, [(pseq, _to_wire(each)) for pseq, each in entry.outcomes.items()])
+            (name, entry.last_ms, entry.forgotten, list(entry.outcomes.items()))
             for name, entry in self._producers.items()
         ]
         pages: list[bytes] = []
@@ -175,25 +158,33 @@ class ProducerTable:
         for at, entry in enumerate(entries, 1):
             outcomes += len(entry[3]) + 1
             if outcomes >= OUTCOMES_PER_PAGE or at == len(entries):
-                pages.append(cast(bytes, msgpack.packb((1, entries[first:at]))))
+                pages.append(cast(bytes, msgpack.packb((VERSION, entries[first:at]))))
                 first, outcomes = at, 0
-        return pages or [cast(bytes, msgpack.packb((1, [])))]
+        return pages or [cast(bytes, msgpack.packb((VERSION, [])))]
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> ProducerTable:
-        """The table in one page. Raises `BadRecord`."""
+    def from_bytes(cls, data: bytes | memoryview, channel: str = "") -> ProducerTable:
+        """The table of `channel` in one page. Raises `BadRecord`, and `FormatTooNew` for a later version."""
         table = cls()
         try:
             version, entries = cast("tuple[int, _Wire]", msgpack.unpackb(data, use_list=False))
-            if version != 1:
-                raise ValueError(f"version {version}")
+            check_version("a producer snapshot", version, VERSION)
             for name, last_ms, forgotten, outcomes in entries:
-                for pseq, outcome in outcomes:
-                    table.remember(name, pseq, BatchOutcome(*outcome), last_ms)
+                for pseq, fields in outcomes:
+                    outcome = _first_version(fields, channel) if version == 1 else BatchOutcome(*fields)
+                    if outcome is not None:
+                        table.remember(name, pseq, outcome, last_ms)
                 table.forget(name, forgotten)
         except DECODE_ERRORS as error:
             raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
         return table
+
+
+def _first_version(fields: tuple[Any, ...], channel: str) -> BatchOutcome | None:
+    """The outcome of version 1, which told of all channels: `present` names those that have a part of a batch, and is
+    empty where all of it is there. None: `channel` has nothing of it."""
+    present = fields[3] if len(fields) > 3 else ()
+    return None if present and channel not in present else BatchOutcome(*fields[:3], *fields[4:])
 
 
 def given_up(producer: str, pseq: int) -> bytes:
@@ -201,7 +192,3 @@ def given_up(producer: str, pseq: int) -> bytes:
     table = ProducerTable()
     table.remember(producer, pseq, BatchOutcome(0, 0), 0)
     return table.pages()[0]
-
-
-def _to_wire(outcome: BatchOutcome) -> tuple[Any, ...]:
-    return tuple(outcome) if outcome.present else outcome[:3]

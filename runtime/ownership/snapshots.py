@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from threading import RLock
 
@@ -10,67 +9,72 @@ from ..errors import TidewalError
 from ..log.record import Record, RecordType, stamp
 from ..log.wal import ControlAppend, Wal
 from .observer import ChannelOwnerObserver
-from .owned_channel import OwnedChannel
-from .producers import ProducerTable
+from .owned_channel import OwnedChannel, Promising
 
 
 class Snapshots:
-    """Stores the producer table in a channel that has had `every_records` since its checkpoint."""
+    """Stores the producer table of a channel that has had `every_records` or `every_bytes` since its checkpoint."""
 
     def __init__(
         self,
         wal: Wal,
         lock: RLock,
-        owned: Mapping[str, OwnedChannel],
-        producers: ProducerTable,
-        timestamp: Callable[[], int],
+        promising: Promising,
         every_records: int,
+        every_bytes: int,
         observer: ChannelOwnerObserver,
     ) -> None:
         self._wal = wal
         self._lock = lock
-        self._owned = owned
-        self._producers = producers
-        self._timestamp = timestamp
+        self._promising = promising
         self._every_records = every_records
+        self._every_bytes = every_bytes
         self._observer = observer
 
     def store_due(self) -> None:
-        """Store what is due. `timestamp` raises while nothing may be stamped."""
+        """Store what is due, as far as anything may be promised."""
         with self._lock:
-            for own in self._owned.values():
-                if own.open and own.since_checkpoint >= self._every_records:
+            try:
+                promising = self._promising()
+            except TidewalError:  # past the lease
+                return
+            for own, ts in promising:
+                if own.unsaved >= self._every_records or own.unsaved_bytes >= self._every_bytes:
                     try:
-                        self._store(own)
+                        self._store(own, ts)
                     except TidewalError as error:
                         self._observer.silent(error)
 
-    def _store(self, own: OwnedChannel) -> None:
+    def _store(self, own: OwnedChannel, ts: int) -> None:
         """Appends in flight are not in the table yet, so the checkpoint is not the snapshot itself but the last
         record that was acknowledged before it."""
-        ts, checkpoint, covered = self._timestamp(), own.acked.id, own.since_checkpoint
-        pages = [Record(RecordType.PRODUCERS, body=page) for page in self._producers.pages()]
+        checkpoint, covered = own.acked.id, (own.unsaved, own.unsaved_bytes)
+        pages = [Record(RecordType.PRODUCERS, body=page) for page in own.producers.pages()]
         cseqs = [own.next() for _ in pages]
         entries = [
             ControlAppend(own.channel, stamp(page, ts, own.term, cseq), ts)
             for page, cseq in zip(pages, cseqs, strict=True)
         ]
-        own.since_checkpoint -= covered
+        own.saved(*covered)
         try:
             self._wal.submit(entries, partial(self._stored, own, cseqs, checkpoint, covered))
         except BaseException:
-            own.since_checkpoint += covered
-            for _ in pages:
-                own.take_back()
+            own.unsave(*covered)
+            own.take_back(len(pages))
             raise
 
     def _stored(
-        self, own: OwnedChannel, cseqs: list[int], checkpoint: bytes, covered: int, result: list[bytes] | TidewalError
+        self,
+        own: OwnedChannel,
+        cseqs: list[int],
+        checkpoint: bytes,
+        covered: tuple[int, int],
+        result: list[bytes] | TidewalError,
     ) -> None:
         """The WAL's result, on any thread."""
         with self._lock:
             if isinstance(result, TidewalError):
-                own.since_checkpoint += covered  # it is due again
+                own.unsave(*covered)  # it is due again
                 self._observer.silent(result)
                 return
             own.checkpoint = checkpoint

@@ -3,131 +3,189 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from threading import RLock
 
-from ..errors import TidewalError
+from ..errors import TidewalError, Unavailable
 from ..log.heartbeats import Announcement, heartbeat
 from ..log.record import Record, RecordType, stamp
 from ..log.wal import Append, ControlAppend, Wal
 from .observer import ChannelOwnerObserver
-from .owned_channel import OwnedChannel, SyncPoint
+from .owned_channel import OwnedChannel, Promising
 
 _TICK = Record(RecordType.TIME_TICK)
 
 
+class _Waiter:
+    """A call that waits for ticks in some channels."""
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+        self.awaited = 0  # channels
+        self.error: TidewalError | None = None
+
+
 class Ticker:
-    """Stores ticks and announces times, each as far as `sync_point` promises. All methods hold the channel owner's
-    lock."""
+    """Stores ticks and announces times, in each channel as far as `promising` says. All methods hold the channel
+    owner's lock. A channel whose tick the log does not answer keeps no other from its own."""
 
     def __init__(
         self,
         wal: Wal,
         lock: RLock,
-        owned: Mapping[str, OwnedChannel],
-        sync_point: Callable[[], SyncPoint],
+        promising: Promising,
         heartbeat_channel: str,
         observer: ChannelOwnerObserver,
     ) -> None:
         self._wal = wal
         self._lock = lock
-        self._owned = owned
-        self._sync_point = sync_point
+        self._promising = promising
         self._heartbeat_channel = heartbeat_channel
         self._observer = observer
         self._loop = asyncio.get_running_loop()
-        self._running = False
-        self._everywhere = False  # the next tick is stored in every channel
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[str, list[_Waiter]] = {}  # of the next tick, by channel
 
-    def tick_now(self, *, everywhere: bool = False) -> asyncio.Future[None]:
-        """Store a tick in every channel that needs one, or in every one. The future ends when that covers all
-        acknowledged before this call; it raises what storing raised."""
-        future: asyncio.Future[None] = self._loop.create_future()
+    def tick_now(self, channels: Iterable[str] | None = None, *, everywhere: bool = False) -> asyncio.Future[None]:
+        """Store a tick in each of `channels` that needs one, or in each of them, and then announce all times. The
+        future ends when that covers all acknowledged before this call; it raises what storing raised."""
+        waiter = _Waiter(self._loop.create_future())
         with self._lock:
-            self._waiters.append(future)
-            self._everywhere = self._everywhere or everywhere
-            self.tick()
-        return future
-
-    def tick(self) -> None:
-        """Store ticks where they are due, unless some are in flight."""
-        with self._lock:
-            if self._running:
-                return
-            waiters, self._waiters = self._waiters, []
             try:
-                self._submit(self._sync_point().time, waiters)
+                promising = self._named(channels)
             except TidewalError as error:
-                self._end(waiters, error)
+                waiter.error = error
+                promising = []
+            due = [(own, time) for own, time in promising if everywhere or own.acked_ts > own.ticked]
+            waiter.awaited = len(due)
+            for own, _ in due:
+                self._waiters.setdefault(own.channel, []).append(waiter)
+            self._tick(due)
+            if not due:
+                self._end([waiter])
+        return waiter.future
 
-    def _submit(self, time: int, waiters: list[asyncio.Future[None]]) -> None:
-        everywhere, self._everywhere = self._everywhere, False
-        due = [own for own in self._owned.values() if own.open and (everywhere or own.acked_ts > own.ticked)]
+    def _named(self, channels: Iterable[str] | None) -> list[tuple[OwnedChannel, int]]:
+        promising = self._promising()
+        if channels is None:
+            return promising
+        times = {own.channel: (own, time) for own, time in promising}
+        if absent := set(channels) - times.keys():
+            raise Unavailable(f"nothing may be promised for {', '.join(sorted(absent))} now; retry")
+        return [times[channel] for channel in dict.fromkeys(channels)]
+
+    def tick_all(self) -> None:
+        """Store ticks where they are due, and announce the times of all channels to their readers."""
+        with self._lock:
+            try:
+                promising = self._promising()
+            except TidewalError as error:  # the next turn tries again; until then readers see the lag
+                self._observer.silent(error)
+                return
+            self._tick([(own, time) for own, time in promising if own.acked_ts > own.ticked])
+            self._announce(promising)
+
+    def _tick(self, due: list[tuple[OwnedChannel, int]]) -> None:
+        """Store ticks in the channels that have none in flight."""
+        due = [(own, time) for own, time in due if not own.ticking]
         if not due:
-            self._end(waiters, None)
             return
-        numbered = [(own, own.next()) for own in due]
-        entries = [ControlAppend(own.channel, stamp(_TICK, time, own.term, cseq), time) for own, cseq in numbered]
-        self._running = True
         try:
-            self._wal.submit(entries, partial(self._ticked, time, numbered, waiters))
+            self._submit(due)
+        except TidewalError as error:
+            if len(due) == 1:
+                self._observer.silent(error)
+                self._arrived(self._waiters.pop(due[0][0].channel, []), error)
+            else:
+                for each in due:  # one of them may be at fault
+                    self._tick([each])
+
+    def _submit(self, due: list[tuple[OwnedChannel, int]]) -> None:
+        numbered = [(own, time, own.next()) for own, time in due]
+        entries = [ControlAppend(own.channel, stamp(_TICK, time, own.term, cseq), time) for own, time, cseq in numbered]
+        waiters = [self._waiters.pop(own.channel, []) for own, _ in due]
+        for own, _ in due:
+            own.ticking = True
+        try:
+            self._wal.submit(entries, partial(self._ticked, numbered, waiters))
         except BaseException:
-            self._running = False
-            for own in due:
+            for (own, _), each in zip(due, waiters, strict=True):
+                own.ticking = False
                 own.take_back()
+                self._waiters[own.channel] = each
             raise
 
     def _ticked(
         self,
-        time: int,
-        numbered: list[tuple[OwnedChannel, int]],
-        waiters: list[asyncio.Future[None]],
+        numbered: list[tuple[OwnedChannel, int, int]],
+        waiters: list[list[_Waiter]],
         result: list[bytes] | TidewalError,
     ) -> None:
         """The WAL's result, on any thread."""
         with self._lock:
-            self._running = False
             error = result if isinstance(result, TidewalError) else None
-            if not isinstance(result, TidewalError):
-                for (own, cseq), id in zip(numbered, result, strict=True):
+            for place, (own, time, cseq) in enumerate(numbered):
+                own.ticking = False
+                if not isinstance(result, TidewalError):
                     own.ticked = max(own.ticked, time)
-                    own.ack_control(cseq, id)
-                self.announce()
+                    own.ack_control(cseq, result[place])
             self._observer.ticked(len(numbered), error)
-            self._end(waiters, error)
-            if self._waiters:
-                self.tick()
+            if any(waiters):  # who waits for ticks wants all readers to get so far, those of idle channels, too
+                self._announce_now()
+            for each in waiters:
+                self._arrived(each, error)
+            self._tick_awaited([own.channel for own, _, _ in numbered if own.channel in self._waiters])
 
-    def _end(self, waiters: list[asyncio.Future[None]], error: TidewalError | None) -> None:
+    def _tick_awaited(self, channels: list[str]) -> None:
+        """Store the next ticks that are waited for in `channels`, but for those that have stalled meanwhile: their
+        next fence announces the time as well."""
+        if not channels:
+            return
+        error: TidewalError | None = None
+        try:
+            self._tick([(own, time) for own, time in self._promising() if own.channel in channels])
+        except TidewalError as past_lease:
+            error = past_lease
+        for channel in channels:
+            self._arrived(self._waiters.pop(channel, []), error)
+
+    def _arrived(self, waiters: list[_Waiter], error: TidewalError | None) -> None:
+        for waiter in waiters:
+            waiter.awaited -= 1
+            waiter.error = waiter.error or error
+        self._end([waiter for waiter in waiters if not waiter.awaited])
+
+    def _end(self, waiters: list[_Waiter]) -> None:
         def end() -> None:
             for waiter in waiters:
-                if waiter.done():
+                if waiter.future.done():
                     continue
-                if error is None:
-                    waiter.set_result(None)
+                if waiter.error is None:
+                    waiter.future.set_result(None)
                 else:
-                    waiter.set_exception(error)
+                    waiter.future.set_exception(waiter.error)
 
         if waiters:
             self._loop.call_soon_threadsafe(end)
 
-    def announce(self) -> None:
-        """Announce the time to the readers of all channels, without storing anything."""
-        with self._lock:
-            try:
-                point = self._sync_point()
-                if not self._heartbeat_channel or not point.channels:
-                    return
-                announcements = [
-                    Announcement(name, at.term, at.cseq, point.time) for name, at in point.channels.items()
-                ]
-                payload = stamp(heartbeat(announcements), point.time, 0, 0)
-                self._wal.submit([Append(self._heartbeat_channel, payload, point.time)], _ignore)
-                self._observer.announced(point)
-            except TidewalError as error:  # the next turn tries again; until then readers see the lag
-                self._observer.silent(error)
+    def _announce_now(self) -> None:
+        try:
+            self._announce(self._promising())
+        except TidewalError as error:
+            self._observer.silent(error)
+
+    def _announce(self, promising: list[tuple[OwnedChannel, int]]) -> None:
+        """Announce the times to the readers of the channels, without storing anything."""
+        if not self._heartbeat_channel or not promising:
+            return
+        announcements = [Announcement(own.channel, own.term, own.acked.cseq, time) for own, time in promising]
+        latest = max(time for _, time in promising)
+        try:
+            payload = stamp(heartbeat(announcements), latest, 0, 0)
+            self._wal.submit([Append(self._heartbeat_channel, payload, latest)], _ignore)
+            self._observer.announced({own.channel: time for own, time in promising})
+        except TidewalError as error:
+            self._observer.silent(error)
 
 
 def _ignore(_: list[bytes] | TidewalError) -> None:

@@ -81,7 +81,7 @@ async def ids_in(node, wal: MemoryWal) -> Counter[int]:
     stream = TtMsgStream(wal, grants=catalog)
     stream.as_consumer(sorted({pchannel_of(vchannel) for vchannel in collection.vchannels}))
     owner = next(cell for cell in node.system._cells.values() if cell.name == "streamingnode")._life.actor._owner
-    present = owner.sync_point()
+    present = await owner.sync()
     for channel, last in present.channels.items():
         stream.announce(channel, last.term, last.cseq, present.time)
     found: Counter[int] = Counter()

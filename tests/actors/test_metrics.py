@@ -147,8 +147,8 @@ async def owning(wal: MemoryWal, metrics: Metrics) -> ChannelOwner:
     clock = HybridClock()
     await wal.create_channel("c", ChannelPolicy())
     owner = ChannelOwner(wal, clock, observer=ChannelOwnerMetrics(metrics, clock))
-    await owner.acquire([ChannelGrant("c", 1, 0, add_ms(clock.now(), 60_000))])
-    owner.activate(["c"])
+    await owner.acquire(ChannelGrant("c", 1, 0, add_ms(clock.now(), 60_000)))
+    owner.activate("c", 1)
     return owner
 
 

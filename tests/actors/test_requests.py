@@ -51,7 +51,6 @@ def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any
     fresh = {"collection": "people", "consistency": "strong", "session_ts": 0, "staleness_ms": 5}
     query = {"v": 1, "kind": "query", "filter": "id > 1", "columns": ["id"], "order_by": [["id", True]], "limit": 3}
     search = {"v": 1, "kind": "search", "column": "at", "vector": b"\0" * 16, "metric": "L2", "top_k": 3}
-    grant = {"channel": "x", "term": 1, "previous_limit": 0, "limit": 1, "checkpoint": b"", "fences": {1: b"x"}}
     write = {"collection": "people", "id": collection.id, "schema_version": 1, "producer": "p", "pseq": 1, "digest": 1}
     write["deadline_s"] = 1.5
     wire, name = collection.to_wire(), {"collection": "people"}
@@ -60,15 +59,12 @@ def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any
         ("mixcoord", "drop_collection"): {"id": 99},
         ("mixcoord", "describe_collection"): name,
         ("mixcoord", "list_collections"): {},
-        ("mixcoord", "register"): {"node": "another", "used": 1},
         ("mixcoord", "renew"): {"node": "another", "checkpoints": {"x": b"x"}},
         ("mixcoord", "cut"): name,
         ("proxy", "write"): write,
         ("proxy", "flush"): name,
         ("streamingnode", "flush"): {"id": 99},
         ("streamingnode", "sync"): {"channels": ["x"]},
-        ("streamingnode", "acquire"): {"grants": [grant]},
-        ("streamingnode", "activate"): {"channels": ["x"]},
         ("streamingnode", "announce_collection"): {"what": "drop", "collection": wire},
         ("proxy", "ready"): {},
         ("datanode", "compact"): name,

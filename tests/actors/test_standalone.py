@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidewal.actors.mixcoord import MixCoord
+from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import (
     CollectionExists,
@@ -175,10 +175,10 @@ async def test_tables_that_become_unwritable_are_a_clear_error(home) -> None:
 
 @pytest.mark.asyncio(loop_factories=["memory"])
 async def test_a_node_whose_roles_cannot_work_does_not_start(home, monkeypatch) -> None:
-    async def crash(self, request):
+    async def crash(self):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(MixCoord, "_register", crash)
+    monkeypatch.setattr(GrantedChannels, "follow", crash)
     with pytest.raises(RuntimeError, match="a bug"):
         async with home.node():
             pass

@@ -13,9 +13,9 @@ import pytest
 from tidewal.actors.client import Client
 from tidewal.actors.mixcoord import MixCoord
 from tidewal.actors.streamingnode import StreamingNode
+from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
 from tidewal.runtime.log.record import Record, RecordType
-from tidewal.runtime.ownership import ChannelOwner
 from tidewal.runtime.ownership.lease import LEASE_S
 from tidewal.runtime.testing.clock import MachineClock
 from tidewal.runtime.testing.memory import MemoryWal
@@ -102,8 +102,12 @@ async def test_a_node_that_was_killed_is_waited_for_as_long_as_it_might_live(
     shared, monkeypatch, away_s, step_ms
 ) -> None:
     """How long ago that was no clock can tell: that of the new node may be ahead."""
+
+    async def killed(*_: object) -> None:
+        """It gives nothing back."""
+
     with monkeypatch.context() as patch:
-        patch.setattr(ChannelOwner, "channels", ())  # it has nothing to give back
+        patch.setattr(GrantedChannels, "release", killed)
         async with shared.people_client() as client:
             await client.insert("people", shared.people(1))
     await shared.elapse(away_s)
@@ -157,7 +161,7 @@ async def test_an_owner_whose_clock_was_set_acknowledges_nothing_behind_its_leas
         owner = role_of(older, "streamingnode")._owner
         (channel,) = owner.channels
         with pytest.raises(Unavailable, match="lease"):
-            owner.sync_point()
+            await owner.sync()
         with pytest.raises((TidewalError, TimeoutError)):
             await asyncio.wait_for(owner.append([(channel, Record(RecordType.FLUSH, vchannel=channel))]), 60)
         async with newer.client() as client:  # the older one hears the questions, too, and can answer none
@@ -174,10 +178,10 @@ async def test_time_that_a_machine_was_suspended_counts_for_the_lease(shared) ->
     async with shared.node() as node, node.client() as client:
         await client.create_collection(shared.PEOPLE)
         owner = role_of(node, "streamingnode")._owner
-        owner.sync_point()
+        await owner.sync()
         clock.suspend(LEASE_S + 1)
         with pytest.raises(Unavailable, match="lease"):
-            owner.sync_point()
+            await owner.sync()
         await shared.elapse(4)  # the lease is renewed
         await client.insert("people", shared.people(1))
         assert await client.count("people", consistency="strong") == 1
@@ -224,7 +228,7 @@ async def test_an_owner_that_is_refused_before_it_has_read_of_the_new_leader_end
     async def end_late(self) -> None:
         while not self.superseded:
             await self.catalog.changed()
-        self.register()  # as after an append whose outcome it does not know
+        self.stalled(self._owner.channels)  # as after an append whose outcome it does not know
         await shared.elapse(0.5)
         await end(self)
 

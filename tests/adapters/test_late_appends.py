@@ -68,8 +68,8 @@ class Scene:
                 previous, self._limit = self._limit, add_ms(self.clock.now(), LIMIT_MS)
                 grant = ChannelGrant(CHANNEL, self._term, previous, self._limit, fences=dict(self._fences))
                 with suppress(Unavailable):
-                    self._fences[self._term] = (await self.writer.acquire([grant]))[CHANNEL]
-                    self.writer.activate([CHANNEL])
+                    self._fences[self._term] = await self.writer.acquire(grant)
+                    self.writer.activate(CHANNEL, self._term)
                     return
 
     def submit(self, body, number):
@@ -89,7 +89,7 @@ class Scene:
                 await asyncio.sleep(0)
         assert not append.done()
         with pytest.raises(Unavailable):
-            self.writer.sync_point()
+            await self.writer.sync([CHANNEL])
         self.writer.tick_all()
         self.proxy.pass_new()
         return append

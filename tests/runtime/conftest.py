@@ -51,7 +51,7 @@ class HoldingWal(MemoryWal):
 
 @dataclass
 class OwnerNode:
-    """A node with a channel owner, as a Proxy is."""
+    """A node with a channel owner, as a StreamingNode is."""
 
     wal: MemoryWal
     clock: HybridClock
@@ -61,8 +61,9 @@ class OwnerNode:
     async def own(self, *channels: str, term: int = 1, previous_limit: int = 0, **grant: object) -> dict[str, bytes]:
         self.limit = add_ms(max(self.clock.now(), previous_limit), LEASE_MS)
         grants = [ChannelGrant(channel, term, previous_limit, self.limit, **grant) for channel in channels]
-        fences = await self.channel_owner.acquire(grants)
-        self.channel_owner.activate(channels)
+        fences = await self.channel_owner.acquire_all(grants)
+        for channel in channels:
+            self.channel_owner.activate(channel, term)
         return fences
 
 
@@ -148,7 +149,7 @@ def world() -> World:
     return World()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_world() -> type[World]:
     return World
 

@@ -39,8 +39,9 @@ def traced(world_type, seed: int) -> tuple[object, ...]:
                 for name in "ab"
             ]
             owner.limit = limit
-            await owner.channel_owner.acquire(grants)
-            owner.channel_owner.activate(["a", "b"])
+            await owner.channel_owner.acquire_all(grants)
+            for name in "ab":
+                owner.channel_owner.activate(name, term)
             plan.rates = rates
 
         async def produce(name: str) -> None:

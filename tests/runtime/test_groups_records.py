@@ -127,8 +127,8 @@ class Owners:
         owner = ChannelOwner(self.wal, self.clock)
         self.term += 1
         before, self.limit = self.limit, add_ms(self.clock.now(), 60_000 * self.term)
-        await owner.acquire([ChannelGrant("c", term=self.term, previous_limit=before, limit=self.limit)])
-        owner.activate(["c"])
+        await owner.acquire(ChannelGrant("c", term=self.term, previous_limit=before, limit=self.limit))
+        owner.activate("c", self.term)
         return owner
 
 

@@ -212,7 +212,7 @@ def test_no_time_that_was_announced_is_stamped_again():
         async with open_producer(MemoryWal(log), "shop", CHANNELS, clock=clock_of(clock)) as producer:
             first = await producer.send([("orders-0", b"one")])
             await elapse(5.0)
-            announced = producer._owner.sync_point().time
+            announced = (await producer._owner.sync()).time
             await kill(producer)
             behind = VirtualClock(clock.wall_ms() - 3_600_000)
             behind.monotonic = clock.monotonic  # pyright: ignore[reportAttributeAccessIssue] -- one time for leases

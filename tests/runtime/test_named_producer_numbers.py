@@ -424,7 +424,7 @@ class Runs:
 
     async def _check(self, producer: Producer, last: int) -> None:
         """All up to `last` is in the log once, or was given up, and all that was acknowledged is read once."""
-        found = await read_to(self.log, producer._owner.sync_point().time)
+        found = await read_to(self.log, (await producer._owner.sync()).time)
         numbers, bodies = Counter(each.pseq for each in found), Counter(bytes(each.body) for each in found)
         assert max(numbers.values(), default=1) == max(bodies.values(), default=1) == 1, "read twice"
         assert self.acked <= bodies.keys(), "acknowledged, and not read"

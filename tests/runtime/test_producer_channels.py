@@ -132,7 +132,7 @@ def test_a_channel_that_was_owned_by_hand_is_refused():
         wal, clock = MemoryWal(MemoryLog()), HybridClock()
         await wal.create_channel("orders-0", ChannelPolicy())
         owner = ChannelOwner(wal, clock)
-        await owner.acquire([ChannelGrant("orders-0", 3, 0, add_ms(clock.now(), 60_000))])
+        await owner.acquire(ChannelGrant("orders-0", 3, 0, add_ms(clock.now(), 60_000)))
         with pytest.raises(InvalidRequest, match="by a ChannelOwner"):
             async with open_producer(wal, "shop", ["orders-0"]):
                 pass

@@ -77,7 +77,7 @@ def test_ticks_never_lie_under_delays_and_failures(seed, round, make_world):
         async def beat() -> None:
             while True:
                 owner.channel_owner.tick_all()
-                watermarks.append(owner.channel_owner.sync_point().time)
+                watermarks.append((await owner.channel_owner.sync()).time)
                 if rng.random() < 0.3:
                     await world.outcome(owner.channel_owner.tick_now())
                 await asyncio.sleep(0.02)
@@ -215,20 +215,20 @@ async def test_an_append_that_is_refused_changes_nothing(world, holding_wal):
     wal = holding_wal(world.log)
     owner = world.owner(wal, inflight_bytes=1_000)
     await owner.own("a")
-    before = owner.channel_owner.sync_point()
+    before = await owner.channel_owner.sync()
     with pytest.raises(MessageTooLarge):
         owner.channel_owner.append([("a", world.rows(bytes(6 * 1024 * 1024)))])
     with pytest.raises(BadRecord):
         owner.channel_owner.append([("a", Record(RecordType.ROWS, tags={"t": "x" * 300_000}))])
     with pytest.raises(Unavailable):
         owner.channel_owner.append([("unknown", world.rows())])
-    assert owner.channel_owner.sync_point().time > before.time
+    assert (await owner.channel_owner.sync()).time > before.time
     wal.holding = True
     first = owner.channel_owner.append([("a", world.rows(bytes(900)))])
     with pytest.raises(Overloaded) as caught:
         owner.channel_owner.append([("a", world.rows(bytes(200)))])
     assert caught.value.retryable
-    assert owner.channel_owner.sync_point().time < before.time + (1 << 30)
+    assert (await owner.channel_owner.sync()).time < before.time + (1 << 30)
     wal.let_go()
     await first
     await owner.channel_owner.append([("a", world.rows(bytes(200)))])

@@ -9,7 +9,9 @@ import pytest
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import (
     Closed,
+    DeadlineExceeded,
     Fenced,
+    InvalidRequest,
     Unavailable,
 )
 from tidewal.runtime.log.record import Record, RecordType, encode
@@ -27,11 +29,13 @@ async def test_nothing_is_acknowledged_before_the_fence_is_in_the_catalog(world)
     await world.channels("a")
     owner = world.owner()
     grant = ChannelGrant("a", 1, 0, add_ms(owner.clock.now(), 1_000))
-    fences = await owner.channel_owner.acquire([grant])
-    assert world.records("a")[-1].id == fences["a"]
+    fence = await owner.channel_owner.acquire(grant)
+    assert world.records("a")[-1].id == fence
     with pytest.raises(Unavailable):
         owner.channel_owner.append([("a", world.rows())])
-    owner.channel_owner.activate(["a"])
+    with pytest.raises(InvalidRequest, match="under term 2"):
+        owner.channel_owner.activate("a", 2)
+    owner.channel_owner.activate("a", 1)
     assert (await owner.channel_owner.append([("a", world.rows())])).ts > 0
 
 
@@ -44,9 +48,10 @@ async def test_beyond_its_limit_an_owner_neither_stamps_nor_promises(world):
     with pytest.raises(Unavailable):
         owner.channel_owner.append([("a", world.rows())])
     with pytest.raises(Unavailable):
-        owner.channel_owner.sync_point()
+        await owner.channel_owner.sync(["a"])
     owner.channel_owner.tick_all()
-    assert isinstance(await world.outcome(owner.channel_owner.tick_now()), Unavailable)
+    assert isinstance(await world.outcome(owner.channel_owner.tick_now(["a"])), Unavailable)
+    await owner.channel_owner.tick_now()  # in no channel
     await world.settle()
     assert following.stream.end_ts < owner.limit
     owner.channel_owner.renew(add_ms(owner.limit, 5_000))
@@ -54,15 +59,27 @@ async def test_beyond_its_limit_an_owner_neither_stamps_nor_promises(world):
     await following.stop()
 
 
-async def test_the_lowest_limit_of_the_open_channels_holds_for_all(world):
+async def test_each_channel_has_a_limit_of_its_own(world):
     await world.channels("a", "b")
     owner = world.owner()
     await owner.own("a")
-    await owner.channel_owner.acquire([ChannelGrant("b", 1, 0, add_ms(owner.limit, 10_000))])
-    owner.channel_owner.activate(["b"])
+    await owner.channel_owner.acquire(ChannelGrant("b", 1, 0, add_ms(owner.limit, 10_000)))
+    owner.channel_owner.activate("b", 1)
+    following = world.follow("b")
     world.source.advance(10.1)
-    with pytest.raises(Unavailable):
-        owner.channel_owner.sync_point()
+    for refused in (["a"], ["a", "b"]):
+        with pytest.raises(Unavailable, match="limit of a"):
+            await owner.channel_owner.sync(refused)
+        with pytest.raises(Unavailable, match="limit of a"):
+            owner.channel_owner.append([(channel, world.rows()) for channel in refused])
+    appended = await owner.channel_owner.append([("b", world.rows())])
+    assert appended.ts > owner.limit
+    assert set((await owner.channel_owner.sync()).channels) == {"b"}
+    owner.channel_owner.tick_all()
+    await owner.channel_owner.tick_now()
+    await world.settle()
+    assert following.stream.end_ts > owner.limit
+    await following.stop()
 
 
 async def test_a_new_owner_stamps_above_the_old_limit_though_the_wall_clock_went_back(world):
@@ -92,7 +109,6 @@ async def test_what_a_superseded_owner_still_writes_is_never_seen(world):
     await following.stop()
     late = world.owner()
     await late.own("a", term=3, previous_limit=new.limit, fences={2: fences["a"]})
-    assert len(await late.channel_owner.acquire([])) == 0
 
 
 # ---- unknown outcomes ------------------------------------------------------------------------------------------------
@@ -108,12 +124,15 @@ async def test_an_unknown_outcome_stalls_until_a_new_term_decides_it(world, writ
     plan.rates = Rates(unknown=1.0) if written else Rates(lost=1.0)
     unknown = owner.channel_owner.append([("a", world.rows(b"?"))], producer="p", pseq=1, rows=3)
     plan.rates = Rates()
-    retry = asyncio.ensure_future(world.outcome(owner.channel_owner.append([], producer="p", pseq=1)))
+    retry = asyncio.ensure_future(
+        world.outcome(owner.channel_owner.append([("a", world.rows())], producer="p", pseq=1))
+    )
     entries = len(world.records("a"))
     assert owner.channel_owner.stalled
-    for refused in (lambda: owner.channel_owner.append([("a", world.rows())]), owner.channel_owner.sync_point):
-        with pytest.raises(Unavailable):
-            refused()
+    with pytest.raises(Unavailable):
+        owner.channel_owner.append([("a", world.rows())])
+    with pytest.raises(Unavailable):
+        await owner.channel_owner.sync(["a"])
     owner.channel_owner.tick_all()
     await world.settle()
     assert len(world.records("a")) == entries
@@ -128,7 +147,7 @@ async def test_an_unknown_outcome_stalls_until_a_new_term_decides_it(world, writ
         assert isinstance(outcome, Appended)
         assert await retry == outcome
         assert delivered == [b"?"]
-        assert (await owner.channel_owner.append([], producer="p", pseq=1)).repeated
+        assert (await owner.channel_owner.append([("a", world.rows())], producer="p", pseq=1)).repeated
     else:
         assert isinstance(outcome, Unavailable)
         assert delivered == []
@@ -162,14 +181,16 @@ async def test_a_batch_over_two_channels_is_decided_when_both_are_acquired_again
     plan.rates = Rates()
     await owner.own("a", term=2, previous_limit=owner.limit)
     await world.settle()
-    assert owner.channel_owner.stalled
+    assert owner.channel_owner.stalled == ["b"]
     assert not unknown.done()
+    assert (await owner.channel_owner.append([("a", world.rows())])).ts
     await owner.own("b", term=2, previous_limit=owner.limit)
     assert isinstance(await unknown, Appended)
     assert not owner.channel_owner.stalled
 
 
-async def test_what_was_answered_after_the_lease_is_not_acknowledged(world):
+@pytest.mark.parametrize("by", ["renewal", "term"])
+async def test_what_was_answered_after_the_lease_waits_for_the_next_one(world, by):
     await world.channels("a")
     lease = [True]
     owner = world.owner(lease_holds=lambda: lease[0])
@@ -177,11 +198,125 @@ async def test_what_was_answered_after_the_lease_is_not_acknowledged(world):
     lease[0] = False
     append = owner.channel_owner.append([("a", world.rows())])
     await world.settle()
-    assert owner.channel_owner.stalled
+    assert not append.done()
+    with pytest.raises(Unavailable):
+        await owner.channel_owner.sync()
+    owner.channel_owner.renew(owner.limit)  # it does not count
+    await world.settle()
     assert not append.done()
     lease[0] = True
-    await owner.own("a", term=2, previous_limit=owner.limit)
+    if by == "renewal":
+        owner.channel_owner.renew(owner.limit)
+    else:
+        await owner.own("a", term=2, previous_limit=owner.limit)
     assert isinstance(await append, Appended)
+    assert owner.channel_owner.stalled == []
+    assert (await owner.channel_owner.sync()).channels["a"].cseq == (2 if by == "renewal" else 1)
+
+
+async def test_an_owner_that_ends_past_its_lease_waits_for_no_other(world):
+    await world.channels("a")
+    lease = [True]
+    owner = world.owner(lease_holds=lambda: lease[0])
+    await owner.own("a")
+    lease[0] = False
+    append = owner.channel_owner.append([("a", world.rows())])
+    await owner.channel_owner.close()
+    assert isinstance(await world.outcome(append), DeadlineExceeded)
+
+
+async def test_a_channel_that_stalls_stops_no_other(world):
+    await world.channels("a", "b")
+    plan = FaultPlan(0, channels="a")
+    owner = world.owner(MemoryWal(world.log, plan))
+    await owner.own("a", "b")
+    following = world.follow("b")
+    plan.rates = Rates(unknown=1.0)
+    unknown = owner.channel_owner.append([("a", world.rows())])
+    plan.rates = Rates()
+    assert owner.channel_owner.stalled == ["a"]
+    assert (owner.channel_owner.is_open("a"), owner.channel_owner.is_open("b")) == (False, True)
+    appended = await owner.channel_owner.append([("b", world.rows(b"on"))])
+    with pytest.raises(Unavailable, match="earlier append to a") as caught:
+        owner.channel_owner.append([("b", world.rows()), ("a", world.rows())])
+    assert caught.value.fields["channel"] == "a"
+    assert (await owner.channel_owner.sync(["b"])).time >= appended.ts
+    await owner.channel_owner.tick_now()
+    owner.channel_owner.tick_all()
+    await world.settle()
+    assert [bytes(message.body) for message in following.messages] == [b"on"]
+    assert not unknown.done()
+    before = world.records("b")
+    await owner.own("a", term=2, previous_limit=owner.limit)
+    assert isinstance(await unknown, Appended)
+    assert world.records("b") == before, "only the channel that stalled begins a new term"
+    await following.stop()
+
+
+async def test_a_channel_stalls_once_however_many_appends_are_in_flight(world):
+    reports: list[list[str]] = []
+
+    class Stalls(ChannelOwnerObserver):
+        def stalled(self, channels, error) -> None:
+            reports.append(list(channels))
+
+    class Unanswering(MemoryWal):
+        done = None
+
+        def submit(self, entries, done):
+            if self.done is None:
+                super().submit(entries, done)
+            else:
+                self.done.append(done)
+
+    await world.channels("a", "b")
+    wal = Unanswering(world.log)
+    owner = world.owner(wal, observer=Stalls())
+    await owner.own("a", "b")
+    wal.done = []
+    for channels in ("a", "ab", "a"):
+        owner.channel_owner.append([(channel, world.rows()) for channel in channels])
+    answers, wal.done = wal.done, None
+    unknown = Unavailable("no answer", outcome_unknown=True)
+    answers[0](unknown)
+    await owner.own("a", term=2, previous_limit=owner.limit)
+    for answer in answers[1:]:
+        answer(unknown)
+    assert reports == [["a"], ["b"]], "the third was decided by the fence"
+    assert owner.channel_owner.stalled == ["b"]
+
+
+async def test_the_fence_of_one_channel_may_fail_alone(world):
+    await world.channels("a", "b")
+    plan = FaultPlan(0, channels="a")
+    owner = world.owner(MemoryWal(world.log, plan))
+    plan.rates = Rates(fail=1.0)
+    limit = add_ms(owner.clock.now(), 10_000)
+    with pytest.raises(Unavailable):
+        await owner.channel_owner.acquire_all([ChannelGrant(name, 1, 0, limit) for name in "ab"])
+    owner.channel_owner.activate("b", 1)
+    with pytest.raises(InvalidRequest):
+        owner.channel_owner.activate("a", 1)
+    assert (await owner.channel_owner.append([("b", world.rows())])).ts
+
+
+async def test_a_success_that_is_answered_during_a_new_term_is_decided_by_its_fence(world, holding_wal):
+    """It may lie behind the fence, where readers drop it."""
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a")
+    wal.holding = True
+    append = owner.channel_owner.append([("a", world.rows(b"late"))], producer="p", pseq=1)
+    wal.holding = False
+    acquiring = asyncio.ensure_future(owner.own("a", term=2, previous_limit=owner.limit))
+    while world.records("a")[-1].term < 2:  # noqa: ASYNC110 -- the fence is in the log, and not read yet
+        await asyncio.sleep(0)
+    wal.let_go()
+    assert [bytes(record.body) for record in world.records("a")][-1] == b"late"
+    await acquiring
+    assert isinstance(await world.outcome(append), Unavailable)
+    assert not (await owner.channel_owner.append([("a", world.rows(b"again"))], producer="p", pseq=1)).repeated
 
 
 @pytest.mark.parametrize("term", [1, 2, 3])
@@ -256,7 +391,7 @@ async def test_a_grant_whose_limit_has_passed_writes_no_fence(world):
     await world.channels("a")
     owner = world.owner()
     with pytest.raises(Unavailable, match="ask for another grant"):
-        await owner.channel_owner.acquire([ChannelGrant("a", 1, 0, owner.clock.now())])
+        await owner.channel_owner.acquire(ChannelGrant("a", 1, 0, owner.clock.now()))
     assert world.records("a") == []
 
 

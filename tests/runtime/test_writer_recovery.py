@@ -117,7 +117,7 @@ async def test_snapshots_bound_what_the_next_owner_reads_and_forget_no_producer(
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
     assert 0 < count.recovered_records <= 20
     for number in range(95):
-        assert (await successor.channel_owner.append([], producer="p", pseq=number)).repeated
+        assert (await successor.channel_owner.append([("a", world.rows())], producer="p", pseq=number)).repeated
 
 
 async def test_a_checkpoint_that_retention_has_passed_is_no_obstacle(world):
@@ -133,7 +133,7 @@ async def test_a_checkpoint_that_retention_has_passed_is_no_obstacle(world):
     await MemoryWal(world.log).truncate("a", last.ids[0])
     successor = world.owner()
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
-    assert (await successor.channel_owner.append([], producer="p", pseq=4)).repeated
+    assert (await successor.channel_owner.append([("a", world.rows())], producer="p", pseq=4)).repeated
 
 
 async def test_a_snapshot_beside_an_open_append_does_not_hide_it_from_the_next_owner(world, holding_wal):
@@ -152,7 +152,7 @@ async def test_a_snapshot_beside_an_open_append_does_not_hide_it_from_the_next_o
     assert checkpoint
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
     for number in (1, 2):
-        assert (await successor.channel_owner.append([], producer="p", pseq=number)).repeated
+        assert (await successor.channel_owner.append([("a", world.rows())], producer="p", pseq=number)).repeated
 
 
 async def test_strong_points_name_the_last_acknowledged_record(world):
@@ -160,7 +160,7 @@ async def test_strong_points_name_the_last_acknowledged_record(world):
     owner = world.owner()
     await owner.own("a", "b")
     appended = await owner.channel_owner.append([("a", world.rows())])
-    point = owner.channel_owner.sync_point()
+    point = await owner.channel_owner.sync()
     last = world.records("a")[-1]
     assert point.time >= appended.ts
     assert point.channels["a"] == (last.term, last.cseq, last.id)
@@ -191,7 +191,7 @@ async def test_a_tick_answered_before_an_append_below_it_hides_nothing_from_the_
     assert checkpoint
     await successor.own("a", term=2, previous_limit=owner.limit, checkpoint=checkpoint)
     for number in (1, 2):
-        assert (await successor.channel_owner.append([], producer="p", pseq=number)).repeated
+        assert (await successor.channel_owner.append([("a", world.rows())], producer="p", pseq=number)).repeated
 
 
 async def test_owners_that_come_and_go_do_not_let_recovery_grow(world):
@@ -226,4 +226,4 @@ async def test_an_answer_that_comes_after_the_new_fence_has_decided_changes_noth
     assert isinstance(await append, Appended)
     answer(Unavailable("too late to matter", outcome_unknown=True))
     assert not owner.channel_owner.stalled
-    assert owner.channel_owner.sync_point().channels["a"].term == 2
+    assert (await owner.channel_owner.sync()).channels["a"].term == 2

@@ -143,8 +143,9 @@ async def test_lines_across_what_an_owner_writes(backend: Any, rng: random.Rando
         await wal.create_channel(channel, ChannelPolicy())
     limit = add_ms(clock.now(), 3_600_000)
     owner = ChannelOwner(wal, clock, heartbeat_channel=names.heartbeats)
-    await owner.acquire([ChannelGrant(channel, 1, 0, limit) for channel in ("a", "b")])
-    owner.activate(["a", "b"])
+    await owner.acquire_all([ChannelGrant(channel, 1, 0, limit) for channel in ("a", "b")])
+    for channel in ("a", "b"):
+        owner.activate(channel, 1)
     written: list[tuple[int, str, bytes]] = []
 
     async def write(channel: str, count: int) -> None:

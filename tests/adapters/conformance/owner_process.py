@@ -42,11 +42,11 @@ class Owner:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def take(self) -> None:
-        fences = await self._writer.acquire([ChannelGrant(self._channel, self._term, 0, self._limit)])
-        tell("fence", fences[self._channel].hex())
+        fence = await self._writer.acquire(ChannelGrant(self._channel, self._term, 0, self._limit))
+        tell("fence", fence.hex())
 
     async def open(self) -> None:
-        self._writer.activate([self._channel])
+        self._writer.activate(self._channel, self._term)
         self._tasks = [asyncio.create_task(self._append_on()) for _ in range(WINDOW)]
 
     async def until(self, seconds: str) -> None:

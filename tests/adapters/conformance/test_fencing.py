@@ -234,9 +234,9 @@ class Scene:
         await self._grant("new", 2, add_ms(self.limit, LIMIT_MS))
         state = self._coordinator.catalog.channels[CHANNEL]
         grant = ChannelGrant(CHANNEL, 2, state.previous_limit, state.limit, fences=state.fences)
-        self.fence = (await self.new.writer.acquire([grant]))[CHANNEL]
+        self.fence = await self.new.writer.acquire(grant)
         await self._fenced(self.fence)
-        self.new.writer.activate([CHANNEL])
+        self.new.writer.activate(CHANNEL, 2)
         self.first = await self.new.append()
         behind = await self.readers.start(From.EARLIEST)
         await behind.upto(self.first)

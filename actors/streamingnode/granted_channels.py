@@ -1,0 +1,141 @@
+"""From a grant in the catalog to a channel that takes appends, and back: each pchannel by itself.
+
+The leader grants, and waits for nothing. This node reads its grants and writes its fence, reads the channel up to it,
+and says so in the catalog (`fenced`); once it has read that back, the channel takes appends (guarantee 3). A channel
+that cannot be acquired, or in which the outcome of an append is unknown, it gives up in the catalog (`released`), with
+the highest timestamp that it has used; the leader grants it anew, under a new term, which decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from ...runtime.catalog.catalog import PChannelState
+from ...runtime.catalog.catalog_log import CatalogLog
+from ...runtime.errors import Fenced, PreconditionFailed, TidewalError
+from ...runtime.ownership import ChannelGrant, ChannelOwner
+from ..collection_reader import pchannels_of
+from ..node import Node
+from .unflushed import Unflushed
+from .vchannels import VChannels
+
+AGAIN_S = 0.1  # until a channel that could not be acquired is given up; doubled each time
+AGAIN_MAX_S = 3.0
+RELEASE_S = 10.0
+
+_log = logging.getLogger("tidewal.streamingnode")
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], object]
+
+
+class GrantedChannels:
+    """Takes what the catalog grants to `node`, and opens it to the doors of the process."""
+
+    def __init__(
+        self,
+        node: Node,
+        catalog: CatalogLog,
+        owner: ChannelOwner,
+        vchannels: VChannels,
+        unflushed: Unflushed,
+        spawn: Spawn,
+    ) -> None:
+        self._node = node
+        self._catalog = catalog
+        self._owner = owner
+        self._vchannels = vchannels
+        self._unflushed = unflushed
+        self._spawn = spawn
+        self._terms: dict[str, int] = {}  # the last one that was begun
+        self._failures: dict[str, int] = {}  # in a row
+
+    async def follow(self) -> None:
+        """Take each grant as it is read."""
+        while True:
+            for name, state in self._mine().items():
+                if state.term > self._terms.get(name, 0):
+                    self._terms[name] = state.term
+                    self._spawn(self._take(name, state), f"take {name}")
+            self.note_ready()
+            await self._catalog.changed()
+
+    def _mine(self) -> dict[str, PChannelState]:
+        channels = self._catalog.catalog.channels
+        return {name: state for name, state in channels.items() if state.owner == self._node.incarnation}
+
+    def note_ready(self) -> None:
+        """Look whether all channels of the collections are open, and the lease holds."""
+        collections = self._catalog.catalog.collections.values()
+        local, lease = self._node.local_owner, self._node.lease
+        wanted = {channel for collection in collections for channel in pchannels_of(collection)}
+        local.set_owns_all(local.is_open(wanted) and (lease is None or lease.holds()))
+
+    async def _take(self, name: str, state: PChannelState) -> None:
+        term = state.term
+        try:
+            if term in state.fences:  # this process has had it, before its owner was restarted
+                raise PreconditionFailed(f"term {term} of {name} was used")
+            message_bytes = (await self._node.wal.describe(name)).max_message_bytes
+            self._unflushed.begin_recovery([name])
+            fence = await self._owner.acquire(_grant(name, state))
+            # read back, and so is all that the catalog had when the fence was written: see `vchannels.py`
+            await self._propose("fenced", {name: (term, fence)})
+            self._vchannels.rebuild([name], self._catalog.catalog.collections.values())
+            self._owner.activate(name, term)
+        except TidewalError as error:
+            if self._has(name, term):
+                if not (error.retryable or isinstance(error, Fenced | PreconditionFailed)):
+                    raise
+                _log.warning("%s is not acquired under term %d: %s", name, term, error)
+                await self._give_up(name, term)
+            return
+        self._failures.pop(name, None)
+        self._node.local_owner.open({name: message_bytes})
+        self.note_ready()
+
+    def stalled(self, channels: Iterable[str]) -> None:
+        """The outcome of an append to `channels` is unknown: a new term decides it. Doors hold their writes."""
+        named = {name: self._terms[name] for name in channels}
+        self._node.local_owner.close(named)
+        for name, term in named.items():
+            self._spawn(self._give_up(name, term), f"give {name} up")
+
+    async def _give_up(self, name: str, term: int) -> None:
+        """Give the channel up. All that this owner has stamped or promised under `term` is at or below the last time of
+        its clock, for it does no more."""
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        if failures > 1:
+            await asyncio.sleep(min(AGAIN_S * 2**failures, AGAIN_MAX_S))
+        while self._has(name, term):
+            try:
+                await self._propose("released", {name: (term, self._node.clock.last, b"")})
+            except TidewalError as error:
+                _log.warning("%s is not given up, trying again: %s", name, error)
+                await asyncio.sleep(AGAIN_S)
+
+    def _has(self, name: str, term: int) -> bool:
+        """Whether the catalog says that the channel is this node's, under this term."""
+        state = self._mine().get(name)
+        return state is not None and state.term == term
+
+    async def _propose(self, kind: str, channels: dict[str, tuple[Any, ...]]) -> None:
+        await self._catalog.propose_own({"kind": kind, "node": self._node.incarnation, "channels": channels})
+
+    async def release(self, limit: int) -> None:
+        """Release all channels at the end: their owner has used no timestamp above `limit`."""
+        checkpoints = self._owner.checkpoints()
+        channels = {name: (state.term, limit, checkpoints.get(name, b"")) for name, state in self._mine().items()}
+        if not channels:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await self._propose("released", channels)
+        except (TidewalError, TimeoutError) as error:
+            _log.warning("the channels are not released, their next owner waits for the lease: %s", error)
+
+
+def _grant(name: str, state: PChannelState) -> ChannelGrant:
+    return ChannelGrant(name, state.term, state.previous_limit, state.limit, state.checkpoint, dict(state.fences))

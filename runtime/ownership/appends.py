@@ -1,0 +1,214 @@
+"""Appends of a channel owner: submitted in the order of their timestamps, and released as the log answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from ..clock import HybridClock
+from ..errors import DeadlineExceeded, Overloaded, TidewalError, Unavailable
+from ..log.record import CONTROL_TYPES, Record, stamp
+from ..log.wal import Append, ControlAppend, Wal
+from .batch import AppendBatch, Appended, AppendPart, number, prepared
+from .loop_calls import LoopCalls
+from .observer import ChannelOwnerObserver
+from .owned_channel import OwnedChannel
+from .producers import BatchOutcome
+
+
+class Appends:
+    """What is in flight to the log. All methods are called under the channel owner's lock, but for those that the log
+    calls, which take it.
+
+    `timestamp` gives out a new timestamp. `inflight_bytes` were accepted and are not decided yet; `pending` has the
+    batches in flight by (producer, pseq)."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        clock: HybridClock,
+        lock: threading.RLock,
+        owned: Mapping[str, OwnedChannel],
+        *,
+        timestamp: Callable[[], int],
+        lease_holds: Callable[[], bool],
+        limit: int,
+        limit_name: str,
+        observer: ChannelOwnerObserver,
+        calls: LoopCalls,
+    ) -> None:
+        self.pending: dict[tuple[str, int], AppendBatch] = {}
+        self.inflight_bytes: int = 0
+        self._wal = wal
+        self._clock = clock
+        self._lock = lock
+        self._owned = owned
+        self._timestamp = timestamp
+        self._lease_holds = lease_holds
+        self._limit = limit
+        self._limit_name = limit_name
+        self._observer = observer
+        self._calls = calls
+        self._late: list[AppendBatch] = []  # answered after the lease
+
+    def submit(
+        self,
+        records: Sequence[tuple[str, Record]],
+        producer: str,
+        pseq: int,
+        rows: int,
+        digest: int,
+        channels: int,
+    ) -> AppendBatch:
+        """Number and stamp the records of one batch, and submit them. `channels` counts the channels of the whole
+        batch, of which `records` may be the rest. Raises as `ChannelOwner.append` does, having changed nothing."""
+        size = sum(len(record.body) for _, record in records)
+        owned, ts = self._admit(records, size)
+        batch = AppendBatch(size, producer, pseq, BatchOutcome(ts, rows, digest, channels))
+        cseqs = number(batch, owned, records)
+        self._begin(batch)
+        try:
+            whole = prepared(records, ts, producer, pseq, rows, digest, channels)
+            kind = ControlAppend if all(record.type in CONTROL_TYPES for _, record in records) else Append
+            entries = [
+                kind(own.channel, stamp(record, ts, own.term, cseq), ts)
+                for own, record, cseq in zip(owned, whole, cseqs, strict=True)
+            ]
+            self._wal.submit(entries, partial(self._on_appended, batch))
+        except BaseException:
+            self._withdraw(batch)
+            raise
+        return batch
+
+    def _admit(self, records: Sequence[tuple[str, Record]], size: int) -> tuple[list[OwnedChannel], int]:
+        """The channels of `records`, and a timestamp for them."""
+        owned: list[OwnedChannel] = []
+        ts = self._timestamp()
+        for channel, _ in records:
+            own = self._owned.get(channel)
+            if own is None:
+                raise Unavailable(f"this node does not own {channel} yet; retry", channel=channel)
+            own.check_promising(ts)
+            # a channel may take as much as it leaves free: one that the log does not answer for leaves room to others
+            if own.acks.bytes and own.acks.bytes + size > self._limit - self.inflight_bytes:
+                raise Overloaded(
+                    f"{self.inflight_bytes} bytes are in flight to the log, {own.acks.bytes} of them to {channel}; the "
+                    f"limit is {self._limit}, and a channel gets as much as it leaves free; retry",
+                    limit=self._limit_name,
+                    channel=channel,
+                )
+            owned.append(own)
+        return owned, ts
+
+    def _begin(self, batch: AppendBatch) -> None:
+        for part in batch.parts:
+            part.opened = part.own.acks.begin(batch.outcome.ts, part, part.size)
+        self.inflight_bytes += batch.size
+        if batch.producer:
+            self.pending[batch.producer, batch.pseq] = batch
+
+    def _withdraw(self, batch: AppendBatch) -> None:
+        """The batch was not submitted: its numbers, the newest of their channels, were not used."""
+        for part in batch.parts:
+            assert part.opened is not None
+            part.own.acks.withdraw(part.opened)
+            part.own.take_back(len(part.cseqs), part.size)
+        self._end(batch)
+
+    def _end(self, batch: AppendBatch) -> None:
+        self.inflight_bytes -= batch.size
+        if batch.producer:
+            self.pending.pop((batch.producer, batch.pseq), None)
+
+    # ---- outcomes ---------------------------------------------------------------------------------------------------
+
+    def _on_appended(self, batch: AppendBatch, result: list[bytes] | TidewalError) -> None:
+        """The WAL's result, on any thread. For what a new fence or this owner's end has decided it is ignored."""
+        with self._lock:
+            if not isinstance(result, TidewalError):
+                batch.ids = result
+                if self._lease_holds():
+                    self._succeed(batch)
+                else:
+                    self._late.append(batch)
+                    self._calls.wake()
+            elif not (undecided := batch.undecided()):
+                pass
+            elif result.fields.get("outcome_unknown"):
+                self._stall([part.own for part in undecided], result)
+            else:
+                batch.refusal = result
+                for part in undecided:
+                    self.decide(part, 0)
+
+    def _succeed(self, batch: AppendBatch) -> None:
+        for part in batch.parts:
+            if part.present is None and self._owned[part.own.channel] is part.own:  # else a new term's fence decides
+                self.decide(part, len(part.cseqs))
+
+    def _stall(self, owned: Iterable[OwnedChannel], error: TidewalError) -> None:
+        stalled = [own for own in owned if not own.stalled]  # by this append: not before, nor under a term that is over
+        for own in stalled:
+            own.stalled = True
+            own.give_up_awaited()
+        self._observer.stalled([own.channel for own in stalled], error)
+        self._calls.wake()
+
+    def decide(self, part: AppendPart, present: int) -> None:
+        """So many records of `part` are in the log. What its channel had to wait for is released, in order."""
+        part.present = present
+        assert part.opened is not None
+        own = part.own
+        for released in own.acks.finish(part.opened):
+            own.reach(released.batch.outcome.ts - 1)
+            self._release(released)
+        own.reach(own.acks.watermark(own.limit))
+
+    def _release(self, part: AppendPart) -> None:
+        batch = part.batch
+        if part.durable:
+            part.ack()
+            if batch.producer:
+                now_ms = self._clock.clock.wall_ms()
+                part.own.producers.remember(batch.producer, batch.pseq, batch.outcome, now_ms)
+        batch.unreleased -= 1
+        if not batch.unreleased:
+            self._end(batch)
+            self._observer.decided(batch)
+            self._calls.call(partial(_publish, batch))
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def acknowledge_late(self) -> None:
+        """The lease was renewed: acknowledge what was answered after the last one."""
+        late, self._late = self._late, []
+        for batch in late:
+            self._succeed(batch)
+
+    def awaited(self) -> bool:
+        """Whether the log will still answer for an append."""
+        return any(not part.own.stalled and part.batch not in self._late for part in self._undecided())
+
+    def fail_undecided(self) -> None:
+        """The channels are not owned any more: nobody here learns what has become of these appends."""
+        gone = DeadlineExceeded("the owner of the channel is gone before it knew the outcome; retry")
+        for part in self._undecided():
+            part.batch.lost = gone
+            self.decide(part, 0)
+
+    def _undecided(self) -> list[AppendPart]:
+        return [part for own in self._owned.values() for part in own.acks.items() if part.present is None]
+
+
+def _publish(batch: AppendBatch) -> None:
+    """Tell those who wait for a batch its outcome, on the loop."""
+    error = batch.error
+    for waiter in batch.waiters:
+        if waiter.done():
+            continue
+        if error is not None:
+            waiter.set_exception(error)
+        else:
+            ts, rows, digest, _ = batch.outcome
+            waiter.set_result(Appended(ts, rows, repeated=False, ids=tuple(batch.ids), digest=digest))

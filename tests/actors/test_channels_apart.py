@@ -1,0 +1,75 @@
+"""What fails in one pchannel stays there: the others are written and read meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.actors.test_takeover import role_of
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+
+pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
+
+POINT = {"id": 1, "at": [0.0] * 4}
+
+
+@pytest.mark.parametrize("rates", [Rates(unknown=1.0), Rates(lost=1.0)], ids=["written", "lost"])
+async def test_a_channel_that_the_log_does_not_answer_for_holds_up_no_other(home, rates) -> None:
+    home.faults = plan = FaultPlan(1, channels="dml_0")
+    async with home.node() as node, node.client() as client:
+        people = await client.create_collection(home.PEOPLE, shards=1)
+        points = await client.create_collection(home.POINTS, shards=1)
+        [broken], [healthy] = ({pchannel_of(name) for name in each.vchannels} for each in (people, points))
+        assert "dml_0" in broken
+        channels = role_of(node, "streamingnode").catalog.catalog.channels
+        before = channels[broken].term, channels[healthy].term
+        plan.rates = rates
+        writing = asyncio.create_task(client.insert("people", home.people(1)))
+        for number in range(50):
+            written = await asyncio.wait_for(client.insert("points", [{**POINT, "id": number}]), 0.2)
+            assert await asyncio.wait_for(client.count("points", consistency="strong"), 0.5) == number + 1
+            await asyncio.wait_for(client.cut("points"), 0.5)
+            await home.elapse(0.5)
+        assert await asyncio.wait_for(client.flush("points"), 5) > written.ts
+        assert not writing.done()
+        plan.rates = Rates()
+        assert (await asyncio.wait_for(writing, 10)).rows == 1
+        assert await client.count("people", consistency="strong") == 1
+        assert channels[healthy].term == before[1]
+        assert channels[broken].term > before[0] + 5, "it was tried again and again"
+        assert node.node.clock.ahead_ms < 100, "terms that failed carry no clock ahead"
+
+
+async def test_a_collection_is_made_and_dropped_while_another_channel_is_away(home) -> None:
+    home.faults = plan = FaultPlan(1, channels="dml_0")
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=1)
+        plan.rates = Rates(lost=1.0)
+        writing = asyncio.create_task(client.insert("people", home.people(1)))
+        await home.elapse(1)
+        await asyncio.wait_for(client.create_collection(home.POINTS, shards=1), 1)
+        await client.insert("points", [POINT])
+        await asyncio.wait_for(client.drop_collection("points"), 5)
+        assert not writing.done()
+        plan.rates = Rates()
+        await asyncio.wait_for(writing, 10)
+
+
+async def test_a_node_that_lacks_a_channel_says_so_in_its_lag(home) -> None:
+    home.faults = plan = FaultPlan(1, channels="dml_0")
+    async with home.node() as node, node.client() as client:
+        people = await client.create_collection(home.PEOPLE, shards=1)
+        await client.create_collection(home.POINTS, shards=1)
+        await home.elapse(1)
+        plan.rates = Rates(lost=1.0)
+        writing = asyncio.create_task(client.insert("people", home.people(1)))
+        await home.elapse(10)
+        [broken] = {pchannel_of(name) for name in people.vchannels}
+        assert node.node.metrics.value("proxy_tt_lag_ms", channel_name=broken) > 8_000
+        assert not node.health().ok
+        plan.rates = Rates()
+        await writing
+        await home.elapse(1)
+        assert node.health().ok
