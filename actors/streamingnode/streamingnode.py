@@ -40,7 +40,6 @@ from .vchannels import VChannels
 RENEW_S = 3.0
 IDLE_TICK_S = 600.0
 ASK_AGAIN_S = 0.1
-MIXCOORD_DEADLINE_S = 300.0  # acquiring channels reads their logs; a shorter deadline would only repeat the request
 CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; doubled each time
 CHECK_MAX_S = 30.0
 
@@ -108,24 +107,6 @@ class StreamingNode(Role):
         if channels and self._local.belongs_to(self):  # not the next life's, after the end of this one
             self._grants.stalled(channels)
 
-    async def _ask_mixcoord(self, method: str, params: dict[str, object]) -> dict[str, object]:
-        """Call the coordinator of this node until it replies. A coordinator that is superseded never does: the role
-        ends then."""
-        request = {"node": self.node.incarnation, "to": self.node.incarnation, **params}
-        while True:
-            asked_s = self.node.clock.clock.monotonic()
-            try:
-                reply = await self.rpc.call("mixcoord", method, request, deadline_s=MIXCOORD_DEADLINE_S)
-            except TidewalError as error:
-                if not (error.retryable or isinstance(error, HandlerFailed)):
-                    raise
-                _log.warning("mixcoord does not %s, trying again: %s", method, error)
-                await asyncio.sleep(ASK_AGAIN_S)
-            else:
-                if method == "renew" and self.node.lease is not None:
-                    self.node.lease.renew(asked_s)
-                return dict(reply.values)
-
     def _spawn(self, task: Coroutine[object, object, None], name: str) -> None:
         self.spawn_task(task, name=name)
 
@@ -135,11 +116,24 @@ class StreamingNode(Role):
             await asyncio.sleep(RENEW_S)
 
     async def _renew_lease(self) -> None:
-        """Renew the lease of all channels, and the limit of their timestamps."""
-        renewed = await self._ask_mixcoord("renew", {"checkpoints": self._owner.checkpoints()})
-        limit = renewed["limit"]
-        assert isinstance(limit, int)
-        self._owner.renew(limit)
+        """Renew the lease of this node, and with it the limits of all its channels. A coordinator that is superseded
+        never replies: the role ends then."""
+        while True:
+            asked_s = self.node.clock.clock.monotonic()
+            node = self.node.incarnation
+            request = {"node": node, "to": node, "checkpoints": self._owner.checkpoints()}
+            try:
+                reply = await self.rpc.call("mixcoord", "renew", request)
+            except TidewalError as error:
+                if not (error.retryable or isinstance(error, HandlerFailed)):
+                    raise
+                _log.warning("the lease is not renewed, trying again: %s", error)
+                await asyncio.sleep(ASK_AGAIN_S)
+            else:
+                break
+        if self.node.lease is not None:
+            self.node.lease.renew(asked_s)
+        self._owner.renew(int(reply.values["limit"]))
         self._grants.note_ready()
 
     async def _tick_idle_channels(self) -> None:
