@@ -144,7 +144,8 @@ class Appends:
 
     def _succeed(self, batch: AppendBatch) -> None:
         for part in batch.parts:
-            if part.present is None and self._owned[part.own.channel] is part.own:  # else a new term's fence decides
+            # where the channel has stalled a new fence decides, perhaps another owner's: the record may lie behind it
+            if part.present is None and not part.own.stalled:
                 self.decide(part, len(part.cseqs))
 
     def _stall(self, owned: Iterable[OwnedChannel], error: TidewalError) -> None:

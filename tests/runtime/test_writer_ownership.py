@@ -286,6 +286,35 @@ async def test_a_channel_stalls_once_however_many_appends_are_in_flight(world):
     assert owner.channel_owner.stalled == ["b"]
 
 
+async def test_what_is_answered_after_a_stall_is_decided_by_the_next_fence(world):
+    """The channel may be another owner's by then, and the record behind that one's fence."""
+
+    class Held(MemoryWal):
+        held = None
+
+        def submit(self, entries, done):
+            if self.held is None:
+                super().submit(entries, done)
+            else:
+                self.held.append((list(entries), done))
+
+    await world.channels("a")
+    wal = Held(world.log)
+    first, second = world.owner(wal), world.owner()
+    await first.own("a")
+    wal.held = []
+    early = first.channel_owner.append([("a", world.rows(b"early"))])
+    first.channel_owner.append([("a", world.rows(b"unknown"))])
+    (entries, answer), (_, unanswered) = wal.held
+    unanswered(Unavailable("no answer", outcome_unknown=True))
+    await second.own("a", term=2, previous_limit=first.limit)
+    MemoryWal.submit(wal, entries, answer)  # it comes into the log behind the fence, and the log says so
+    await world.settle()
+    assert not early.done()
+    await first.channel_owner.close()
+    assert isinstance(await world.outcome(early), DeadlineExceeded)
+
+
 async def test_the_fence_of_one_channel_may_fail_alone(world):
     await world.channels("a", "b")
     plan = FaultPlan(0, channels="a")
