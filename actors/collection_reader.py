@@ -15,6 +15,7 @@ from ..runtime.catalog.catalog import DROPPING, READY, Collection
 from ..runtime.errors import (
     BadRecord,
     CorruptLog,
+    DirectoryUnwritable,
     FormatTooNew,
     InvalidRequest,
     InvalidSchema,
@@ -40,7 +41,8 @@ UNREADABLE_MAX_S = 60.0
 LOSSES_MAX = 3  # how often a collection that retention was faster than begins anew at once
 # The tables are of another collection or another log: they never take the rows of this one.
 FOREIGN_TABLES = (InvalidSchema, PositionMismatch)
-TABLE_ERRORS = (CorruptLog, FormatTooNew, *FOREIGN_TABLES)  # what is wrong with the tables of one collection
+# What is wrong with the tables of one collection.
+TABLE_ERRORS = (CorruptLog, FormatTooNew, DirectoryUnwritable, *FOREIGN_TABLES)
 
 _log = logging.getLogger("tidewal.collections")
 
@@ -128,6 +130,7 @@ class CollectionReaderRole(Role, ABC):
                 self.loaded(collection)  # it has ended with an error of its own, which its queries get
                 return
             except (PositionLost, *TABLE_ERRORS) as error:
+                await self._check_store(error)
                 if now() - began_s > UNREADABLE_MAX_S:
                     pause_s, losses = UNREADABLE_FIRST_S, 0
                 losses += isinstance(error, PositionLost)
@@ -140,6 +143,14 @@ class CollectionReaderRole(Role, ABC):
             await self._as_task(id, asyncio.sleep(again_s))
             if id in self._pipelines:  # not released
                 self._pipelines[id] = self.pipeline(collection)
+
+    async def _check_store(self, error: TidewalError) -> None:
+        """Raise `DirectoryUnwritable` where `error` is not the matter of one collection: it is the log's, or no tables
+        can be written at all."""
+        if isinstance(error, DirectoryUnwritable):
+            if not str(error.path).startswith(f"{self.node.tables}/"):
+                raise error
+            await self.node.blocking(self.node.tables.prepare)
 
     def loaded(self, collection: Collection) -> None:
         """The pipeline of `collection` has its tables and reads the log behind them."""

@@ -221,7 +221,7 @@ class DirectoryInUse(TidewalError):
 
 
 class DirectoryUnwritable(TidewalError):
-    """The directory cannot be created or written (`path`). Check its permissions and mount."""
+    """The directory, or a file in it, cannot be created, read or written (`path`). Check its permissions and mount."""
 
     path: _Named[str] = _Named()
 

@@ -50,7 +50,7 @@ def _translated(error: Exception, path: object) -> TidewalError:
     if number in _FULL:
         return DiskFull(f"no space for {path}: {why}", path=str(path))
     if number in _UNWRITABLE:
-        return DirectoryUnwritable(f"{path} cannot be written: {why}", path=str(path))
+        return DirectoryUnwritable(f"{path} cannot be read or written: {why}", path=str(path))
     if isinstance(error, DeltaProtocolError):
         return FormatTooNew(f"{path} needs a newer Delta protocol: {why}", path=str(path))
     if isinstance(error, SchemaMismatchError):

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...runtime.catalog.catalog import Collection
-from ...runtime.errors import BadRecord, DiskFull, TidewalError, Unavailable
+from ...runtime.errors import BadRecord, DirectoryUnwritable, DiskFull, TidewalError, Unavailable
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType, encode
 from ...runtime.log.wal import ControlAppend
@@ -78,6 +78,9 @@ class FlushPipeline:
         self._flushing: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._ending = asyncio.Event()
+        # A table that may be read but not written looks sound until a flush: only a flush that succeeds ends the fault.
+        known = role.node.unreadable.get((role.role, collection.name))
+        self._unwritable = isinstance(known, DirectoryUnwritable)
         self._stream: TtMsgStream | None = None  # until the table says where to begin
         self._metrics: FlushMetrics
 
@@ -98,7 +101,8 @@ class FlushPipeline:
             beginning = BeginningCheck(self.collection, self._stored, self._node.clock.now())
             async for pack in stream:
                 beginning.check(pack)
-                self._role.loaded(self.collection)
+                if not self._unwritable:
+                    self._role.loaded(self.collection)
                 self._buffer_rows(pack)
                 await self._store_if_due(pack)
         finally:
@@ -164,7 +168,7 @@ class FlushPipeline:
         full = self._buffer.bytes >= settings.flush_bytes
         old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
         requested = self._requested > self._published
-        flush_due = full or old or requested or self._holds_what_others_wrote()
+        flush_due = full or old or requested or self._unwritable or self._holds_what_others_wrote()
         if not (flush_due or self._compaction_due()):
             return
         if self._flushing is not None:
@@ -192,7 +196,7 @@ class FlushPipeline:
         there."""
         started = perf_counter()
         result = await self._store_readable(records, end, positions)
-        self._stored, self._flushed = end, self._loop.time()
+        self._stored, self._flushed, self._unwritable = end, self._loop.time(), False
         await self._retried(partial(self._publish, end, result))
         for position in positions.values():
             await self._retried(partial(self._hold, position.channel, position.message_id))

@@ -20,6 +20,7 @@ from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, pchannels_of, rows_of
+from ..datanode.delta_errors import storage_errors
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..datanode.wal_identity import check_origin
@@ -100,8 +101,9 @@ class RowPipeline:
     async def _load(self) -> tuple[int, list[Position]]:
         """Apply what the table holds, and return its T and the positions stored with it."""
         location = self._node.tables.table(self.collection.name, LOG)
-        if not location.exists():
-            return 0, []
+        with storage_errors(location):
+            if not location.exists():
+                return 0, []
         schema = self.collection.schema
         log = await self._node.blocking(partial(LogTable.open, location, schema.arrow(), schema.primary_key))
         await self._node.blocking(partial(check_origin, log, self._node.wal.name, self.collection))

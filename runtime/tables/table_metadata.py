@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
-from ..errors import BadRecord, CorruptLog, FormatTooNew, InvalidSchema, Unavailable
+from ..errors import BadRecord, CorruptLog, DirectoryUnwritable, FormatTooNew, InvalidSchema, Unavailable
 from ..streams.messages import Position
 from .table_store import TableLocation
 
@@ -80,7 +80,8 @@ def newest_own_commit(table: TableLocation, version: int, above: int = -1) -> Ta
     Raises `CorruptLog` (`path`, `version`, `operation`) when another tool has changed rows behind it: the rows
     that T and positions stand for may be gone then. Tidewal never commits behind such a change, so each one that was
     not undone is found here. A RESTORE of a version from before the change undoes it. `CorruptLog` (`path`, `version`)
-    also where the file of one of these commits cannot be parsed; `Unavailable` where it cannot be read now.
+    also where the file of one of these commits cannot be parsed; `DirectoryUnwritable` where it may not be read,
+    `Unavailable` where it cannot be read now.
 
     Commit files are read directly: `history()` of the library numbers them wrongly when the snapshot is not the newest.
     """
@@ -128,6 +129,8 @@ def _read_commit(table: TableLocation, version: int) -> TableCommit | None:
         lines = table.read(commit_name(version)).splitlines()
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise DirectoryUnwritable(f"{file} cannot be read: {error.strerror}", path=file) from error
     except OSError as error:
         raise Unavailable(f"{file}: {error}", path=file) from error
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from functools import partial
 
@@ -11,7 +12,8 @@ from deltalake import DeltaTable
 
 from tidewal.actors.datanode import pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
-from tidewal.runtime.errors import CorruptLog, DiskFull, Unavailable
+from tidewal.runtime.errors import CorruptLog, DirectoryUnwritable, DiskFull, Unavailable
+from tidewal.runtime.tables.local_store import LocalTableLocation
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -226,3 +228,82 @@ async def test_a_collection_stays_unreadable_while_it_is_loaded_again(home, monk
             await home.elapse(0.2)
         assert node.node.metrics.value("wal_collection_unreadable", **labels) == 0
         assert await client.count("people", consistency="strong") == 1
+
+
+def forbid(monkeypatch, method: str) -> list[str]:
+    """Make `method` of the places of the tables of "people" fail as it does for a user without the permission (for the
+    superuser no permission is missing), for as long as the returned list has anything in it."""
+    forbidden = ["people"]
+    allowed = getattr(LocalTableLocation, method)
+
+    def checked(self, *args):
+        if self.collection in forbidden:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.uri)
+        return allowed(self, *args)
+
+    monkeypatch.setattr(LocalTableLocation, method, checked)
+    return forbidden
+
+
+@pytest.mark.parametrize("method", ["read", "exists"])
+async def test_a_file_that_may_not_be_read_is_the_matter_of_its_collection_alone(home, method, monkeypatch) -> None:
+    async with home.people_client() as client:
+        await client.create_collection(home.POINTS)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
+    forbidden = forbid(monkeypatch, method)
+    async with home.node() as node, node.client() as client:
+        error = await home.error_of(client.count("people", consistency="strong"))
+        assert isinstance(error, DirectoryUnwritable)
+        assert "people/log" in error.message
+        assert "querynode people" in node.health().details["unreadable"]
+        assert node.health().ok
+        await client.insert("people", home.people(2))
+        await client.flush("points")
+        assert await client.count("points", consistency="strong") == 1
+        await home.elapse(200)
+        assert "querynode people" in node.health().details["unreadable"]
+        assert not any(status.restarts for status in node.system.status())
+        forbidden.clear()
+        while node.health().details["unreadable"]:
+            await home.elapse(0.2)
+        await client.flush("people")
+        assert await client.count("people", consistency="strong") == 2
+    assert sorted(DeltaTable(home.tables / "people" / "log").to_pyarrow_table()["id"].to_pylist()) == [1, 2]
+
+
+async def test_a_table_that_may_not_be_written_is_told_and_stores_all_once_it_may(home, monkeypatch) -> None:
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.create_collection(home.POINTS)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        forbidden = forbid(monkeypatch, "create")
+        await client.insert("people", home.people(2))
+        began = asyncio.get_running_loop().time()
+        assert isinstance(await home.error_of(client.flush("people")), DirectoryUnwritable)
+        assert asyncio.get_running_loop().time() - began < 10, "it does not wait for the deadline"
+        await client.insert("points", [{"id": 1, "at": [0.0] * 4}])
+        await client.flush("points")
+        for _ in range(100):
+            assert list(node.health().details["unreadable"]) == ["datanode people"]
+            await home.elapse(1)
+        assert await client.count("people", consistency="strong") == 2  # from memory and the log
+        forbidden.clear()
+        while node.health().details["unreadable"]:
+            await home.elapse(0.2)
+        await client.flush("people")
+        assert not any(status.restarts for status in node.system.status())
+    assert sorted(DeltaTable(home.tables / "people" / "log").to_pyarrow_table()["id"].to_pylist()) == [1, 2]
+
+
+async def test_a_log_that_cannot_be_written_is_the_matter_of_the_node(home, monkeypatch) -> None:
+    async def fail(*_: object) -> None:
+        raise DirectoryUnwritable("the log cannot be written", path=str(home.directory / "log"))
+
+    async with home.people_client():
+        pass
+    monkeypatch.setattr(pipeline.FlushPipeline, "_hold_start", fail)
+    async with home.node() as node:
+        assert "the log cannot be written" in str(await node.failed())
