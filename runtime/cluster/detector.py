@@ -101,15 +101,18 @@ class SilenceDetector:
         self._heard = dict.fromkeys([*cluster.members, *cluster.gone], now)
 
     def _now(self) -> _Heard:
-        """What is read now is not silent for the time that will be observed with the next own record."""
-        now = self._clock.monotonic()
-        return _Heard(now, self._observed_s + min(now - self._confirmed_s, self._renew_s))
+        return _Heard(self._clock.monotonic(), self._observed_s)
 
     def _on_confirmed(self, asked_s: float) -> None:
-        """An own record came back: the time since the one before was observed, unless either took long."""
+        """An own record came back: the time since the one before was observed, unless either took long. What was heard
+        meanwhile is silent only since then."""
         now = self._clock.monotonic()
         gap_s = now - self._confirmed_s
         if now - asked_s <= self._renew_s and gap_s <= OWN_GAPS * self._renew_s:
+            for incarnation, heard in self._heard.items():
+                since_s = heard.read_s - self._confirmed_s
+                if since_s > 0:
+                    self._heard[incarnation] = _Heard(heard.read_s, self._observed_s + since_s)
             self._observed_s += gap_s
         self._confirmed_s = now
         self._forget()

@@ -1,5 +1,5 @@
-"""The testing kit: a memory WAL, virtual time, a disk that forgets and a seeded fault plan. Test your own actors with
-it (docs/testing.md).
+"""The testing kit: a memory WAL, virtual time, a disk that forgets, a seeded fault plan and a simulated cluster. Test
+your own actors with it (docs/testing.md).
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .disk import FaultyDisk as FaultyDisk
     from .faults import Fault as Fault, FaultPlan as FaultPlan, Rates as Rates
     from .memory import MemoryLog as MemoryLog, MemoryWal as MemoryWal
+    from .simulation.checker import ClusterViolation as ClusterViolation, check_cluster as check_cluster
+    from .simulation.cluster import ClusterPlan as ClusterPlan, SimulatedCluster as SimulatedCluster
+    from .simulation.driver import FaultDriver as FaultDriver, simulate_cluster as simulate_cluster
+    from .simulation.history import ClusterHistory as ClusterHistory, HistoryEvent as HistoryEvent
 else:
     from ..lazy import lazy_names
 
@@ -27,5 +31,9 @@ else:
             ".disk": "FaultyDisk",
             ".faults": "Fault FaultPlan Rates",
             ".memory": "MemoryLog MemoryWal",
+            ".simulation.checker": "ClusterViolation check_cluster",
+            ".simulation.cluster": "ClusterPlan SimulatedCluster",
+            ".simulation.driver": "FaultDriver simulate_cluster",
+            ".simulation.history": "ClusterHistory HistoryEvent",
         },
     )

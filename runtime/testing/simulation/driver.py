@@ -1,0 +1,137 @@
+"""Faults for a simulated cluster, drawn from its seed; then quiet, and the checks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from ...log.names import Names
+from ..clock import run_virtual
+from ..faults import Rates
+from .checker import ClusterViolation, check_cluster
+from .cluster import ClusterPlan, SimulatedCluster
+from .history import ClusterHistory
+
+PROMPT_S = 2.0  # more than a lease, after the last fault: by then each channel has an owner
+JUMP_MS = 10_000
+RATES = (0.96, 1.04)  # of clocks: further apart than this, the margin of leases does not cover them
+
+
+class FaultDriver:
+    """Does one thing after another to a cluster, several at a time: kills, stops, clocks that are set and run at other
+    rates, stalls of the state channels for up to two leases, appends that fail, land late, or have an unknown outcome,
+    readers that lag, nodes that leave."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._rng = random.Random(cluster.rng.random())
+        self._lease_s = cluster.lease_s
+        self._under_way: list[asyncio.Task[None]] = []
+
+    async def run(self, faults_s: float) -> None:
+        """Let faults happen for so many seconds, and end them all."""
+        loop, rng = asyncio.get_running_loop(), self._rng
+        ends_s = loop.time() + faults_s
+        while loop.time() < ends_s:
+            fault = rng.choice(
+                [self._kill, self._kill, self._pause, self._pause, self._stall, self._clock, self._append, self._leave]
+            )
+            self._under_way.append(asyncio.create_task(fault()))
+            await asyncio.sleep(rng.uniform(0.1, 3))
+        await self._end()
+
+    async def _end(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        cluster = self._cluster
+        cluster.set_rates(Rates())
+        cluster.faults.late = cluster.faults.lag = 0.0
+        for channel in sorted(cluster.faults.stalled):
+            cluster.go_on(channel)
+        for name in cluster.names:
+            if cluster.node(name).process.dead:
+                cluster.start_node(name, has_lock=self._rng.random() < 0.5)
+            cluster.resume(name)
+        cluster.note("no more faults")
+
+    def _node(self) -> str | None:
+        """A node that runs."""
+        running = [name for name in self._cluster.names if self._cluster.node(name).process.running]
+        return self._rng.choice(running) if running else None
+
+    async def _kill(self) -> None:
+        if name := self._node():
+            self._cluster.kill(name)
+            await self._restart(name)
+
+    async def _restart(self, name: str) -> None:
+        await asyncio.sleep(self._rng.choice([0.1, self._lease_s, 3 * self._lease_s]) * self._rng.random())
+        if self._cluster.node(name).process.dead:
+            self._cluster.start_node(name, has_lock=self._rng.random() < 0.5)
+
+    async def _leave(self) -> None:
+        if name := self._node():
+            self._cluster.leave(name)
+            await asyncio.sleep(self._lease_s)
+            if self._cluster.node(name).process.dead:
+                await self._restart(name)
+
+    async def _pause(self) -> None:
+        if name := self._node():
+            self._cluster.pause(name)
+            await asyncio.sleep(self._rng.choice([0.3, self._lease_s, 3 * self._lease_s]) * self._rng.random())
+            self._cluster.resume(name)
+
+    async def _stall(self) -> None:
+        for channel in self._rng.sample([Names().catalog, Names().cluster], self._rng.randint(1, 2)):
+            self._cluster.stall(channel)
+        await asyncio.sleep(self._rng.uniform(0, 2 * self._lease_s))
+        for channel in (Names().catalog, Names().cluster):
+            self._cluster.go_on(channel)
+
+    async def _clock(self) -> None:
+        if name := self._node():
+            clock, jump_ms = self._cluster.clock(name), self._rng.randint(-JUMP_MS, JUMP_MS)
+            clock.jump_wall(jump_ms)
+            clock.run_at(self._rng.uniform(*RATES))
+            self._cluster.ahead_ms += max(0, jump_ms)
+            self._cluster.note(f"the clock of {name} is set by {jump_ms} ms")
+
+    async def _append(self) -> None:
+        cluster, rng = self._cluster, self._rng
+        unknown, lost, fail = (rng.choice([0.0, 0.02, 0.1]) for _ in range(3))
+        cluster.set_rates(Rates(unknown=unknown, lost=lost, fail=fail, delay=0.1, delay_s_max=rng.choice([0.05, 1.0])))
+        cluster.faults.late, cluster.faults.lag = rng.choice([0.0, 0.05]), rng.choice([0.0, 0.1])
+        cluster.note(f"appends fail: {cluster.rates}, {cluster.faults.late:.2f} late, {cluster.faults.lag:.2f} lag")
+        await asyncio.sleep(rng.uniform(0, 2 * self._lease_s))
+        cluster.set_rates(Rates())
+        cluster.faults.late = cluster.faults.lag = 0.0
+
+
+async def _simulate(seed: int, plan: ClusterPlan | None, faults_s: float) -> ClusterHistory:
+    cluster = SimulatedCluster(seed, plan)
+    try:
+        await cluster.start()
+        await FaultDriver(cluster).run(faults_s)
+        await _settle(cluster)
+        check_cluster(cluster)
+    finally:
+        await cluster.stop()
+    return cluster.history
+
+
+async def _settle(cluster: SimulatedCluster) -> None:
+    try:
+        await cluster.until_owned(cluster.lease_s + PROMPT_S)
+        await cluster.finish(2 * cluster.lease_s + PROMPT_S)
+    except TimeoutError:
+        owned = {channel: node.incarnation for channel in cluster.channels if (node := cluster.owner(channel))}
+        raise ClusterViolation(f"after the faults only {owned} are owned in time\n{cluster.history.tail()}") from None
+    await asyncio.sleep(1)  # all readers get to the end
+
+
+def simulate_cluster(seed: int, plan: ClusterPlan | None = None, *, faults_s: float = 20.0) -> ClusterHistory:
+    """Run a cluster with faults for so many seconds of virtual time, let it recover, and check it. Returns its history;
+    raises `ClusterViolation`. The same seed gives the same run."""
+    return run_virtual(_simulate(seed, plan, faults_s))

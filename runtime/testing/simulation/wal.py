@@ -1,0 +1,98 @@
+"""The log of a simulated cluster, as one of its processes reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ...errors import TidewalError, Unavailable
+from ...log.wal import Append, Capabilities, Entry, OnAppended, Start
+from ..faults import FaultPlan
+from ..memory import MemoryLog, MemoryWal
+from .process import SimulatedProcess
+
+
+@dataclass
+class LogFaults:
+    """What the log itself does to all processes: appends to channels in `stalled` wait until `go_on`; of the others
+    `late` is the share that lands up to `late_s` seconds after its author was told that the outcome is unknown, and
+    `lag` the share of what is read that comes up to `lag_s` seconds later. Entries that were truncated are kept in
+    `removed`, for the checks at the end."""
+
+    rng: random.Random
+    late: float = 0.0
+    late_s: float = 5.0
+    lag: float = 0.0
+    lag_s: float = 1.0
+    stalled: set[str] = field(default_factory=set[str])
+    removed: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
+    _held: list[tuple[str, Callable[[], None]]] = field(default_factory=list[tuple[str, Callable[[], None]]])
+
+    def hold(self, channel: str, append: Callable[[], None]) -> None:
+        """Keep an append to a stalled channel back."""
+        self._held.append((channel, append))
+
+    def go_on(self, channel: str) -> None:
+        """End the stall of a channel: what was held back lands now, in its order."""
+        self.stalled.discard(channel)
+        held, self._held = self._held, []
+        for name, append in held:
+            if name == channel:
+                append()
+            else:
+                self._held.append((name, append))
+
+
+class SimulatedWal(MemoryWal):
+    """A memory WAL which many processes may open, as brokers are, for one `process`. Each process has faults of its
+    own, beside those that the log has for all. What a killed process had submitted stays submitted."""
+
+    capabilities: Capabilities = replace(MemoryWal.capabilities, one_node=False)
+
+    def __init__(self, log: MemoryLog, faults: FaultPlan, process: SimulatedProcess, shared: LogFaults) -> None:
+        super().__init__(log, faults)
+        self._process, self._shared = process, shared
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        if self._process.dead:
+            return
+        shared, taken, channel = self._shared, list(entries), entries[0].channel
+
+        def answer(result: list[bytes] | TidewalError) -> None:
+            self._process.when_running(partial(done, result))
+
+        if channel in shared.stalled:
+            shared.hold(channel, partial(super().submit, taken, answer))
+        elif shared.late and shared.rng.random() < shared.late:
+            asyncio.get_running_loop().call_later(shared.rng.uniform(0, shared.late_s), self._land, channel, taken)
+            answer(Unavailable("the log did not answer", outcome_unknown=True))
+        else:
+            super().submit(taken, answer)
+
+    def _land(self, channel: str, entries: Sequence[Append]) -> None:
+        """Write what is late, behind all that this process had submitted before: an append overtakes none."""
+        if channel in self._shared.stalled:
+            self._shared.hold(channel, partial(self._land, channel, entries))
+        else:
+            self._release()
+            MemoryWal(self.log).submit(entries, _ignore)
+
+    async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+        shared = self._shared
+        async for entries in super().read(channel, start):
+            if shared.lag and shared.rng.random() < shared.lag:
+                await asyncio.sleep(shared.rng.uniform(0, shared.lag_s))
+            yield entries
+
+    async def truncate(self, channel: str, id: bytes) -> None:
+        if not self._process.dead:
+            removed = self._shared.removed.setdefault(channel, [])
+            removed += [entry for entry in self.log.channels[channel].entries if entry.id < id]
+            await super().truncate(channel, id)
+
+
+def _ignore(_: list[bytes] | TidewalError) -> None:
+    """The author was told something else."""
