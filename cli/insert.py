@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
 import typer
 
-from ..runtime.errors import InvalidRequest, InvalidRows, TidewalError
+from ..runtime.errors import InvalidRequest, InvalidRows, MessageTooLarge, TidewalError
 from ..runtime.log.names import DEFAULT_PREFIX
 from .connect import CollectionName, over_client
 from .logging_setup import logged
@@ -24,7 +24,7 @@ from .row_files import COMMA, SUFFIXES, FileFormat, RowBatch, batches
 from .stdin import in_thread, stdin_file
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from ..actors.client import Client, WriteResult
     from ..actors.rows import Rows
@@ -172,9 +172,9 @@ async def _write(
             found = batches(source, form, schema, delimiter=delimiter)
             while (batch := await in_thread(partial(next, found, None))) is not None:
                 under_way = batch.count
-                last = await _write_batch(write, name, batch)
-                rows, under_way = rows + batch.count, 0
-                progress.update(f"{name}: {rows:,} rows")
+                async for count, written in _write_divided(write, name, batch):
+                    rows, under_way, last = rows + count, under_way - count, written
+                    progress.update(f"{name}: {rows:,} rows")
         except TidewalError as error:
             error.message += f"; before it {rows:,} rows were written"
             raise
@@ -188,6 +188,22 @@ def _perhaps(rows: int) -> str:
     return f", and perhaps the next {rows:,}" if rows else ""
 
 
+async def _write_divided(write: Write, name: str, batch: RowBatch) -> AsyncIterator[tuple[int, WriteResult]]:
+    """Write `batch`: as one, or where that is more than the log takes in one commit, in halves, in order. Yields how
+    many rows each write had, and what became of it."""
+    waiting = [batch]
+    while waiting:
+        part = waiting.pop()
+        try:
+            result = await _write_batch(write, name, part)
+        except MessageTooLarge as error:
+            if part.count == 1 or error.outcome_unknown:
+                raise
+            waiting += reversed(part.halves())
+        else:
+            yield part.count, result
+
+
 async def _write_batch(write: Write, name: str, batch: RowBatch) -> WriteResult:
     try:
         return await write(name, batch.rows)
@@ -196,6 +212,10 @@ async def _write_batch(write: Write, name: str, batch: RowBatch) -> WriteResult:
         place = batch.place(row) if isinstance(row, int) else batch.place_of_column(str(column)) if column else ""
         what = _for_a_file(error.message.removeprefix(f"row {row}: "))
         raise InvalidRows(f"{place}: {what}" if place else what, **error.fields) from None
+    except MessageTooLarge as error:
+        if batch.count == 1:
+            error.message = f"{batch.place(0)}: {error.message}"
+        raise
 
 
 def _for_a_file(message: str) -> str:

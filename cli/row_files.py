@@ -80,6 +80,13 @@ class RowBatch:
             return self.header
         return next((self.place(number) for number, row in enumerate(self.rows) if name in row), "")
 
+    def halves(self) -> tuple[RowBatch, RowBatch]:
+        """The rows, of which there are at least two, as two batches."""
+        middle, rows = self.count // 2, cast("list[dict[str, object]]", self.rows)  # a batch of Arrow is sliced alike
+        first = replace(self, rows=rows[:middle], count=middle)
+        place = partial(_place_behind, self.place, middle)
+        return first, replace(self, rows=rows[middle:], count=self.count - middle, place=place)
+
 
 def batches(
     file: BinaryIO, form: FileFormat, schema: CollectionSchema, *, delimiter: str = COMMA
@@ -123,6 +130,10 @@ def _gathered(numbered: _Numbered) -> Iterator[RowBatch]:
 
 def _line_of(lines: list[int], row: int) -> str:
     return f"line {lines[row]}"
+
+
+def _place_behind(place: Callable[[int], str], before: int, row: int) -> str:
+    return place(before + row)
 
 
 def _json_rows(text: Iterable[str], schema: CollectionSchema) -> _Numbered:
