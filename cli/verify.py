@@ -1,5 +1,5 @@
-"""`tidewal verify`: check stored data without changing it. `journal` reads every frame of an embedded log, `tables`
-every page of the tables."""
+"""`tidewal verify`: check stored data without changing it, and the code that many nodes rest on. `journal` reads every
+frame of an embedded log, `tables` every page of the tables, `cluster` simulates clusters under faults."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from ..adapters.rocksmq.log_directory import local_directory
 from ..adapters.rocksmq.owner.directory import locked
 from ..runtime.errors import ConfigError
 from .results import JsonLines, print_rows
+from .verify_cluster import cluster
 
 DAMAGED = 1  # exit status
 
 SEGMENT_COLUMNS = ("path", "state", "frames", "entries", "channels", "bytes")
 TABLE_COLUMNS = ("collection", "table", "files", "rows", "bytes")
 
-verify: typer.Typer = typer.Typer(help="Check stored data without changing it.", no_args_is_help=True)
+verify: typer.Typer = typer.Typer(
+    help="Check stored data without changing it, and what many nodes rest on.", no_args_is_help=True
+)
+verify.command()(cluster)
 
 
 @verify.callback()
