@@ -262,7 +262,8 @@ class Catalog:
         checkpoints = {name: typed(id, bytes) for name, id in event["checkpoints"].items()}
         for name, channel in self.channels.items():
             if channel.owner == node:
-                channel.limit = limit
+                # that of a grant to an owner behind older limits may be above it, and be used already
+                channel.limit = limit if event.get("released") else max(channel.limit, limit)
                 channel.checkpoint = checkpoints.get(name) or channel.checkpoint
                 if event.get("released"):
                     channel.owner = ""

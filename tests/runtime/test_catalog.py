@@ -138,6 +138,20 @@ def test_grants_leases_and_fences_give_the_next_owner_what_it_must_pass():
     assert catalog.fences(["p0", "unknown"]) == {"p0": {1: b"f1", 2: b"f2"}}
 
 
+def test_a_lease_takes_no_time_back_that_was_granted():
+    """A grant behind the limits of an owner that was killed is longer than the first lease of its successor."""
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "grant", node="a", channels={"p0": (1, 0)}, limit=100))
+    catalog.apply(log.put(1, "fenced", channels={"p0": (1, b"f1")}))
+    catalog.apply(log.put(1, "grant", node="b", channels={"p0": (2, 1)}, limit=200))
+    catalog.apply(log.put(1, "lease", node="b", limit=110, checkpoints={"p0": b"c"}))
+    assert catalog.channels["p0"].limit == 200, "its owner may have stamped up to there"
+    assert catalog.granted("p0").covers(2, 150)
+    catalog.apply(log.put(1, "lease", node="b", limit=120, checkpoints={}, released=True))
+    assert (catalog.channels["p0"].owner, catalog.channels["p0"].limit) == ("", 120)
+
+
 def test_channels_that_are_released_by_name_have_no_owner_and_the_others_keep_theirs():
     log = Log()
     catalog = led(log)
