@@ -24,6 +24,7 @@ from .vchannels import VChannels
 
 AGAIN_S = 0.1  # until a channel that could not be acquired is given up; doubled each time
 AGAIN_MAX_S = 3.0
+DOUBLINGS_MAX = 5  # which pass `AGAIN_MAX_S`
 RELEASE_S = 10.0
 
 _log = logging.getLogger("tidewal.streamingnode")
@@ -108,7 +109,7 @@ class GrantedChannels:
         its clock, for it does no more."""
         failures = self._failures[name] = self._failures.get(name, 0) + 1
         if failures > 1:
-            await asyncio.sleep(min(AGAIN_S * 2**failures, AGAIN_MAX_S))
+            await asyncio.sleep(min(AGAIN_S * 2 ** min(failures, DOUBLINGS_MAX), AGAIN_MAX_S))
         while self._has(name, term):
             try:
                 await self._propose("released", {name: (term, self._node.clock.last, b"")})

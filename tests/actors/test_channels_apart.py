@@ -73,3 +73,18 @@ async def test_a_node_that_lacks_a_channel_says_so_in_its_lag(home) -> None:
         await writing
         await home.elapse(1)
         assert node.health().ok
+
+
+async def test_a_channel_that_is_away_for_hours_is_back_when_the_log_answers(home) -> None:
+    home.faults = plan = FaultPlan(1, channels="dml_0")
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=1)
+        [broken] = {pchannel_of(name) for name in (await client.describe_collection("people")).vchannels}
+        plan.rates = Rates(lost=1.0)
+        writing = asyncio.create_task(client.insert("people", home.people(1)))
+        await home.elapse(1)
+        role_of(node, "streamingnode")._grants._failures[broken] = 5_000  # one each 3 s
+        await home.elapse(10)
+        plan.rates = Rates()
+        assert (await asyncio.wait_for(writing, 10)).rows == 1
+        assert {status.name: status.restarts for status in node.system.status()}["streamingnode"] == 0
