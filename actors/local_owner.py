@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..runtime.errors import Unavailable
 from ..runtime.log.record import Record
@@ -77,9 +77,9 @@ class LocalOwner:
         """Whether all of `channels` are open."""
         return all(channel in self.message_bytes for channel in channels)
 
-    async def changed(self) -> None:
-        """Wait until channels are opened or closed."""
-        await self._changed.wait()
+    def changed(self) -> Coroutine[Any, Any, object]:
+        """Wait until channels are opened or closed after this call: also where what it returns is awaited later."""
+        return self._changed.wait()
 
     async def until_open(self, channels: Iterable[str]) -> PChannelOwner:
         """Wait until all of `channels` are open; returns their owner."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Generic, Protocol, cast
+from typing import Any, Generic, Protocol, cast
 
 from ..errors import BadRecord, Closed, CorruptLog, DeadlineExceeded, PositionLost, TidewalError
 from ..log.wal import Append, Entry, From, FromId, OnAppended, Start
@@ -82,10 +82,12 @@ class Follower(Generic[State]):
             raise DeadlineExceeded(f"{self.channel} did not become as awaited within {deadline_s:g} s") from None
         return self.fold.state
 
-    async def changed(self) -> State:
-        """The state after the next entry."""
-        before = self.fold.position
-        await self.until(lambda: self.fold.position != before)
+    def changed(self) -> Coroutine[Any, Any, State]:
+        """The state after the next entry that is read after this call: also where what it returns is awaited later."""
+        return self._changed_since(self.fold.position)
+
+    async def _changed_since(self, position: bytes) -> State:
+        await self.until(lambda: self.fold.position != position)
         return self.fold.state
 
     async def until(self, condition: Callable[[], bool]) -> None:

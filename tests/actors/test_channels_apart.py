@@ -88,3 +88,14 @@ async def test_a_channel_that_is_away_for_hours_is_back_when_the_log_answers(hom
         plan.rates = Rates()
         assert (await asyncio.wait_for(writing, 10)).rows == 1
         assert {status.name: status.restarts for status in node.system.status()}["streamingnode"] == 0
+
+
+async def test_what_changes_before_a_wait_has_begun_ends_it(home) -> None:
+    """As when a channel is released while the leader's tasks that wait for changes are not running yet."""
+    async with home.node() as node:
+        catalog, local = role_of(node, "mixcoord").catalog, node.node.local_owner
+        waits = catalog.changed(), local.changed()
+        await catalog.append({"kind": "grant", "node": "another", "channels": {"x": (1, 0)}, "limit": 1})
+        local.open({"x": 1})
+        for wait in waits:
+            await asyncio.wait_for(wait, 0.1)
