@@ -210,25 +210,33 @@ class StreamingNode(Role):
         return await self._owner.sync(channels)
 
     async def _sync(self, request: Request) -> Answer:
-        await self._local.until_all_owned()
-        point = await self.sync(request.params["channels"])
+        channels = request.params["channels"]
+        collections = self.catalog.catalog.collections.values()
+        granted = {name for collection in collections for name in pchannels_of(collection)}
+        await self._local.until_open(granted.intersection(channels))  # others may never be
+        point = await self.sync(channels)
         return {"time": point.time, "channels": point.channels}
 
     # ---- flushes ----------------------------------------------------------------------------------------------------
 
     async def flush(self, collection_id: int) -> int:
         """`PChannelOwner.flush`."""
-        collection = self.catalog.catalog.by_id(collection_id) or (await self.catalog.catch_up()).by_id(collection_id)
-        if collection is None or collection.state == DROPPING:
-            raise CollectionNotFound("the collection that is to be flushed was dropped")
+        collection = await self._to_be_flushed(collection_id)
         appended = await self._append_to_all(collection, RecordType.FLUSH)
         await self._owner.tick_now(pchannels_of(collection))
         await self._stored(collection, appended.ts)
         return appended.ts
 
+    async def _to_be_flushed(self, id: int) -> Collection:
+        collection = self.catalog.catalog.by_id(id) or (await self.catalog.catch_up()).by_id(id)
+        if collection is None or collection.state == DROPPING:
+            raise CollectionNotFound("the collection that is to be flushed was dropped")
+        return collection
+
     async def _flush(self, request: Request) -> Answer:
-        await self._local.until_all_owned()
-        return {"ts": await self.flush(request.params["id"])}
+        id = request.params["id"]
+        await self._local.until_open(pchannels_of(await self._to_be_flushed(id)))
+        return {"ts": await self.flush(id)}
 
     async def _stored(self, collection: Collection, ts: int) -> None:
         """Wait until the tables have all up to `ts`. While that lasts, ask the DataNode with growing pauses whether it

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from tests.actors.test_takeover import role_of
+from tidewal.actors.client import Client
+from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 
@@ -40,6 +42,29 @@ async def test_a_channel_that_the_log_does_not_answer_for_holds_up_no_other(home
         assert channels[healthy].term == before[1]
         assert channels[broken].term > before[0] + 5, "it was tried again and again"
         assert node.node.clock.ahead_ms < 100, "terms that failed carry no clock ahead"
+
+
+async def test_questions_of_other_processes_wait_for_no_channel_but_their_own(home) -> None:
+    home.faults = plan = FaultPlan(1, channels="dml_0")
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=1)
+        points = await client.create_collection(home.POINTS, shards=1)
+        await client.insert("points", [POINT])
+        plan.rates = Rates(lost=1.0)
+        writing = asyncio.create_task(client.insert("people", home.people(1)))
+        await home.elapse(1)
+        wal = await home.wal()
+        async with Client(wal, prefix="by-dev", name="another") as other:
+            channels = [pchannel_of(name) for name in points.vchannels]
+            synced = await other._rpc.call("streamingnode", "sync", {"channels": channels}, deadline_s=1)
+            assert synced.values["channels"].keys() == set(channels)
+            await other._rpc.call("streamingnode", "flush", {"id": points.id}, deadline_s=5)
+            with pytest.raises(Unavailable):
+                await other._rpc.call("streamingnode", "sync", {"channels": ["unknown"]}, deadline_s=1)
+        await wal.close()
+        assert not writing.done()
+        plan.rates = Rates()
+        await asyncio.wait_for(writing, 10)
 
 
 async def test_a_collection_is_made_and_dropped_while_another_channel_is_away(home) -> None:
