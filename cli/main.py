@@ -41,7 +41,7 @@ COMMANDS = {
     "inspect": "Show the channels of a log with their policies, the catalog and the stored cuts.",
     "groups": "Show consumer groups, move their positions, drop them.",
     "dlq": "Dead letters, what readers and groups could not use: show, replay, drop.",
-    "verify": "Check stored data without changing it.",
+    "verify": "Check stored data without changing it, and what many nodes rest on.",
     "salvage": "Copy all that can be read of a log that no process has open into the new directory NEW, and report "
     "what is damaged and lost; without NEW only report.",
     "spark": "Run Spark over collections and topics: look, count, export, copy.",
