@@ -165,6 +165,8 @@ class Appends:
             own.reach(released.batch.outcome.ts - 1)
             self._release(released)
         own.reach(own.acks.watermark(own.limit))
+        if part.batch.unreleased:  # for `close`, which waits for answers only: what they release may come later
+            self._calls.wake()
 
     def _release(self, part: AppendPart) -> None:
         batch = part.batch

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.errors import Overloaded, Unavailable
+from tidewal.runtime.errors import DeadlineExceeded, Overloaded, Unavailable
 from tidewal.runtime.log.record import RecordType
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.memory import MemoryWal
@@ -204,3 +204,42 @@ async def test_a_batch_without_records_changes_nothing(world):
     before = await owner.channel_owner.append([("a", world.rows())])
     assert (await owner.channel_owner.append([], producer="p", pseq=1)).ts > before.ts
     assert len(world.records("a")) == 2
+
+
+async def test_a_close_waits_for_no_answer_that_has_come_though_a_stalled_channel_has_the_rest_of_the_batch(world):
+    wal = Answering(world.log)
+    owner, (lost, both) = await in_flight(world, wal, "b", "ab")
+    _, answer_both = wal.answers
+    owner.channel_owner._appends._on_appended(  # what the log says in place of the first answer
+        owner.channel_owner._appends._undecided()[1].batch, Unavailable("no answer", outcome_unknown=True)
+    )
+    assert owner.channel_owner.stalled == ["b"]
+    wal.holding = False
+    closing = asyncio.ensure_future(owner.channel_owner.close())
+    await world.settle()
+    assert not closing.done()
+    answer_both()
+    await world.settle()
+    assert closing.done()
+    for append in (lost, both):
+        assert isinstance(await world.outcome(append), DeadlineExceeded)
+
+
+async def test_a_close_waits_for_no_answer_that_has_come_though_one_before_it_came_after_the_lease(world):
+    wal, lease = Answering(world.log), [True]
+    await world.channels("a")
+    owner = world.owner(wal, lease_holds=lambda: lease[0])
+    await owner.own("a")
+    wal.holding = True
+    late, refused = (owner.channel_owner.append([("a", world.rows())]) for _ in range(2))
+    lease[0] = False
+    wal.answers.pop(0)()
+    closing = asyncio.ensure_future(owner.channel_owner.close())
+    await world.settle()
+    assert not closing.done()
+    refusal = Overloaded("no room", limit="disk")
+    owner.channel_owner._appends._on_appended(owner.channel_owner._appends._undecided()[1].batch, refusal)
+    await world.settle()
+    assert closing.done()
+    assert isinstance(await world.outcome(late), DeadlineExceeded)
+    assert await world.outcome(refused) is refusal
