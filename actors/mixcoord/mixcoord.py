@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog import CREATING, DROPPING, READY, Collection, PChannelState
 from ...runtime.catalog.cuts import Cut, CutEnd
@@ -67,7 +68,8 @@ class MixCoord(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._claimed_s = 0.0  # on the clock of leases
-        self._ddl = asyncio.Lock()
+        self._ddl: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while one is held
+        self._adding = asyncio.Lock()  # each collection rests on the ids before it
         self._last_cuts: dict[int, tuple[Cut, bytes]] = {}  # by collection, with its id in the log
         self._first_cut = b""  # the first id that there is, where retention may remove cuts soon
         self._cut_time = 0
@@ -125,7 +127,7 @@ class MixCoord(Role):
         if not 1 <= shards <= self.node.settings.proxy.max_shard_num:
             limit = self.node.settings.proxy.max_shard_num
             raise InvalidRequest(f"a collection has 1 to {limit} shards (proxy.maxShardNum), not {shards!r}")
-        async with self._ddl:
+        async with self._ddl_of(schema.name):
             existing = self.catalog.catalog.collections.get(schema.name)
             if existing is not None and existing.state == DROPPING:
                 await self._finish_drop(existing)
@@ -134,9 +136,19 @@ class MixCoord(Role):
                 raise CollectionExists(f"collection {schema.name} exists: {other}", collection=schema.name)
             if existing is not None and existing.state == READY:
                 return {"collection": existing.to_wire(), "created": False}
-            collection = existing or await self._add(schema, shards)
-            await self._finish_create(collection)
-        return {"collection": replace(collection, state=READY).to_wire(), "created": True}
+            if existing is None:
+                async with self._adding:
+                    existing = await self._add(schema, shards)
+            await self._finish_create(existing)
+        return {"collection": replace(existing, state=READY).to_wire(), "created": True}
+
+    def _ddl_of(self, name: str) -> asyncio.Lock:
+        """The lock of all that is done to the collections of this name. Those of others may be where a channel is
+        away."""
+        lock = self._ddl.get(name)
+        if lock is None:
+            lock = self._ddl[name] = asyncio.Lock()
+        return lock
 
     async def _add(self, schema: CollectionSchema, shards: int) -> Collection:
         await self._check_no_tables(schema.name)
@@ -167,10 +179,13 @@ class MixCoord(Role):
         await self.catalog.append({"kind": "ready", "id": collection.id})
 
     async def _drop(self, request: Request) -> Answer:
-        async with self._ddl:
-            collection = self.catalog.catalog.by_id(request.params["id"])
+        named = self.catalog.catalog.by_id(request.params["id"])
+        if named is None:
+            return None  # a repeated request: it is gone already
+        async with self._ddl_of(named.name):
+            collection = self.catalog.catalog.by_id(named.id)
             if collection is None:
-                return None  # a repeated request: it is gone already
+                return None
             if collection.state != DROPPING:
                 await self.catalog.append({"kind": "drop", "id": collection.id})
             await self._finish_drop(collection)
@@ -200,22 +215,21 @@ class MixCoord(Role):
     async def _finish(self) -> None:
         """Finish what an earlier leader began."""
         while unfinished := [each for each in self.catalog.catalog.collections.values() if each.state != READY]:
-            async with self._ddl:
-                for collection in unfinished:
-                    await self._finish_one(collection)
+            await asyncio.gather(*map(self._finish_one, unfinished))
             await asyncio.sleep(FINISH_AGAIN_S)
 
     async def _finish_one(self, collection: Collection) -> None:
-        current = self.catalog.catalog.by_id(collection.id)
-        try:
-            if current is not None and current.state == CREATING:
-                await self._finish_create(current)
-            elif current is not None and current.state == DROPPING:
-                await self._finish_drop(current)
-        except Fenced:
-            raise
-        except TidewalError as error:  # the next turn, or the next request for the name, continues
-            _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
+        async with self._ddl_of(collection.name):
+            current = self.catalog.catalog.by_id(collection.id)
+            try:
+                if current is not None and current.state == CREATING:
+                    await self._finish_create(current)
+                elif current is not None and current.state == DROPPING:
+                    await self._finish_drop(current)
+            except Fenced:
+                raise
+            except TidewalError as error:  # the next turn, or the next request for the name, continues
+                _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
 
     async def _grant_periodically(self) -> None:
         """Grant the channels of all collections to the StreamingNode of this node, as long as it has one: those that it

@@ -10,6 +10,7 @@ from tests.actors.test_takeover import role_of
 from tidewal.actors.client import Client
 from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.rows.schema import CollectionSchema
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
@@ -80,6 +81,30 @@ async def test_a_collection_is_made_and_dropped_while_another_channel_is_away(ho
         assert not writing.done()
         plan.rates = Rates()
         await asyncio.wait_for(writing, 10)
+
+
+async def test_a_drop_that_waits_for_its_channel_holds_up_no_other_collection(home) -> None:
+    home.faults = plan = FaultPlan(1, channels="dml_0")
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=1)
+        plan.rates = Rates(lost=1.0)
+        dropping = asyncio.create_task(client.drop_collection("people", deadline_s=600))
+        await home.elapse(1)
+        await asyncio.wait_for(client.create_collection(home.POINTS, shards=1), 1)
+        await client.insert("points", [POINT])
+        await asyncio.wait_for(client.drop_collection("points"), 5)
+        assert not dropping.done()
+        plan.rates = Rates()
+        await asyncio.wait_for(client.create_collection(home.PEOPLE, shards=1), 60)  # behind the drop of that name
+        await asyncio.gather(dropping, return_exceptions=True)
+        assert await client.list_collections() == ["people"]
+
+
+async def test_collections_that_are_made_at_once_have_ids_of_their_own(home) -> None:
+    async with home.node() as node, node.client() as client:
+        schemas = [CollectionSchema(f"c{number}", home.PEOPLE.fields, home.PEOPLE.primary_key) for number in range(9)]
+        made = await asyncio.gather(*(client.create_collection(schema) for schema in schemas))
+        assert len({collection.id for collection in made}) == 9
 
 
 async def test_a_node_that_lacks_a_channel_says_so_in_its_lag(home) -> None:
