@@ -45,6 +45,8 @@ class _Host:
     lease_s: float
     life: int = 0
     node: SimulatedNode | None = None
+    cut: set[str] = field(default_factory=set[str])
+    deaf: set[str] = field(default_factory=set[str])
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
 
@@ -64,7 +66,7 @@ class SimulatedCluster:
         self.log: MemoryLog = MemoryLog()
         self.history: ClusterHistory = ClusterHistory()
         self.faults: LogFaults = LogFaults(random.Random(self.rng.random()))
-        self.rates: Rates = Rates()
+        self._fault_plans: list[FaultPlan] = []
         self.channels: Sequence[str] = [Names().pchannel(number) for number in range(self.plan.channels)]
         self.ahead_ms: int = 0  # the furthest that a wall clock was set ahead
         self._loop = loop
@@ -174,7 +176,9 @@ class SimulatedCluster:
         before = host.node.incarnation if host.node is not None and has_lock else ""
         host.life += 1
         process, renew_s = SimulatedProcess(), min(host.lease_s / 3, RENEW_S)
-        wal = SimulatedWal(self.log, FaultPlan(self.rng.randrange(2**32), self.rates), process, self.faults)
+        rates = self._fault_plans[-1].rates if self._fault_plans else Rates()
+        self._fault_plans.append(FaultPlan(self.rng.randrange(2**32), rates))
+        wal = SimulatedWal(self.log, self._fault_plans[-1], process, self.faults, host.cut, host.deaf)
         host.node = SimulatedNode(
             name,
             host.life,
@@ -242,12 +246,31 @@ class SimulatedCluster:
             self.note(f"{channel} goes on")
             self.faults.go_on(channel)
 
+    def cut(self, name: str, channel: str) -> None:
+        """Let no append of a node to the channel land until `mend`; those of others do."""
+        self.note(f"{self.node(name).incarnation} is cut off from {channel}")
+        self._hosts[name].cut.add(channel)
+
+    def mend(self, name: str, channel: str) -> None:
+        """Let what a node has appended to a channel land that it was cut off from."""
+        if channel in self._hosts[name].cut:
+            self.note(f"{self.node(name).incarnation} reaches {channel} again")
+            self._hosts[name].cut.discard(channel)
+            self.faults.release()
+
+    def deafen(self, name: str, *channels: str) -> None:
+        """Let a node read nothing more of the channels until `undeafen`."""
+        self.note(f"{self.node(name).incarnation} does not hear {' and '.join(channels)}")
+        self._hosts[name].deaf.update(channels)
+
+    def undeafen(self, name: str) -> None:
+        """Let a node read on."""
+        self._hosts[name].deaf.clear()
+
     def set_rates(self, rates: Rates) -> None:
-        """Let appends of all nodes fail at these rates from now on."""
-        self.rates = rates
-        for node in self.nodes:
-            if node.wal.faults is not None:
-                node.wal.faults.rates = rates
+        """Let appends of all nodes fail at these rates from now on, those that dead ones have on the way, too."""
+        for plan in self._fault_plans:
+            plan.rates = rates
 
     # ---- looking ----------------------------------------------------------------------------------------------------
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 
 from ...log.names import Names
 from ..clock import run_virtual
 from ..faults import Rates
 from .checker import ClusterViolation, check_cluster
-from .cluster import ClusterPlan, SimulatedCluster
+from .cluster import LOOK_S, ClusterPlan, SimulatedCluster
 from .history import ClusterHistory
 
 PROMPT_S = 2.0  # more than a lease, after the last fault: by then each channel has an owner
@@ -19,8 +20,8 @@ RATES = (0.96, 1.04)  # of clocks: further apart than this, the margin of leases
 
 class FaultDriver:
     """Does one thing after another to a cluster, several at a time: kills, stops, clocks that are set and run at other
-    rates, stalls of the state channels for up to two leases, appends that fail, land late, or have an unknown outcome,
-    readers that lag, nodes that leave."""
+    rates, nodes that are cut off from their lease, stalls of the state channels for up to two leases, appends that
+    fail, land late, or have an unknown outcome, readers that lag, nodes that leave."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
@@ -34,7 +35,18 @@ class FaultDriver:
         ends_s = loop.time() + faults_s
         while loop.time() < ends_s:
             fault = rng.choice(
-                [self._kill, self._kill, self._pause, self._pause, self._stall, self._clock, self._append, self._leave]
+                [
+                    self._kill,
+                    self._kill,
+                    self._pause,
+                    self._pause,
+                    self._stall,
+                    self._cut,
+                    self._cut,
+                    self._clock,
+                    self._append,
+                    self._leave,
+                ]
             )
             self._under_way.append(asyncio.create_task(fault()))
             await asyncio.sleep(rng.uniform(0.1, 3))
@@ -47,8 +59,13 @@ class FaultDriver:
         cluster = self._cluster
         cluster.set_rates(Rates())
         cluster.faults.late = cluster.faults.lag = 0.0
+        for name in cluster.names:
+            cluster.mend(name, Names().cluster)
+            cluster.undeafen(name)
         for channel in sorted(cluster.faults.stalled):
             cluster.go_on(channel)
+        while cluster.faults.landing:  # noqa: ASYNC110 -- a renewal of a node that is dead may be among them
+            await asyncio.sleep(0.1)
         for name in cluster.names:
             if cluster.node(name).process.dead:
                 cluster.start_node(name, has_lock=self._rng.random() < 0.5)
@@ -90,6 +107,35 @@ class FaultDriver:
         for channel in (Names().catalog, Names().cluster):
             self._cluster.go_on(channel)
 
+    async def _cut(self) -> None:
+        """Cut a node off from its lease, until it is missed or for a while. Then the others may be cut off in their
+        turn: so its renewals land before the eviction that they have decided on, and it may not hear of that."""
+        if not (name := self._node()):
+            return
+        cluster, rng, channel = self._cluster, self._rng, Names().cluster
+        cluster.cut(name, channel)
+        await self._until_missed(name, self._lease_s * rng.uniform(0.5, 2))
+        others = [other for other in cluster.names if other != name and rng.random() < 0.8]
+        for other in others:
+            cluster.cut(other, channel)
+        await asyncio.sleep(rng.uniform(0, 0.5))
+        cluster.mend(name, channel)
+        await asyncio.sleep(rng.uniform(0, 0.5))
+        if rng.random() < 0.5:
+            cluster.deafen(name, channel, Names().catalog)
+        for other in others:
+            cluster.mend(other, channel)
+        await asyncio.sleep(rng.uniform(0, self._lease_s))
+        cluster.undeafen(name)
+
+    async def _until_missed(self, name: str, deadline_s: float) -> None:
+        """Until a coordinator has found the node silent, and is about to say so."""
+        node = self._cluster.node(name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while not any(node.incarnation in other.detector.silent() for other in self._cluster.nodes):  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+
     async def _clock(self) -> None:
         if name := self._node():
             clock, jump_ms = self._cluster.clock(name), self._rng.randint(-JUMP_MS, JUMP_MS)
@@ -101,9 +147,10 @@ class FaultDriver:
     async def _append(self) -> None:
         cluster, rng = self._cluster, self._rng
         unknown, lost, fail = (rng.choice([0.0, 0.02, 0.1]) for _ in range(3))
-        cluster.set_rates(Rates(unknown=unknown, lost=lost, fail=fail, delay=0.1, delay_s_max=rng.choice([0.05, 1.0])))
+        rates = Rates(unknown=unknown, lost=lost, fail=fail, delay=0.1, delay_s_max=rng.choice([0.05, 1.0]))
+        cluster.set_rates(rates)
         cluster.faults.late, cluster.faults.lag = rng.choice([0.0, 0.05]), rng.choice([0.0, 0.1])
-        cluster.note(f"appends fail: {cluster.rates}, {cluster.faults.late:.2f} late, {cluster.faults.lag:.2f} lag")
+        cluster.note(f"appends fail: {rates}, {cluster.faults.late:.2f} late, {cluster.faults.lag:.2f} lag")
         await asyncio.sleep(rng.uniform(0, 2 * self._lease_s))
         cluster.set_rates(Rates())
         cluster.faults.late = cluster.faults.lag = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,8 @@ from ...log.wal import Append, Capabilities, Entry, OnAppended, Start
 from ..faults import FaultPlan
 from ..memory import MemoryLog, MemoryWal
 from .process import SimulatedProcess
+
+DEAF_S = 0.05  # after this long a channel is tried again that could not be read
 
 
 @dataclass
@@ -27,34 +29,54 @@ class LogFaults:
     late_s: float = 5.0
     lag: float = 0.0
     lag_s: float = 1.0
+    landing: int = 0  # appends that are late, and have not landed yet
     stalled: set[str] = field(default_factory=set[str])
     removed: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
-    _held: list[tuple[str, Callable[[], None]]] = field(default_factory=list[tuple[str, Callable[[], None]]])
+    _held: list[tuple[SimulatedWal, str, Callable[[], None]]] = field(
+        default_factory=list["tuple[SimulatedWal, str, Callable[[], None]]"]
+    )
 
-    def hold(self, channel: str, append: Callable[[], None]) -> None:
-        """Keep an append to a stalled channel back."""
-        self._held.append((channel, append))
+    def hold(self, wal: SimulatedWal, channel: str, append: Callable[[], None]) -> None:
+        """Keep an append to a channel back that takes none."""
+        self._held.append((wal, channel, append))
 
     def go_on(self, channel: str) -> None:
-        """End the stall of a channel: what was held back lands now, in its order."""
+        """End the stall of a channel."""
         self.stalled.discard(channel)
+        self.release()
+
+    def release(self) -> None:
+        """Let all land, in its order, that nothing holds back any more."""
         held, self._held = self._held, []
-        for name, append in held:
-            if name == channel:
-                append()
+        for wal, channel, append in held:
+            if wal.holds_back(channel):
+                self.hold(wal, channel, append)
             else:
-                self._held.append((name, append))
+                append()
 
 
 class SimulatedWal(MemoryWal):
     """A memory WAL which many processes may open, as brokers are, for one `process`. Each process has faults of its
-    own, beside those that the log has for all. What a killed process had submitted stays submitted."""
+    own, beside those that the log has for all; its machine appends to no channel that it is `cut` off from, and
+    reads none that it is `deaf` to. What a killed process had submitted stays submitted."""
 
     capabilities: Capabilities = replace(MemoryWal.capabilities, one_node=False)
 
-    def __init__(self, log: MemoryLog, faults: FaultPlan, process: SimulatedProcess, shared: LogFaults) -> None:
+    def __init__(
+        self,
+        log: MemoryLog,
+        faults: FaultPlan,
+        process: SimulatedProcess,
+        shared: LogFaults,
+        cut: Set[str],
+        deaf: Set[str],
+    ) -> None:
         super().__init__(log, faults)
-        self._process, self._shared = process, shared
+        self._process, self._shared, self._cut, self._deaf = process, shared, cut, deaf
+
+    def holds_back(self, channel: str) -> bool:
+        """Whether appends to the channel wait."""
+        return channel in self._shared.stalled or channel in self._cut
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         if self._process.dead:
@@ -64,9 +86,10 @@ class SimulatedWal(MemoryWal):
         def answer(result: list[bytes] | TidewalError) -> None:
             self._process.when_running(partial(done, result))
 
-        if channel in shared.stalled:
-            shared.hold(channel, partial(super().submit, taken, answer))
+        if self.holds_back(channel):
+            shared.hold(self, channel, partial(super().submit, taken, answer))
         elif shared.late and shared.rng.random() < shared.late:
+            shared.landing += 1
             asyncio.get_running_loop().call_later(shared.rng.uniform(0, shared.late_s), self._land, channel, taken)
             answer(Unavailable("the log did not answer", outcome_unknown=True))
         else:
@@ -74,9 +97,10 @@ class SimulatedWal(MemoryWal):
 
     def _land(self, channel: str, entries: Sequence[Append]) -> None:
         """Write what is late, behind all that this process had submitted before: an append overtakes none."""
-        if channel in self._shared.stalled:
-            self._shared.hold(channel, partial(self._land, channel, entries))
+        if self.holds_back(channel):
+            self._shared.hold(self, channel, partial(self._land, channel, entries))
         else:
+            self._shared.landing -= 1
             self._release()
             MemoryWal(self.log).submit(entries, _ignore)
 
@@ -85,6 +109,8 @@ class SimulatedWal(MemoryWal):
         async for entries in super().read(channel, start):
             if shared.lag and shared.rng.random() < shared.lag:
                 await asyncio.sleep(shared.rng.uniform(0, shared.lag_s))
+            while channel in self._deaf:  # noqa: ASYNC110 -- a simulated network has no event
+                await asyncio.sleep(DEAF_S)
             yield entries
 
     async def truncate(self, channel: str, id: bytes) -> None:
