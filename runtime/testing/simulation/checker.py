@@ -13,7 +13,7 @@ Checked at the end of a run, when no fault is left and each client has had its l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -25,7 +25,7 @@ from ...log.names import Names
 from ...log.record import Record, RecordType
 from ...log.wal import Entry
 from ...replicated.fold import Fold
-from ...replicated.records import PAGE, decode_entry
+from ...replicated.records import PAGE, Event, PageCollector, decode_entry
 from ...streams.channel_reader import ChannelReader
 from .cluster import SimulatedCluster
 from .history import HistoryEvent
@@ -112,8 +112,8 @@ def _check_state(
     every = [entry for _, entry in sorted({entry.id: entry for entry in entries}.items())]
     pages = dict(_pages(every, type))
     whole = _folded(create(), [entry for entry in every if entry.id not in pages])
-    for as_of in sorted(set(pages.values())):
-        behind = [entry for entry in every if entry.id >= as_of and pages.get(entry.id, as_of) == as_of]
+    for as_of in sorted(_whole_snapshots(pages.values())):
+        behind = [entry for entry in every if entry.id >= as_of and _as_of(pages, entry) in (None, as_of)]
         if _folded(create(), behind).snapshot() != whole.snapshot():
             _fail(cluster, f"the state from the snapshot as of {as_of.hex()} is not the state from the start", channel)
     for node in cluster.nodes:
@@ -123,13 +123,27 @@ def _check_state(
     return whole
 
 
-def _pages(entries: Sequence[Entry], type: RecordType) -> Iterator[tuple[bytes, bytes]]:
-    """The ids of entries that are pages of snapshots, with the record as of which each is."""
+def _pages(entries: Sequence[Entry], type: RecordType) -> Iterator[tuple[bytes, Event]]:
+    """The pages of snapshots among the entries, by the ids of these."""
     for entry in entries:
         with suppress(BadRecord):
             proposed = decode_entry(entry, type)
             if proposed.kind == PAGE:
-                yield entry.id, proposed.event["as_of"]
+                yield entry.id, proposed.event
+
+
+def _as_of(pages: Mapping[bytes, Event], entry: Entry) -> bytes | None:
+    return pages[entry.id]["as_of"] if entry.id in pages else None
+
+
+def _whole_snapshots(pages: Iterable[Event]) -> Set[bytes]:
+    """The records as of which there is a snapshot with all its pages."""
+    collector, found = PageCollector(), set[bytes]()
+    for page in sorted(pages, key=lambda page: page["as_of"]):
+        collector.add(page)
+        if collector.snapshot is not None:
+            found.add(collector.as_of)
+    return found
 
 
 def _folded(fold: Fold[Any], entries: Sequence[Entry]) -> Fold[Any]:

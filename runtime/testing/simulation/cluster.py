@@ -169,10 +169,11 @@ class SimulatedCluster:
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
-    def start_node(self, name: str, *, has_lock: bool = False) -> SimulatedNode:
+    def start_node(self, name: str, *, has_lock: bool = False, lease_s: float | None = None) -> SimulatedNode:
         """Start a node that does not run, as a new incarnation. `has_lock`: it has the file lock of its name, and so
-        knows that the life before is dead."""
+        knows that the life before is dead. `lease_s` is its lease from now on."""
         host = self._hosts[name]
+        host.lease_s = lease_s or host.lease_s
         before = host.node.incarnation if host.node is not None and has_lock else ""
         host.life += 1
         process, renew_s = SimulatedProcess(), min(host.lease_s / 3, RENEW_S)
