@@ -122,6 +122,11 @@ class SimulatedCluster:
         return next((node for node in self.nodes if node.promises(channel)), None)
 
     @property
+    def leaving(self) -> bool:
+        """Whether a node is about to leave."""
+        return any(node.leaving for node in self.nodes)
+
+    @property
     def lease_s(self) -> float:
         """The longest lease of a node."""
         return max(self.plan.leases_s)

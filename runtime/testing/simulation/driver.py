@@ -62,14 +62,14 @@ class FaultDriver:
         for name in cluster.names:
             cluster.mend(name, Names().cluster)
             cluster.undeafen(name)
+            cluster.resume(name)
         for channel in sorted(cluster.faults.stalled):
             cluster.go_on(channel)
-        while cluster.faults.landing:  # noqa: ASYNC110 -- a renewal of a node that is dead may be among them
+        while cluster.faults.landing or cluster.leaving:  # noqa: ASYNC110 -- a renewal of a dead node may be on its way
             await asyncio.sleep(0.1)
         for name in cluster.names:
             if cluster.node(name).process.dead:
                 cluster.start_node(name, has_lock=self._rng.random() < 0.5)
-            cluster.resume(name)
         cluster.note("no more faults")
 
     def _node(self) -> str | None:

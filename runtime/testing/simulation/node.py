@@ -75,7 +75,7 @@ class SimulatedNode:
         self.membership.on_confirmed(self._on_confirmed)
         self._handled: dict[str, int] = {}  # the terms of grants that were taken up
         self._taking: set[asyncio.Task[None]] = set()
-        self._leaving = False
+        self.leaving: bool = False
 
     # ---- what the cluster and the clients see -----------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class SimulatedNode:
 
     async def leave(self) -> None:
         """Give everything up in good order, and leave the cluster."""
-        self._leaving = True
+        self.leaving = True
         await self._give_up()
         await self.membership.leave()
 
@@ -146,10 +146,10 @@ class SimulatedNode:
         while True:
             own = self._own_channels()
             lost = any(name not in own or own[name].term != term for name, term in self._owned.active.items())
-            if (self._owned.stalled or lost) and not self._leaving:
+            if (self._owned.stalled or lost) and not self.leaving:
                 await self._give_up()
             for name, state in self._own_channels().items():
-                if self._handled.get(name, 0) < state.term and not self._leaving:
+                if self._handled.get(name, 0) < state.term and not self.leaving:
                     self._handled[name] = state.term
                     task = asyncio.create_task(self._take_up(name, state.term))
                     self._taking.add(task)
@@ -167,7 +167,7 @@ class SimulatedNode:
         except TidewalError:
             await self._release({name: (term, self.hybrid.last, b"")})
             return
-        if owned is self._owned and not self._leaving:
+        if owned is self._owned and not self.leaving:
             owned.activate(name, term)
             self._note("active", channel=name, term=term)
 
