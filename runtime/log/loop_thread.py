@@ -31,6 +31,7 @@ class LoopThread:
         running = ExitStack()
         self._portal = running.enter_context(start_blocking_portal(name=name))
         self._thread = self._portal.call(threading.current_thread)
+        self._own_loop = self._portal.call(asyncio.get_running_loop)
         self._later: set[asyncio.Task[None]] = set()
         # Also when the process ends: the portal waits for its thread, which the interpreter has frozen by then.
         self._end = weakref.finalize(self, _end, self._process, self._portal, running)
@@ -64,12 +65,17 @@ class LoopThread:
         return os.getpid() == self._process
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` and wait for its end, but on the loop's own thread, which must not wait for itself."""
-        if threading.current_thread() is not self._thread:
-            self.run(work)
-        else:
-            self._later.add(task := asyncio.get_running_loop().create_task(work))
-            task.add_done_callback(self._later.discard)
+        """Begin `work`, and wait for nothing: the garbage collector calls this on any thread, in the midst of anything,
+        such as while that holds a lock that the loop waits for. Does nothing where the loop has ended."""
+        if self._is_here():
+            with suppress(RuntimeError):  # the loop is closed
+                self._own_loop.call_soon_threadsafe(self._begin, work)
+                return
+        work.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._later.add(task := self._own_loop.create_task(work))
+        task.add_done_callback(self._later.discard)
 
     def _ended(self) -> Closed:
         return Closed(f"the thread {self._thread.name} has ended")
@@ -153,8 +159,7 @@ class LoopReader:
         finally:
             # An abandoned read is ended by the garbage collector, perhaps when the log is closed already.
             if self._loop is not None:
-                with suppress(Closed):
-                    self._loop.finish(batches.aclose())
+                self._loop.finish(batches.aclose())
 
     def alive(self) -> bool:
         """Clients of brokers connect again by themselves."""

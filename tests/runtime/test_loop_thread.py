@@ -98,21 +98,28 @@ def test_who_waits_as_the_loop_ends_is_told_that_it_is_closed(loop):
     assert [type(error) for error in told] == [Closed]
 
 
-def test_its_own_thread_does_not_wait_for_itself(loop):
-    finished: list[str] = []
+def test_what_the_garbage_collector_ends_waits_for_nothing(loop):
+    """It may run while its thread holds a lock that the loop waits for."""
+    lock, waits, finished = threading.Lock(), threading.Event(), threading.Event()
 
-    async def finish(name: str) -> None:
-        await asyncio.sleep(0)
-        finished.append(name)
+    async def blocked() -> None:
+        waits.set()
+        with lock:
+            pass
 
-    async def on_the_loop() -> None:
-        loop.finish(finish("later"))
-        finished.append("first")
-        await asyncio.wait(list(loop._later))
+    async def finish() -> None:
+        finished.set()
 
-    loop.run(on_the_loop())
-    loop.finish(finish("waited for"))
-    assert finished == ["first", "later", "waited for"]
+    with lock:
+        blocking = threading.Thread(target=loop.run, args=(blocked(),))
+        blocking.start()
+        assert waits.wait(20)
+        loop.finish(finish())
+        assert not finished.is_set()
+    assert finished.wait(20)
+    blocking.join(20)
+    loop.end()
+    loop.finish(finish())  # nothing is left to be ended
 
 
 def test_after_its_end_it_says_so(loop):
