@@ -39,6 +39,7 @@ from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
 from .streamingnode import StreamingNode
+from .waiting import ended
 
 T = TypeVar("T")
 
@@ -140,7 +141,7 @@ class Standalone:
                     raise failed.result()
                 await ready
             finally:
-                await _ended(ready, failed)
+                await ended(ready, failed)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -205,7 +206,7 @@ class Standalone:
             if failed.done():
                 raise failed.result()
         finally:
-            await _ended(*tasks)
+            await ended(*tasks)
         if working is not None:
             raise DeadlineExceeded(f"the work of node {self.node.name} has not ended after {timeout_s:g} s")
         return None
@@ -275,13 +276,6 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     chosen = settings.model_copy(update={"wal": wal or settings.wal})
     stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(home / "tables")))
     return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
-
-
-async def _ended(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel the tasks, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def node_name() -> str:

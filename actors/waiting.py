@@ -1,4 +1,4 @@
-"""Waiting for one of several things."""
+"""Waiting for one of several tasks, and for their ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
     """Return when the first of `waits` has ended, and cancel the others. Raises what it raised."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    tasks = [asyncio.create_task(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*tasks)
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
