@@ -35,12 +35,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..errors import BadRecord, CollectionNotFound, FormatTooNew, InvalidSchema, PreconditionFailed
-from ..log.record import DECODE_ERRORS, RecordType
+from ..errors import BadRecord, CollectionNotFound, PreconditionFailed
+from ..log.record import RecordType
 from ..log.wal import Entry
 from ..nearest import nearest
 from ..replicated.fold import Fold
-from ..replicated.records import FIRST_LEVEL, Event, typed
+from ..replicated.records import Event, apply_by_kind, typed
 from ..rows.schema import CollectionSchema
 from ..streams.channel_reader import Granted
 
@@ -121,16 +121,7 @@ class Catalog:
 
     def apply(self, event: Event) -> None:
         """`StateMachine.apply`."""
-        kind = event["kind"]
-        handler = getattr(self, f"_on_{kind}", None)
-        if handler is None:
-            raise FormatTooNew(
-                f"the catalog has an event {kind!r}, which this Tidewal does not know: upgrade", supported=FIRST_LEVEL
-            )
-        try:
-            handler(event)
-        except (*DECODE_ERRORS, LookupError, AttributeError, InvalidSchema) as error:
-            raise BadRecord(f"malformed catalog record {kind!r}: {error!r}", reason="body") from error
+        apply_by_kind(self, event, "catalog")
 
     def collection(self, name: str) -> Collection:
         """The collection of that name, if it is ready. Raises `CollectionNotFound`."""

@@ -21,9 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
-from ..errors import BadRecord, FormatTooNew, PreconditionFailed
-from ..log.record import DECODE_ERRORS
-from ..replicated.records import FIRST_LEVEL, Event, typed
+from ..errors import PreconditionFailed
+from ..replicated.records import FIRST_LEVEL, Event, apply_by_kind, typed
 
 GONE_MAX = 1_000  # nodes that ended, whose ends are remembered; a record under way for longer than so many ends is lost
 
@@ -96,16 +95,7 @@ class ClusterState:
 
     def apply(self, event: Event) -> None:
         """`StateMachine.apply`."""
-        kind = event["kind"]
-        handler = getattr(self, f"_on_{kind}", None)
-        if handler is None:
-            raise FormatTooNew(
-                f"the cluster has a record {kind!r}, which this Tidewal does not know: upgrade", supported=FIRST_LEVEL
-            )
-        try:
-            handler(event)
-        except (*DECODE_ERRORS, LookupError, AttributeError) as error:
-            raise BadRecord(f"malformed record {kind!r} of the cluster: {error!r}", reason="body") from error
+        apply_by_kind(self, event, "cluster")
 
     def snapshot(self) -> dict[str, Any]:
         """`StateMachine.snapshot`."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import msgpack
 import xxhash
 
-from ..errors import BadRecord
+from ..errors import BadRecord, FormatTooNew, InvalidSchema
 from ..log.record import DECODE_ERRORS, Record, RecordType, decode
 from ..log.wal import Entry
 
@@ -108,6 +108,21 @@ def typed(value: object, kind: type[Typed]) -> Typed:
     if type(value) is not kind:
         raise ValueError(f"{value!r} is no {kind.__name__}")
     return cast(Typed, value)
+
+
+def apply_by_kind(state: object, event: Event, name: str) -> None:
+    """Call the method of `state` for the kind of `event`, `_on_KIND`; `name` is that of the state. Raises
+    `FormatTooNew` for a kind without a method, `BadRecord` for a malformed event, and what the method raises."""
+    kind = event["kind"]
+    handler = getattr(state, f"_on_{kind}", None)
+    if handler is None:
+        raise FormatTooNew(
+            f"the {name} has an event {kind!r}, which this Tidewal does not know: upgrade", supported=FIRST_LEVEL
+        )
+    try:
+        handler(event)
+    except (*DECODE_ERRORS, LookupError, AttributeError, InvalidSchema) as error:
+        raise BadRecord(f"malformed {name} record {kind!r}: {error!r}", reason="body") from error
 
 
 # ---- pages of snapshots ---------------------------------------------------------------------------------------------
