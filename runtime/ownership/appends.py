@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ..clock import HybridClock
-from ..errors import DeadlineExceeded, Overloaded, TidewalError, Unavailable
+from ..errors import DeadlineExceeded, Overloaded, TidewalError
 from ..log.record import CONTROL_TYPES, Record, stamp
 from ..log.wal import Append, ControlAppend, Wal
 from .batch import AppendBatch, Appended, AppendPart, number, prepared
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
-from .owned_channel import OwnedChannel
+from .owned_channel import OwnedChannel, promising_channel
 from .producers import BatchOutcome
 
 
@@ -86,10 +86,7 @@ class Appends:
         owned: list[OwnedChannel] = []
         ts = self._timestamp()
         for channel, _ in records:
-            own = self._owned.get(channel)
-            if own is None:
-                raise Unavailable(f"this node does not own {channel} yet; retry", channel=channel)
-            own.check_promising(ts)
+            own = promising_channel(self._owned, channel, ts)
             # a channel may take as much as it leaves free: one that the log does not answer for leaves room to others
             if own.acks.bytes and own.acks.bytes + size > self._limit - self.inflight_bytes:
                 raise Overloaded(
@@ -194,7 +191,7 @@ class Appends:
         return any(not part.own.stalled and part.batch not in self._late for part in self._undecided())
 
     def fail_undecided(self) -> None:
-        """The channels are not owned any more: nobody here learns what has become of these appends."""
+        """The channels are not owned any more: what has become of these appends is not learned here."""
         gone = DeadlineExceeded("the owner of the channel is gone before it knew the outcome; retry")
         for part in self._undecided():
             part.batch.lost = gone

@@ -23,7 +23,7 @@ from .appends import Appends
 from .batch import Appended, RecordKey, channels_of, recorded_outcome, repeated
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
-from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, SyncPoint
+from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, SyncPoint, promising_channel
 from .producers import BatchOutcome, ProducerTable, given_up
 from .recovery import records_below
 from .snapshots import Snapshots
@@ -318,7 +318,7 @@ class ChannelOwner:
             now = self._promised()
             if channels is None:
                 channels = [own.channel for own in self._owned.values() if own.promises(now)]
-            owned = [self._promising_channel(channel, now) for channel in channels]
+            owned = [promising_channel(self._owned, channel, now) for channel in channels]
             reached = max((own.acked_ts for own in owned), default=0)
             time = max(min((own.acks.watermark(now) for own in owned), default=now), reached)
             late = {own.channel: self._reached(own, time) for own in owned if own.acks.watermark(time) < time}
@@ -328,13 +328,6 @@ class ChannelOwner:
             with self._lock:
                 self._promised()  # still
         return SyncPoint(time, points)
-
-    def _promising_channel(self, channel: str, ts: int) -> OwnedChannel:
-        own = self._owned.get(channel)
-        if own is None:
-            raise Unavailable(f"this node does not own {channel} yet; retry", channel=channel)
-        own.check_promising(ts)
-        return own
 
     def _reached(self, own: OwnedChannel, time: int) -> asyncio.Future[ChannelPoint]:
         """The last record of a channel at or before `time`, once nothing at or before it is open."""

@@ -101,20 +101,6 @@ class OwnedChannel:
         self.unsaved -= count
         self.unsaved_bytes -= size
 
-    def check_promising(self, ts: int) -> None:
-        """Raise `Unavailable` unless `ts` may be stamped or promised."""
-        if not self.open:
-            raise Unavailable(f"this node does not own {self.channel} yet; retry", channel=self.channel)
-        if self.stalled:
-            raise Unavailable(
-                f"the outcome of an earlier append to {self.channel} is being determined; retry", channel=self.channel
-            )
-        if ts > self.limit:
-            raise Unavailable(
-                f"the lease's timestamp limit of {self.channel} is reached and not renewed yet; retry",
-                channel=self.channel,
-            )
-
     def promises(self, ts: int) -> bool:
         """Whether `ts` may be stamped or promised."""
         return self.open and not self.stalled and ts <= self.limit
@@ -150,6 +136,20 @@ class OwnedChannel:
         awaited, self._awaited = self._awaited, []
         for _, reached in awaited:
             reached(None)
+
+
+def promising_channel(owned: Mapping[str, OwnedChannel], channel: str, ts: int) -> OwnedChannel:
+    """The `channel` of those that are `owned`. Raises `Unavailable` unless `ts` may be stamped or promised for it."""
+    own = owned.get(channel)
+    if own is None or not own.open:
+        raise Unavailable(f"this node does not own {channel} yet; retry", channel=channel)
+    if own.stalled:
+        raise Unavailable(f"the outcome of an earlier append to {channel} is being determined; retry", channel=channel)
+    if ts > own.limit:
+        raise Unavailable(
+            f"the lease's timestamp limit of {channel} is reached and not renewed yet; retry", channel=channel
+        )
+    return own
 
 
 Promising = Callable[[], list[tuple[OwnedChannel, int]]]
