@@ -1,4 +1,4 @@
-"""What the assigner is told of members and channels, and what it answers: the plan for one role."""
+"""What the assigner is given, members and channels, and what it returns: the plan for one role."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AssignableMember:
     proportion to its `size`. `load` is what it bears besides the channels of the role, and `capacity` the most that it
     should bear altogether, None for no limit; both in the unit of the channels' weights. `host` and `zone` are where it
     runs, "" where that is not known. A cordoned member keeps what it has and gets nothing new, a draining one loses
-    all. `has_reported` says whether it has told its load.
+    all. `has_reported` says whether it has reported its load.
     """
 
     incarnation: str
@@ -102,7 +102,7 @@ class ConditionKind(Enum):
     PARKED = "channels failed on several nodes, and are parked until an operator releases them"
     DRAIN_WAITS = "what a draining member has can go nowhere"
     AWAITED = "a member may still come back: its channels wait for the end of a lease"
-    NOT_REPORTED = "a member has not told its load: balancing waits"
+    NOT_REPORTED = "a member has not reported its load: balancing waits"
 
 
 @dataclass(frozen=True, slots=True)
