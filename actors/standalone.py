@@ -39,7 +39,7 @@ from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
 from .streamingnode import StreamingNode
-from .waiting import ended
+from ..runtime.waiting import ended
 
 T = TypeVar("T")
 

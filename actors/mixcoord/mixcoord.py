@@ -39,7 +39,7 @@ from ..node import Node
 from ..owners import sync_point
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
-from ..waiting import first_of
+from ...runtime.waiting import first_of
 from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .reply_channels import ReplyChannels

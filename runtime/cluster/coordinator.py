@@ -10,11 +10,12 @@ from contextlib import suppress
 from ..catalog.catalog_log import CatalogLog
 from ..clock import HybridClock
 from ..errors import Fenced, PreconditionFailed, TidewalError
+from ..waiting import first_of
 from .cluster_log import ClusterLog
 from .decisions import Assignment, ClusterView, decide
 from .detector import SilenceDetector
 
-LOOK_S = 0.2  # between two looks: leases end without any record
+LOOK_S = 0.2  # until the next look where the catalog stays as it is: leases end without any record
 PATIENCE_S = 0.3  # more than the leader's, before another coordinator ends a lease
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class ClusterCoordinator:
     @property
     def leads(self) -> bool:
         """Whether this process leads, as far as the catalog was read."""
-        return self._catalog.leader.node == self._cluster.author
+        return self._catalog.leads
 
     def view(self) -> ClusterView:
         """What this process has read by now."""
@@ -57,7 +58,7 @@ class ClusterCoordinator:
         """Look and propose until it is cancelled. Raises what has ended following one of the logs."""
         while True:
             try:
-                if await self._step():
+                if await self.step():
                     continue
             except TidewalError as error:
                 self._catalog.check_following()
@@ -65,10 +66,13 @@ class ClusterCoordinator:
                 if not (error.retryable or isinstance(error, Fenced)):
                     raise
                 _log.info("what the log holds by now is looked at again: %s", error)
-            await asyncio.sleep(LOOK_S)
+            await first_of(self._catalog.changed(), asyncio.sleep(LOOK_S))
 
-    async def _step(self) -> bool:
-        """Whether something was proposed, and counts."""
+    async def step(self) -> bool:
+        """Look once, and propose what follows. Returns whether something counts of that. Raises as `run` does, and
+        errors of the log that may pass."""
+        if self._catalog.leader.node == self._cluster.author and not self._catalog.leads:
+            await self._catalog.claim(self._cluster.author)  # an earlier life of this coordinator led
         view = self.view()
         decision = decide(view, self._assign(view))
         moved = decision.claim

@@ -38,12 +38,25 @@ class SilenceDetector:
 
     Silence is counted only over time that was *observed*: in which records of this process, asked for every `renew_s`,
     came back promptly. While the log takes no records, or this process reads late or stands still, nobody's silence
-    grows; so an outage of the log evicts nobody. What was read at the beginning, or anew, counts as heard at that
-    moment: a process that has just started finds nobody missing before one lease has passed.
+    grows; so an outage of the log evicts nobody. What was read before this process was a member, or is read anew, counts
+    as heard at that moment: a process that has just started finds nobody missing before one lease has passed. Until
+    then another member may have had the cluster to itself, and have renewed its lease without a record.
+
+    `sole` says that only the process which has the log open may own channels: then no lease but its own is waited for.
     """
 
-    def __init__(self, log: ClusterLog, membership: NodeMembership, clock: Clock, *, renew_s: float = RENEW_S) -> None:
-        self._log, self._membership, self._clock, self._renew_s = log, membership, clock, renew_s
+    def __init__(
+        self,
+        log: ClusterLog,
+        membership: NodeMembership,
+        clock: Clock,
+        *,
+        renew_s: float = RENEW_S,
+        sole: bool = False,
+    ) -> None:
+        self._log, self._membership, self._clock = log, membership, clock
+        self._renew_s, self._sole = renew_s, sole
+        self._counts = False  # this process is a member
         self._heard: dict[str, _Heard] = {}
         self._observed_s = 0.0
         self._confirmed_s = clock.monotonic()
@@ -69,6 +82,8 @@ class SilenceDetector:
         cluster = self._log.cluster
         if incarnation in cluster.members:
             return False
+        if self._sole:
+            return True
         gone = cluster.gone.get(incarnation)
         if gone is not None and gone.how in (LEFT, REPLACED):
             return True
@@ -108,6 +123,10 @@ class SilenceDetector:
         meanwhile is silent only since then."""
         now = self._clock.monotonic()
         gap_s = now - self._confirmed_s
+        if not self._counts:
+            self._counts = True
+            self._hear_all()
+            gap_s = 0.0
         if now - asked_s <= self._renew_s and gap_s <= OWN_GAPS * self._renew_s:
             for incarnation, heard in self._heard.items():
                 since_s = heard.read_s - self._confirmed_s

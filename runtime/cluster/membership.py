@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..clock import Clock
 from ..errors import Fenced, PreconditionFailed, TidewalError
 from ..ownership.lease import Lease
 from ..replicated.records import Event
+from ..waiting import ended
 from .cluster_log import ClusterLog
 from .state import NodeMember, Report
 
@@ -31,6 +33,10 @@ class NodeMembership:
     `renew` is to be called every `RENEW_S` seconds, on a thread that a busy loop does not starve; it renews only while
     `may_renew` says that the loop has answered lately: a process that hangs must not keep its channels. All else
     belongs to the log's loop, except `holds`.
+
+    With `unwritten` a member that has the cluster to itself stores no renewals: it reads the log to its end instead.
+    While that shows no other member, nobody has read of this one, so whoever may take its lease for over counts from a
+    later moment than that of the reading.
     """
 
     def __init__(
@@ -41,13 +47,16 @@ class NodeMembership:
         *,
         may_renew: Callable[[], bool] = lambda: True,
         report: Callable[[], Report] = dict[str, object],
+        unwritten: bool = False,
     ) -> None:
         """`member` says what this process registers as; `report` returns what it says of itself with each renewal."""
         assert member.incarnation == log.author, "a process registers under the name that its records bear"
         self.member: NodeMember = member
         self.fenced: Fenced | None = None
         self._log, self._clock = log, clock
-        self._may_renew, self._report = may_renew, report
+        self._may_renew, self._report, self._unwritten = may_renew, report, unwritten
+        self._loop = asyncio.get_running_loop()
+        self._looking: asyncio.Task[None] | None = None
         self._lease = Lease(clock, member.lease_ms / 1000)
         self._asking = threading.Lock()
         self._number = 0
@@ -88,16 +97,44 @@ class NodeMembership:
         From any thread."""
         if not self._registered or self._left or self.fenced is not None or not self._may_renew():
             return
+        if self._unwritten and self._is_alone():
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._begin_looking)
+            return
+        self._write_renewal()
+
+    def _write_renewal(self) -> None:
         with self._asking:
             try:
                 self._log.submit(self._renewal(self._ask()))
             except TidewalError:
                 return
 
+    def _is_alone(self) -> bool:
+        return len(self._log.cluster.members) <= 1
+
+    def _begin_looking(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_for_others())
+
+    async def _look_for_others(self) -> None:
+        """Renew the lease without a record, where there is no other member."""
+        asked_s = self._clock.monotonic()
+        try:
+            await self._log.catch_up()
+        except TidewalError:  # the next call tries again
+            return
+        if not self._is_alone():
+            self._write_renewal()
+        elif not self._left and self.fenced is None:
+            self._confirm(asked_s)
+
     async def leave(self) -> None:
         """End the membership. Nothing may rest on the lease any more: what was owned was released before. Raises what
         the log raises; then the end of the lease is found by others."""
         self._left = True
+        if self._looking is not None:
+            await ended(self._looking)
         if self._registered and self.fenced is None:
             await self._log.propose({"kind": "leave", "incarnation": self.member.incarnation})
 
@@ -142,9 +179,12 @@ class NodeMembership:
         self._registered = True
         asked_s = self._asked_s.pop(present.number, None)
         if asked_s is not None:
-            self._lease.renew(asked_s)
-            for call in self._on_confirmed:
-                call(asked_s)
+            self._confirm(asked_s)
+
+    def _confirm(self, asked_s: float) -> None:
+        self._lease.renew(asked_s)
+        for call in self._on_confirmed:
+            call(asked_s)
 
     def _end(self, error: Fenced) -> None:
         self.fenced = error

@@ -15,8 +15,10 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     create_model,
     field_validator,
+    model_validator,
 )
 
 from ..log.opening import installed_backends
@@ -170,6 +172,23 @@ class QuotaAndLimitsSettings(SettingsSection):
     limit_writing: LimitWritingSettings = LimitWritingSettings()
 
 
+class ClusterSettings(SettingsSection):
+    """The nodes of one log, which are one system. Tidewal's own."""
+
+    id: str = Field(default="", description="id of the cluster that a node may join; empty: that of the log")
+    secret: SecretStr = Field(default=SecretStr(""), description="what all nodes of the cluster must know")
+    lease_ms: int = Field(
+        default=3000, ge=100, description="ms for which a node is a member, and owns its channels, after each renewal"
+    )
+    renew_ms: int = Field(default=1000, ge=20, description="ms between two renewals; at most half of leaseMs")
+
+    @model_validator(mode="after")
+    def _check_times(self) -> ClusterSettings:
+        if 2 * self.renew_ms > self.lease_ms:
+            raise ValueError(f"renewMs {self.renew_ms} must be at most half of leaseMs {self.lease_ms}")
+        return self
+
+
 class ActorSettings(SettingsSection):
     """Actors. Tidewal's own."""
 
@@ -241,6 +260,7 @@ class Settings(_WithBackends):
     query_node: QueryNodeSettings = QueryNodeSettings()
     common: CommonSettings = CommonSettings()
     quota_and_limits: QuotaAndLimitsSettings = QuotaAndLimitsSettings()
+    cluster: ClusterSettings = ClusterSettings()
     actor: ActorSettings = ActorSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LoggingSettings = LoggingSettings()

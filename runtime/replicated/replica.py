@@ -247,6 +247,11 @@ class Replica(Follower[State]):
 
     # ---- leadership -------------------------------------------------------------------------------------------------
 
+    @property
+    def leads(self) -> bool:
+        """Whether the last claim that was read is this replica's."""
+        return self._standing is not None and self._standing.id == self.fold.claim.id
+
     async def claim(self, node: str) -> Claim:
         """Become the leader under the name `node`, and return its claim. A claim names the last winning one; log order
         decides between claims that name the same one. Raises `Fenced` when other nodes won `CLAIMS_MAX` times; where

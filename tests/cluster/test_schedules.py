@@ -113,13 +113,19 @@ def test_2_renewals_that_land_behind_the_eviction_and_the_next_grant_count_for_n
 @pytest.mark.parametrize("hears", [True, False])
 def test_2_a_renewal_that_lands_just_before_the_eviction_is_relied_upon_and_waited_for(seed: int, hears: bool) -> None:
     async def schedule(cluster: SimulatedCluster) -> None:
-        owner = owner_of(cluster)
+        owner, missed = owner_of(cluster), asyncio.Event()
+
+        def cut_when_missed(_: float) -> None:
+            """What the others decide, once one of them misses the owner, waits."""
+            if any(owner.incarnation in other.detector.silent() for other in but(cluster, owner)):
+                missed.set()
+                for other in but(cluster, owner):
+                    cluster.cut(other.name, CLUSTER)
+
+        for other in but(cluster, owner):
+            other.membership.on_confirmed(cut_when_missed)
         cluster.cut(owner.name, CLUSTER)
-        async with asyncio.timeout(2 * LEASE_S):
-            while not any(owner.incarnation in other.detector.silent() for other in but(cluster, owner)):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        for other in but(cluster, owner):  # what they have decided waits
-            cluster.cut(other.name, CLUSTER)
+        await asyncio.wait_for(missed.wait(), 2 * LEASE_S)
         await asyncio.sleep(0.3)
         cluster.mend(owner.name, CLUSTER)
         await asyncio.sleep(0.1)
