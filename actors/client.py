@@ -90,8 +90,8 @@ _RowsFor: TypeAlias = Callable[[CollectionSchema], Rows]
 
 
 class Client:
-    """An async context manager. Many calls may run at once; writes are appended in the order in which they are
-    called, unless a request is lost on its way and repeated behind a later one.
+    """An async context manager. Many calls may run at once; writes are appended in the order in which they are called,
+    whichever nodes fail meanwhile. One whose deadline has passed is not waited for by later ones.
 
     `wal` is the open log, `prefix` that of the cluster's channels. `name` is the producer's: it must never have been
     used before, because writes are deduplicated by it. By default it is random.
@@ -111,6 +111,7 @@ class Client:
     def __init__(self, wal: Wal, *, prefix: str = Names().prefix, name: str = "") -> None:
         self._rpc = RpcClient(wal, Names(prefix), name=name)
         self._pseqs = itertools.count(1)
+        self._writing: dict[int, None] = {}  # the numbers of writes under way, in order
         self._collections: dict[str, Collection] = {}
         self._session: dict[str, int] = {}
 
@@ -241,14 +242,28 @@ class Client:
     async def _ask_to_write(self, params: Params, body: Payload, deadline_s: float) -> Reply:
         """Send the write under one number until its outcome is known, or `deadline_s` have passed: after an attempt of
         unknown outcome a refusal says nothing about that attempt."""
+        pseq: int = params["pseq"]
+        self._writing[pseq] = None
+        try:
+            return await self._ask_until_known(params, body, deadline_s)
+        finally:
+            del self._writing[pseq]
+
+    async def _ask_until_known(self, params: Params, body: Payload, deadline_s: float) -> Reply:
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
         unknown: TidewalError | None = None
+
+        def timed() -> Params:
+            return {
+                **params,
+                "after": self._under_way_before(params["pseq"]),
+                "deadline_s": max(end - loop.time(), 0.0),
+            }
+
         while True:
             try:
-                left_s = end - loop.time()
-                timed = {**params, "deadline_s": max(left_s, 0.0)}
-                return await self._rpc.call("proxy", "write", timed, body, deadline_s=left_s)
+                return await self._rpc.call("proxy", "write", timed, body, deadline_s=end - loop.time())
             except TidewalError as error:
                 if unknown is None and error.fields.get("outcome_unknown"):
                     unknown = error
@@ -258,6 +273,12 @@ class Client:
                     late = isinstance(error, DeadlineExceeded)  # of the time that earlier attempts had left
                     raise of_unknown_outcome(unknown if late else error) from None
             await asyncio.sleep(AGAIN_S)
+
+    def _under_way_before(self, pseq: int) -> int:
+        """The number of the write before `pseq` of which the outcome is not known yet; 0 for none. A door that has not
+        had that one does not take this one."""
+        numbers = reversed(self._writing)
+        return next((number for number in numbers if number < pseq), 0)
 
     @checked
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:

@@ -16,12 +16,14 @@ from ..runtime.errors import (
     BadRecord,
     CorruptLog,
     DirectoryUnwritable,
+    Fenced,
     FormatTooNew,
     InvalidRequest,
     InvalidSchema,
     PositionLost,
     PositionMismatch,
     TidewalError,
+    Unavailable,
 )
 from ..runtime.log.heartbeats import announcements
 from ..runtime.log.names import pchannel_of
@@ -32,7 +34,9 @@ from ..runtime.rpc.server import Request
 from ..runtime.streams.factory import Factory
 from ..runtime.streams.messages import MsgPack, Position
 from ..runtime.streams.tt_stream import TtMsgStream
+from ..runtime.waiting import ended, first_of
 from .node import Node
+from .pchannels import pchannels_of
 from .requests import Answer, Method, WireCollection
 from .role import Role
 
@@ -67,7 +71,8 @@ class ReleaseParams(TypedDict):
 
 
 class CollectionReaderRole(Role, ABC):
-    """Runs a pipeline for every collection of the catalog that is ready, and passes the owners' heartbeats on."""
+    """Runs a pipeline for each collection of the catalog that is ready and that this node `serves`, and passes the
+    owners' heartbeats on."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -79,6 +84,10 @@ class CollectionReaderRole(Role, ABC):
     @abstractmethod
     def pipeline(self, collection: Collection) -> Pipeline:
         """A new pipeline for `collection`."""
+
+    def serves(self, collection: Collection) -> bool:
+        """Whether this node is to have a pipeline for `collection`, by the members that it knows of."""
+        return True
 
     async def forget(self, collection: Collection) -> None:
         """Release what the role still holds of a dropped collection, whose pipeline has ended."""
@@ -94,11 +103,15 @@ class CollectionReaderRole(Role, ABC):
     async def _watch(self) -> None:
         while True:
             self._start_pipelines()
-            await self.catalog.changed()
+            for pipeline in list(self._pipelines.values()):
+                if not self.serves(pipeline.collection):
+                    await self._end_pipeline(pipeline.collection)
+            await first_of(self.catalog.changed(), self.node.cluster.changed())
 
     def _start_pipelines(self) -> None:
         for collection in list(self.catalog.catalog.collections.values()):
-            if collection.state == READY and collection.id not in self._pipelines:
+            wanted = collection.state == READY and self.serves(collection)
+            if wanted and collection.id not in self._pipelines:
                 self._pipelines[collection.id] = self.pipeline(collection)
                 self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
 
@@ -110,6 +123,8 @@ class CollectionReaderRole(Role, ABC):
             self._start_pipelines()
         if collection.id in self._unreadable:
             raise self._unreadable[collection.id]
+        if collection.id not in self._pipelines:
+            raise Unavailable(f"another node serves {name} by now; retry", collection=name)
         return self._pipelines[collection.id]
 
     async def _run(self, id: int) -> None:
@@ -119,16 +134,20 @@ class CollectionReaderRole(Role, ABC):
         was read (`PositionLost`) is in the tables by now, so the pipeline starts again with them at once; where that
         has failed `LOSSES_MAX` times, the rows are gone, and the collection counts as unreadable. A run of more than
         `UNREADABLE_MAX_S` resets the pause and the count."""
-        collection = self._pipelines[id].collection
+        running = self._pipelines[id]
+        collection = running.collection
         now = asyncio.get_running_loop().time
         pause_s, losses = UNREADABLE_FIRST_S, 0
         self._set_unreadable(collection, None)
-        while id in self._pipelines:
+        while self._pipelines.get(id) is running:  # neither released, nor served by another node meanwhile
             began_s = now()
             try:
-                await self._as_task(id, self._pipelines[id].run())
+                await self._as_task(id, running.run())
                 self.loaded(collection)  # it has ended with an error of its own, which its queries get
                 return
+            except Fenced as error:  # another node stores the collection, or has until now: begin with what it stored
+                _log.warning("%s of %s begins anew: %s", self.role, collection.name, error)
+                again_s = UNREADABLE_FIRST_S
             except (PositionLost, *TABLE_ERRORS) as error:
                 await self._check_store(error)
                 if now() - began_s > UNREADABLE_MAX_S:
@@ -141,8 +160,8 @@ class CollectionReaderRole(Role, ABC):
                     self._set_unreadable(collection, error)
                     pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
             await self._as_task(id, asyncio.sleep(again_s))
-            if id in self._pipelines:  # not released
-                self._pipelines[id] = self.pipeline(collection)
+            if self._pipelines.get(id) is running:
+                running = self._pipelines[id] = self.pipeline(collection)
 
     async def _check_store(self, error: TidewalError) -> None:
         """Raise `DirectoryUnwritable` where `error` is not the matter of one collection: it is the log's, or no tables
@@ -184,17 +203,19 @@ class CollectionReaderRole(Role, ABC):
             return None  # an old request: another collection may have the name by now
         if collection.state != DROPPING:
             raise InvalidRequest(f"collection {collection.name} is not being dropped")
-        self._pipelines.pop(collection.id, None)
-        task = self._tasks.pop(collection.id, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        self._set_unreadable(collection, None)
+        await self._end_pipeline(collection)
         await self.forget(collection)
         self.node.metrics.forget("collection_name", collection.name)
         for vchannel in collection.vchannels:
             self.node.metrics.forget("channel_name", vchannel)
         return None
+
+    async def _end_pipeline(self, collection: Collection) -> None:
+        self._pipelines.pop(collection.id, None)
+        task = self._tasks.pop(collection.id, None)
+        if task is not None:
+            await ended(task)
+        self._set_unreadable(collection, None)
 
     async def _listen(self) -> None:
         await self.node.make_heartbeats()
@@ -256,11 +277,6 @@ def rows_of(role: CollectionReaderRole, collection: Collection, record: Record) 
         entry = Entry(record.id, record.ts, encode(record))
         role.dead_letters.bad(pchannel_of(record.vchannel), entry, error)
         return None
-
-
-def pchannels_of(collection: Collection) -> list[str]:
-    """The physical channels of a collection, sorted."""
-    return sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
 
 
 def holder(collection: Collection) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,14 +36,15 @@ class PChannelOwner(Protocol):
         `Unavailable`, and what `ChannelOwner.append` raises."""
         ...
 
-    async def flush(self, collection_id: int) -> int:
-        """Ask the DataNode to store all that was acknowledged before this, and wait until it has; returns the timestamp
-        up to which it has. Raises `CollectionNotFound`, and what is wrong with the tables."""
+    async def flush(self, collection_id: int, channels: Sequence[str]) -> int:
+        """Ask the DataNode to store all that was acknowledged to these channels of a collection before this, and wait
+        until it has; returns the timestamp up to which it has. Raises `CollectionNotFound`, and what is wrong with the
+        tables."""
         ...
 
-    async def sync(self, channels: Iterable[str]) -> SyncPoint:
-        """The present time, and the last acknowledged record of each of `channels` at or before it. Raises
-        `Unavailable`."""
+    async def sync(self, channels: Iterable[str], *, at: int = 0) -> SyncPoint:
+        """The present time, or the first from `at` on, and the last acknowledged record of each of `channels` at or
+        before it. Raises `Unavailable`."""
         ...
 
 
@@ -55,10 +56,10 @@ class LocalOwner:
     """
 
     def __init__(self) -> None:
-        self.expected: bool = False  # whether this process has an owner, at least from time to time
-        self.owns_all: bool = False  # all channels of the collections are open
         self.message_bytes: dict[str, int] = {}  # the open channels: how large a message of each may be
         self._owner: PChannelOwner | None = None
+        self._openings = 0
+        self._opening: dict[str, int] = {}  # by the open channel: the number of the opening that it was in
         self._changed = asyncio.Event()
 
     @property
@@ -77,6 +78,14 @@ class LocalOwner:
         """Whether all of `channels` are open."""
         return all(channel in self.message_bytes for channel in channels)
 
+    def terms(self, channels: Iterable[str]) -> Hashable | None:
+        """None where not all of `channels` are open; otherwise a value that changes with each opening of one of them,
+        as by a new owner or under a new term."""
+        try:
+            return tuple([self._opening[channel] for channel in channels])
+        except KeyError:
+            return None
+
     def changed(self) -> Coroutine[Any, Any, object]:
         """Wait until channels are opened or closed after this call: also where what it returns is awaited later."""
         return self._changed.wait()
@@ -88,16 +97,11 @@ class LocalOwner:
             await self.changed()
         return self._owner
 
-    async def until_all_owned(self) -> None:
-        """Wait until the channels of all collections are open."""
-        while not self.owns_all:
-            await self.changed()
-
     # ---- for the StreamingNode --------------------------------------------------------------------------------------
 
     def join(self, owner: PChannelOwner) -> None:
         """`owner` is that of this process from now on; it has nothing open yet."""
-        self._owner, self.expected = owner, True
+        self._owner = owner
         self.close_all()
 
     def belongs_to(self, owner: PChannelOwner) -> bool:
@@ -112,27 +116,25 @@ class LocalOwner:
 
     def open(self, message_bytes: Mapping[str, int]) -> None:
         """These channels take appends from now on."""
+        self._openings += 1
+        self._opening.update(dict.fromkeys(message_bytes, self._openings))
         self.message_bytes.update(message_bytes)
-        self._wake()
-
-    def set_owns_all(self, owns_all: bool) -> None:
-        """Whether the channels of all collections are open."""
-        if owns_all != self.owns_all:
-            self.owns_all = owns_all
-            self._wake()
+        self.wake()
 
     def close(self, channels: Iterable[str]) -> None:
         """These channels take no appends until they are opened again."""
         for channel in channels:
             self.message_bytes.pop(channel, None)
-        self._wake()
+            self._opening.pop(channel, None)
+        self.wake()
 
     def close_all(self) -> None:
         """No channel takes appends until it is opened again."""
-        self.owns_all = False
         self.message_bytes.clear()
-        self._wake()
+        self._opening.clear()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Something is to be looked at again by those who wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()

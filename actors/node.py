@@ -16,9 +16,9 @@ from ..runtime.errors import ChannelExists, TidewalError
 from ..runtime.log.names import Names
 from ..runtime.log.wal import ChannelPolicy, Wal
 from ..runtime.metrics.metrics import Metrics
-from ..runtime.ownership.lease import Lease
 from ..runtime.rpc.protocol import REQUEST_CHANNEL
 from ..runtime.tables.table_store import TableStore
+from .cluster_member import ClusterMember
 from .local_owner import LocalOwner
 
 Result = TypeVar("Result")
@@ -44,34 +44,44 @@ async def in_thread(call: Callable[[], Result], /) -> Result:
         raise
 
 
+def names_of(settings: Settings) -> Names:
+    """The names of the channels of a cluster with these settings."""
+    given = settings.common.pre_created_topic
+    timeticker = given.timeticker if given.enabled else ""
+    return Names(settings.msg_channel.chan_name_prefix.cluster, timeticker)
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One process' surroundings. `tables` is the place of the Delta tables.
 
-    `incarnation` is the name of a node of all roles in the catalog, new at each start: once another one leads, this one
-    is superseded. Roles without a MixCoord beside them have none and serve any leader. `unreadable` says what is wrong
-    with the tables of a collection, by role and collection name, while they cannot be read. In `local_owner` the roles
-    find the StreamingNode of this process.
+    `cluster` is the membership of the process, whose `incarnation` is its name in the catalog, new at each start.
+    `unreadable` says what is wrong with the tables of a collection, by role and collection name, while they cannot be
+    read. In `local_owner` the roles find the StreamingNode of this process; `message_bytes` says how large a message of
+    the pchannels may be that are owned elsewhere.
     """
 
     name: str
     wal: Wal
     tables: TableStore
+    cluster: ClusterMember
     settings: Settings = field(default_factory=Settings)
     clock: HybridClock = field(default_factory=HybridClock)
     metrics: Metrics = field(default_factory=Metrics)
     blocking: RunBlocking = in_thread
-    incarnation: str = ""
-    lease: Lease | None = None  # where the log itself does not keep a second node away
     unreadable: dict[tuple[str, str], TidewalError] = field(default_factory=dict[tuple[str, str], TidewalError])
+    message_bytes: dict[str, int] = field(default_factory=dict[str, int])
     local_owner: LocalOwner = field(default_factory=LocalOwner)
 
     @property
     def names(self) -> Names:
         """The names of the cluster's channels."""
-        given = self.settings.common.pre_created_topic
-        timeticker = given.timeticker if given.enabled else ""
-        return Names(self.settings.msg_channel.chan_name_prefix.cluster, timeticker)
+        return names_of(self.settings)
+
+    @property
+    def incarnation(self) -> str:
+        """The name of this process in the catalog."""
+        return self.cluster.incarnation
 
     async def make_event_channel(self, name: str) -> None:
         """Create a channel of events about what other channels have: cuts, flushes, queries. Where all channels share

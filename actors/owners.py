@@ -1,48 +1,354 @@
-"""Questions to the owner of pchannels: the StreamingNode of this process is called directly; where it has none, the
-question is a request."""
+"""Questions to the owners of pchannels: the StreamingNode of this process is called directly, another one gets a
+request."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..runtime.catalog.catalog import Collection
-from ..runtime.errors import DeadlineExceeded, TidewalError
-from ..runtime.log.names import pchannel_of
-from ..runtime.ownership import ChannelPoint, SyncPoint
+from ..runtime.catalog.catalog_log import CatalogLog
+from ..runtime.clock import add_ms
+from ..runtime.errors import (
+    ActorStopped,
+    DeadlineExceeded,
+    Fenced,
+    HandlerFailed,
+    TidewalError,
+    Unavailable,
+    of_unknown_outcome,
+)
+from ..runtime.log.wal import Payload
+from ..runtime.ownership import Appended, ChannelPoint, SyncPoint
 from ..runtime.rpc.client import RpcClient
-from .node import Node
+from ..runtime.rpc.protocol import Params, Reply
+from ..runtime.waiting import first_of
+from .local_owner import WritePart
+from .pchannels import pchannels_of
+from .write_requests import DoorPlace, SendAgain, appended_from, write_request
+
+if TYPE_CHECKING:
+    from .node import Node
 
 FLUSH_DEADLINE_S = 300.0
+AGAIN_S = 0.05  # until an owner that does not own a channel yet, or any more, is asked again
+SYNC_AHEAD_MS = 10  # the time at which several owners are asked lies ahead of what they have acknowledged by then
+SYNC_ROUNDS = 10
+
+# The owner has not done it, or it is not known to have; the owner then may do it.
+_AGAIN = (Unavailable, ActorStopped, HandlerFailed, Fenced)
+
+Result = TypeVar("Result")
 
 
-async def sync_point(node: Node, rpc: RpcClient, channels: list[str], *, to: str = "", deadline_s: float) -> SyncPoint:
-    """The present time of the owner of `channels`, and the last acknowledged record of each. `to` is the incarnation of
-    the owner's node; empty: any. Raises `DeadlineExceeded` where it does not own them within `deadline_s`."""
-    local = node.local_owner
-    if local.expected and to in ("", node.incarnation):
-        if not local.is_open(channels):
-            try:
-                async with asyncio.timeout(deadline_s):
-                    await local.until_open(channels)
-            except TimeoutError:
-                raise DeadlineExceeded(f"{', '.join(channels)} did not get an owner within {deadline_s:g} s") from None
-        return await local.owner.sync(channels)
-    params = {"channels": channels, "to": to} if to else {"channels": channels}
-    reply = await rpc.call("streamingnode", "sync", params, deadline_s=deadline_s)
-    points = {channel: ChannelPoint(*point) for channel, point in reply.values["channels"].items()}
-    return SyncPoint(reply.values["time"], points)
+class OwnerLost(TidewalError):
+    """The channels of a question have another owner by now, or none; whether the one that was asked has done what it
+    was asked for is not known."""
+
+    retryable = True
 
 
-async def flush(node: Node, rpc: RpcClient, collection: Collection) -> int:
-    """Have all of `collection` stored that was acknowledged before this; returns the timestamp up to which it is."""
-    local = node.local_owner
-    if not local.expected:
-        reply = await rpc.call("streamingnode", "flush", {"id": collection.id}, deadline_s=FLUSH_DEADLINE_S)
-        return int(reply.values["ts"])
-    while True:
-        owner = await local.until_open({pchannel_of(vchannel) for vchannel in collection.vchannels})
+class Owners:
+    """Who owns which pchannel now, as far as a role of a process knows, and what is asked of them.
+
+    Where all channels of a question are open at the StreamingNode of this process, nothing passes through the log. Of
+    others the catalog says who owns them. `run` ends the questions to an owner that has lost a channel, or is no member
+    of the cluster any more.
+    """
+
+    def __init__(self, node: Node, catalog: CatalogLog, rpc: RpcClient) -> None:
+        self._node, self._catalog, self._rpc = node, catalog, rpc
+        self._local = node.local_owner
+        self._asking: dict[asyncio.Task[Reply], tuple[str, list[str], Sequence[int]]] = {}  # owner, channels, terms
+        self._refusals = Counter[str]()  # by channel: of parts of writes
+        self._numbers = itertools.count(1)  # of the parts of writes that are sent
+        self._under_way: dict[tuple[str, str], dict[int, None]] = {}  # by producer and owner: numbers, in order
+
+    # ---- who owns what ----------------------------------------------------------------------------------------------
+
+    def terms(self, channels: Iterable[str]) -> Hashable | None:
+        """None where not all of `channels` are open now; otherwise a value that is another one whenever one of them has
+        got another owner, or another term, or its owner has refused what was sent."""
+        wanted = tuple(channels)
+        local = self._local.terms(wanted)
+        if local is not None:
+            return local
+        found: list[Hashable] = []
+        for channel in wanted:
+            terms = self._local.terms((channel,)) or self._remote_terms(channel)
+            if terms is None:
+                return None
+            found.append(terms)
+        return tuple(found)
+
+    def _remote_terms(self, channel: str) -> Hashable | None:
+        owner = self._remote_owner(channel)
+        return (owner, self._catalog.catalog.channels[channel].term, self._refusals[channel]) if owner else None
+
+    def _remote_owner(self, channel: str) -> str:
+        """The process elsewhere that owns the channel, and has it open; "" where there is none."""
+        state = self._catalog.catalog.channels.get(channel)
+        if state is None or state.owner == self._node.incarnation or state.term not in state.fences:
+            return ""
+        known = channel in self._node.message_bytes and self._node.cluster.has(state.owner)
+        return state.owner if known else ""
+
+    def changed(self) -> Coroutine[Any, Any, None]:
+        """Wait until channels may have been opened or closed since this call."""
+        return first_of(self._local.changed(), self._catalog.changed(), self._node.cluster.changed())
+
+    async def until_open(self, channels: Iterable[str]) -> None:
+        """Wait until all of `channels` are open."""
+        wanted = list(channels)
+        while self.terms(wanted) is None:
+            await self.changed()
+
+    async def until_all_open(self) -> None:
+        """Wait until the channels of all collections are open."""
+        while self.terms(_all_channels(self._catalog.catalog.collections.values())) is None:
+            await self.changed()
+
+    async def run(self) -> None:
+        """Know of channels that are owned elsewhere, and end questions whose owner has lost what they are about."""
+        while True:
+            await self._describe_channels()
+            for call, (owner, channels, terms) in list(self._asking.items()):
+                if self._terms_at(owner, channels) != terms:
+                    del self._asking[call]
+                    call.cancel()
+            await self.changed()
+
+    async def _describe_channels(self) -> None:
+        looked_at = set[str]()
+        while missing := self._undescribed() - looked_at:
+            for channel in missing:
+                with suppress(TidewalError):  # it may not be there yet; looked at again with the next change
+                    described = await self._node.wal.describe(channel)
+                    self._node.message_bytes[channel] = described.max_message_bytes
+                    self._local.wake()
+            looked_at |= missing
+
+    def _undescribed(self) -> set[str]:
+        own, known = self._node.incarnation, self._node.message_bytes
+        channels = self._catalog.catalog.channels
+        return {name for name, state in channels.items() if state.owner != own and name not in known}
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, owner: str, method: str, channels: list[str], params: Params, body: Payload = b"", *, deadline_s: float
+    ) -> Reply:
+        """The reply of `owner` about `channels`. Raises what it replies, and `OwnerLost`."""
+        terms = self._terms_at(owner, channels)
+        if not terms:
+            raise OwnerLost(f"{owner} does not own {', '.join(channels)} any more")
+        named = {"to": owner, **params}
+        call = asyncio.create_task(self._rpc.call("streamingnode", method, named, body, deadline_s=deadline_s))
+        self._asking[call] = owner, channels, terms
         try:
-            return await owner.flush(collection.id)
-        except TidewalError:
-            if await local.until_open(()) is owner:
-                raise  # else it has ended meanwhile, and the next one is asked
+            return await call
+        except asyncio.CancelledError:
+            if call in self._asking or not call.cancelled():
+                raise
+            raise OwnerLost(f"{', '.join(channels)} changed hands before {owner} answered") from None
+        finally:
+            self._asking.pop(call, None)
+            call.cancel()
+
+    def _terms_at(self, owner: str, channels: Iterable[str]) -> Sequence[int]:
+        """The terms under which `owner` has the channels; none where it does not have them all, or is gone."""
+        states = [self._catalog.catalog.channels.get(channel) for channel in channels]
+        there = self._node.cluster.has(owner) and all(state is not None and state.owner == owner for state in states)
+        return [state.term for state in states if state is not None] if there else []
+
+    def _owner_of(self, channel: str) -> str:
+        return self._node.incarnation if self._local.is_open((channel,)) else self._remote_owner(channel)
+
+    def _by_owner(self, channels: Iterable[str]) -> dict[str, list[str]]:
+        """The channels of each owner. Raises `Unavailable` where one is not open."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for channel in channels:
+            owner = self._owner_of(channel)
+            if not owner:
+                raise Unavailable(f"{channel} has no owner now; retry", channel=channel)
+            found[owner].append(channel)
+        return found
+
+    async def _ask_each(
+        self, channels: Sequence[str], ask: Callable[[str, list[str]], Awaitable[Result]]
+    ) -> list[Result]:
+        """Ask each owner about its channels, and again where a channel changes hands, until all have answered."""
+        results: list[Result] = []
+        left = list(channels)
+        while left:
+            await self.until_open(left)
+            owners = self._by_owner(left)
+            answers = await asyncio.gather(*(ask(*each) for each in owners.items()), return_exceptions=True)
+            left = []
+            for theirs, answer in zip(owners.values(), answers, strict=True):
+                if isinstance(answer, OwnerLost | Unavailable | ActorStopped | HandlerFailed | Fenced):
+                    left += theirs
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    results.append(answer)
+            if left:
+                await asyncio.sleep(AGAIN_S)
+        return results
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+
+    async def sync(self, collection: Collection, *, deadline_s: float) -> SyncPoint:
+        """One time, up to which everything is that was acknowledged to `collection` before this call, and the last
+        record of each of its channels at or before it. Raises `DeadlineExceeded` where a channel has no owner within
+        `deadline_s`, `CollectionNotFound` where it was dropped, and what its owner in this process raises."""
+        channels = pchannels_of(collection)
+        if self._local.is_open(channels):
+            return await self._local.owner.sync(channels)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._sync_again(collection.id, channels, deadline_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{', '.join(channels)} did not get an owner within {deadline_s:g} s") from None
+
+    async def _sync_again(self, id: int, channels: list[str], deadline_s: float) -> SyncPoint:
+        while True:
+            await self.until_open(channels)
+            if self._local.is_open(channels):
+                return await self._local.owner.sync(channels)
+            try:
+                return await self._sync_at_owners(id, self._by_owner(channels), deadline_s)
+            except (OwnerLost, *_AGAIN):
+                await asyncio.sleep(AGAIN_S)
+
+    async def _sync_at_owners(self, id: int, owners: Mapping[str, list[str]], deadline_s: float) -> SyncPoint:
+        """Of several owners each says how far it is at one time, the first that none has passed."""
+        at = 0 if len(owners) == 1 else add_ms(self._node.clock.now(), SYNC_AHEAD_MS)
+        for _ in range(SYNC_ROUNDS):
+            points = await asyncio.gather(*(self._sync_one(id, *each, at, deadline_s) for each in owners.items()))
+            time = max(point.time for point in points)
+            if all(point.time == time for point in points):
+                return SyncPoint(time, {name: last for point in points for name, last in point.channels.items()})
+            at = add_ms(time, SYNC_AHEAD_MS)
+        raise Unavailable("the owners of the channels have not agreed on a time; retry")
+
+    async def _sync_one(self, id: int, owner: str, channels: list[str], at: int, deadline_s: float) -> SyncPoint:
+        if owner == self._node.incarnation:
+            return await self._local.owner.sync(channels, at=at)
+        params = {"channels": channels, "id": id, "at": at}
+        values = (await self._ask(owner, "sync", channels, params, deadline_s=deadline_s)).values
+        return SyncPoint(
+            values["time"], {channel: ChannelPoint(*point) for channel, point in values["channels"].items()}
+        )
+
+    # ---- flushes and collections ------------------------------------------------------------------------------------
+
+    async def flush(self, collection: Collection) -> int:
+        """Have all of `collection` stored that was acknowledged before this; returns the time up to which it is."""
+        return max(await self._ask_each(pchannels_of(collection), partial(self._flush_one, collection.id)))
+
+    async def _flush_one(self, id: int, owner: str, channels: list[str]) -> int:
+        if owner == self._node.incarnation:
+            return await self._local.owner.flush(id, channels)
+        params = {"id": id, "channels": channels}
+        reply = await self._ask(owner, "flush", channels, params, deadline_s=FLUSH_DEADLINE_S)
+        return int(reply.values["ts"])
+
+    async def announce(self, what: str, collection: Collection, *, deadline_s: float) -> None:
+        """Have each channel of `collection` say that it begins (`what` is "create") or ends ("drop")."""
+        params = {"what": what, "collection": collection.to_wire()}
+
+        async def ask(owner: str, channels: list[str]) -> None:
+            named = {**params, "channels": channels}
+            await self._ask(owner, "announce_collection", channels, named, deadline_s=deadline_s)
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._ask_each(pchannels_of(collection), ask)
+        except TimeoutError:
+            raise DeadlineExceeded(f"not all channels of {collection.name} had an owner in {deadline_s:g} s") from None
+
+    # ---- writes -----------------------------------------------------------------------------------------------------
+
+    def message_bytes(self) -> Mapping[str, int]:
+        """How large a message of each channel may be that is open."""
+        elsewhere = self._node.message_bytes
+        return self._local.message_bytes | elsewhere if elsewhere else self._local.message_bytes
+
+    def append(self, part: WritePart, channels: Iterable[str], *, deadline_s: float) -> asyncio.Future[Appended]:
+        """Have a write appended: in this process by a call, elsewhere by a request to each owner. Its `channels` are
+        open, and what is appended for one producer comes in order. The result may be `SendAgain`. Raises, having
+        changed nothing, what an owner in this process raises."""
+        if self._local.is_open(channels):
+            return self._local.owner.append(part)
+        owners = self._by_owner(channels)
+        appends = [self._append_to(owner, part, set(theirs), deadline_s) for owner, theirs in owners.items()]
+        return appends[0] if len(appends) == 1 else asyncio.ensure_future(_together(appends))
+
+    def _append_to(
+        self, owner: str, part: WritePart, channels: set[str], deadline_s: float
+    ) -> asyncio.Future[Appended]:
+        theirs = replace(part, records=[each for each in part.records if each[0] in channels])
+        if owner == self._node.incarnation:
+            return self._local.owner.append(theirs)
+        under_way = self._under_way.setdefault((part.producer, owner), {})
+        place = DoorPlace(self._rpc.name, next(self._numbers), next(reversed(under_way), 0))
+        under_way[place.number] = None
+        sent = asyncio.ensure_future(self._append_elsewhere(owner, theirs, sorted(channels), place, deadline_s))
+        sent.add_done_callback(partial(self._end_sending, part.producer, owner, place.number))
+        return sent
+
+    def _end_sending(self, producer: str, owner: str, number: int, _: object) -> None:
+        under_way = self._under_way[producer, owner]
+        del under_way[number]
+        if not under_way:
+            del self._under_way[producer, owner]
+
+    async def _append_elsewhere(
+        self, owner: str, part: WritePart, channels: list[str], place: DoorPlace, deadline_s: float
+    ) -> Appended:
+        until = add_ms(self._node.clock.now(), int(deadline_s * 1000))
+        params, body = write_request(part, place, until)
+        try:
+            reply = await self._ask(owner, "append", channels, params, body, deadline_s=deadline_s)
+        except DeadlineExceeded as error:
+            raise of_unknown_outcome(error) from None
+        except OwnerLost as error:
+            raise self._again(channels, error, unknown=True) from None
+        except _AGAIN as error:
+            unknown = bool(error.fields.get("outcome_unknown")) or not isinstance(error, Unavailable)
+            raise self._again(channels, error, unknown=unknown) from None
+        return appended_from(reply.values)
+
+    def _again(self, channels: Iterable[str], error: TidewalError, *, unknown: bool) -> SendAgain:
+        self._refusals.update(channels)
+        return SendAgain(error.message, outcome_unknown=unknown)
+
+
+def _all_channels(collections: Iterable[Collection]) -> list[str]:
+    return list(Counter(channel for collection in collections for channel in pchannels_of(collection)))
+
+
+async def _together(appends: Sequence[asyncio.Future[Appended]]) -> Appended:
+    """The outcome of a write that several owners have appended a part of. One that has failed says nothing of the
+    others: to repeat the write asks them all again."""
+    results = await asyncio.gather(*appends, return_exceptions=True)
+    done = [result for result in results if isinstance(result, Appended)]
+    failed = [result for result in results if isinstance(result, BaseException)]
+    if not failed:
+        first = done[0]
+        return Appended(
+            max(each.ts for each in done), first.rows, all(each.repeated for each in done), (), first.digest
+        )
+    again = next((error for error in failed if isinstance(error, SendAgain)), None)
+    if again is not None:
+        raise SendAgain(again.message, outcome_unknown=True)
+    if isinstance(failed[0], TidewalError):
+        raise of_unknown_outcome(failed[0])
+    raise failed[0]

@@ -8,7 +8,7 @@ from typing import ClassVar, Never
 
 from ..runtime.actor import Actor
 from ..runtime.catalog.catalog_log import CatalogLog
-from ..runtime.errors import ActorStopped, Fenced, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
+from ..runtime.errors import ActorStopped, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
 from ..runtime.log.dead_letters import DeadLetters
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params
@@ -17,6 +17,7 @@ from ..runtime.streams.channel_reader import OnBadRecord
 from .metrics import dead_letters_from_zero
 from .node import Node
 from .node_status import node_status
+from .owners import Owners
 from .requests import Method, Nothing
 
 REQUESTS_MAX = 1024
@@ -30,9 +31,10 @@ class Role(Actor[Never, Never, RequestPack]):
     is the reply; any other exception is a defect: it is replied too, and crashes the actor, which restarts from what is
     durable.
 
-    When another node has taken the log over, the role is superseded: it replies nothing more, since the other node
-    does, and stops; its system has failed with `Fenced`. While the role cannot know whether it is superseded, it
-    replies no errors.
+    Each request is read by all nodes that offer the role: it `answers` those that are its own, and ignores the others,
+    which are repeated until the one that is to answer has read of that. When others have ended the membership of this
+    process, the role replies nothing more, and stops; its system has failed with `Fenced`. While the role cannot know
+    whether that has happened, it replies no errors.
     """
 
     role: ClassVar[str]
@@ -46,6 +48,7 @@ class Role(Actor[Never, Never, RequestPack]):
         name = f"{node.name}-{self.role}-{node.clock.now():x}"
         self.catalog: CatalogLog = CatalogLog(node.wal, node.names, node.clock, author=name, on_bad=self.on_bad_event())
         self.rpc: RpcClient = RpcClient(node.wal, node.names, name=name)
+        self.owners: Owners = Owners(node, self.catalog, self.rpc)
         self._server = RpcServer(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
         self._handlers: dict[str, Method] = {}
         self._running = 0
@@ -78,27 +81,35 @@ class Role(Actor[Never, Never, RequestPack]):
             self._handlers = {"status": Method(self._status, Nothing), **self.handlers()}
             await self._server.open()
             await self.prepare()
-            self.spawn_task(self._end_when_superseded(), name="successor")
+            self.spawn_task(self.owners.run(), name="owners")
+            self.spawn_task(self._end_when_fenced(), name="membership")
         except BaseException:
             await self._close()
             raise
 
+    def answers(self, request: Request) -> bool:
+        """Whether this node is to answer a request that names none: one node for each client, the same for all its
+        requests while that is a member."""
+        return self.node.cluster.first(self.role, request.client) == self.node.incarnation
+
+    def takes(self, request: Request) -> bool:
+        """Whether a request is its client's next one: one that is not is repeated later."""
+        return True
+
     @property
-    def superseded(self) -> bool:
-        """Whether another node leads than this one, as far as this role has read the catalog."""
-        return bool(self.node.incarnation) and self.catalog.leader.node not in ("", self.node.incarnation)
+    def gives_way(self) -> bool:
+        """Whether another node is to answer what was begun here."""
+        return self.node.cluster.fenced is not None
 
     @property
     def doubtful(self) -> bool:
-        """Whether another node may lead without this one knowing: the lease has expired, or was never acquired. The
-        role replies no failure then: the client repeats the request, and gets the reply of the node that leads."""
-        return self.node.lease is not None and not self.node.lease.holds()
+        """Whether another node may be to answer without this one knowing: the lease has expired. The role replies no
+        failure then: the client repeats the request, and gets the reply of the other node."""
+        return not self.node.cluster.holds()
 
-    async def _end_when_superseded(self) -> None:
-        while not self.superseded:
-            await self.catalog.changed()
-        successor = self.catalog.leader.node
-        self.system.escalate(self.name, Fenced(f"{successor} has taken the log over: there is one node to a log"))
+    async def _end_when_fenced(self) -> None:
+        error = await self.node.cluster.until_fenced()
+        self.system.escalate(self.name, error)
         self.stop()
 
     def inputs(self) -> Iterable[AsyncIterable[RequestPack]]:
@@ -107,8 +118,8 @@ class Role(Actor[Never, Never, RequestPack]):
     async def on_pack(self, pack: RequestPack) -> None:
         for request in pack.requests:
             method = self._handlers.get(request.method)
-            if self.superseded or request.params.get("to", self.node.incarnation) != self.node.incarnation:
-                request.ignore()  # for another node
+            if self.gives_way or not self._is_own(request) or not self.takes(request):
+                request.ignore()  # for another node, or to be repeated
             elif method is None:
                 request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
             elif self._running >= REQUESTS_MAX:
@@ -116,6 +127,10 @@ class Role(Actor[Never, Never, RequestPack]):
             else:
                 self._running += 1
                 self.spawn_task(self._answer(method, request), name=f"{self.role} {request.method}")
+
+    def _is_own(self, request: Request) -> bool:
+        to = request.params.get("to")
+        return self.answers(request) if to is None else to == self.node.incarnation
 
     async def _answer(self, method: Method, request: Request) -> None:
         addressed = "to" in request.params
@@ -125,7 +140,7 @@ class Role(Actor[Never, Never, RequestPack]):
             values, body = answer if isinstance(answer, tuple) else (answer, b"")
             request.reply(values, body)
         except TidewalError as error:
-            if self.superseded or (self.doubtful and not addressed):
+            if self.gives_way or (self.doubtful and not addressed):
                 request.ignore()
             else:
                 request.fail(error)
@@ -135,7 +150,7 @@ class Role(Actor[Never, Never, RequestPack]):
         except BaseException:
             # After a crash the client repeats the request to the restarted role or another node. A role that is not
             # restarted must reply itself.
-            if self.ref.cell.mailbox.closed and not self.superseded:
+            if self.ref.cell.mailbox.closed and not self.gives_way:
                 stopped = ActorStopped(f"{self.name} stopped before it could answer", actor=self.name)
                 request.fail(of_unknown_outcome(stopped))
             raise

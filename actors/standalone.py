@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,40 +23,47 @@ from ..runtime.arguments import checked
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
-from ..runtime.errors import Closed, DeadlineExceeded
+from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
 from ..runtime.log.opening import open_wal
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import AsgiApp, Health, MetricsServer, metrics_app
-from ..runtime.ownership.lease import Lease
+from ..runtime.nearest import nearest
 from ..runtime.tables.table_store import StoreUri, open_tables
+from ..runtime.waiting import ended
 from .client import Client
+from .cluster_member import ClusterMember
 from .datanode import DataNode
 from .datanode.wal_identity import wal_of
 from .mixcoord import MixCoord
-from .node import Node, RunBlocking, in_thread
+from .node import Node, RunBlocking, in_thread, names_of
 from .node_status import SILENT_S, refused_appends, watermark_age_s
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
 from .streamingnode import StreamingNode
-from ..runtime.waiting import ended
 
 T = TypeVar("T")
 
 _log = logging.getLogger("tidewal.standalone")
+_starts = itertools.count()  # of nodes in this process: two of one name in one ms are two incarnations
 
 # A role starts after the roles that it calls. They stop in the opposite order, so that the StreamingNode can give its
-# lease back.
+# channels back.
 ROLES: tuple[type[Role], ...] = (MixCoord, StreamingNode, Proxy, DataNode, QueryNode)
 
+
+ROLE_NAMES: tuple[str, ...] = tuple(role.role for role in ROLES)
 
 STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 
 
 class Standalone:
-    """A node with MixCoord, StreamingNode, Proxy, DataNode and QueryNode as supervised actors. An async context
-    manager.
+    """A node with MixCoord, StreamingNode, Proxy, DataNode and QueryNode as supervised actors, or with those of them
+    whose names are in `roles`. An async context manager.
+
+    The nodes of one log are a cluster: this one joins it, and leaves it at its end. On a log that one process owns
+    (RocksMQ), only that process can offer the role `streamingnode`.
 
     `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables, or its URL
     (`file:`). `name` is the
@@ -78,16 +86,17 @@ class Standalone:
         threads: bool = True,
         name: str = "",
         metrics: Metrics | None = None,
+        roles: Iterable[str] = ROLE_NAMES,
     ) -> None:
         settings = settings or Settings()
         name = name or (metrics.node_id if metrics is not None else node_name())
         metrics = metrics or Metrics(name)
         hybrid = HybridClock(clock)
-        incarnation = f"{name}-{hybrid.now():x}"
-        lease = None if wal.capabilities.one_node else Lease(hybrid.clock)
-        self.node: Node = Node(
-            name, wal, open_tables(tables), settings, hybrid, metrics, blocking, incarnation, lease=lease
-        )
+        self._roles = _roles_named(roles)
+        offered = [role.role for role in self._roles]
+        incarnation = f"{name}-{hybrid.now() + next(_starts):x}"
+        cluster = ClusterMember(name, incarnation, offered, wal, names_of(settings), hybrid, settings.cluster)
+        self.node: Node = Node(name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking)
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()
@@ -102,6 +111,7 @@ class Standalone:
             if interval_ms:
                 stack.callback(sys.setswitchinterval, sys.getswitchinterval())
                 sys.setswitchinterval(interval_ms / 1000)
+            stack.push_async_callback(self.node.cluster.close)
             actor_metrics = ActorMetrics(self.node.metrics)
             system = ActorSystem(
                 clock=self._clock,
@@ -114,8 +124,9 @@ class Standalone:
                 observer=actor_metrics,
             )
             self._system = await stack.enter_async_context(system)
-            actor_metrics.watch([role.role for role in ROLES], system.status, lambda: system.loop_lag_s)
-            for role in ROLES:
+            actor_metrics.watch([role.role for role in self._roles], system.status, lambda: system.loop_lag_s)
+            await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s)
+            for role in self._roles:
                 await system.spawn(partial(role, self.node), name=role.role)
             await self._ready()
             self._stack = stack.pop_all()
@@ -131,7 +142,9 @@ class Standalone:
             await stack.enter_async_context(server)
 
     async def _ready(self) -> None:
-        """Wait until this node accepts writes. Raises the error of a role that fails before."""
+        """Wait until this node accepts writes, where it is to. Raises the error of a role that fails before."""
+        if Proxy not in self._roles:
+            return
         async with self.client("start") as client:
             ready = asyncio.create_task(client.ready(node=self.node.incarnation))
             failed = asyncio.create_task(self.failed())
@@ -244,22 +257,31 @@ class Standalone:
 @checked
 @asynccontextmanager
 async def standalone(
-    directory: str | Path, *, wal: str = "", settings: Settings | None = None
+    directory: str | Path,
+    *,
+    wal: str = "",
+    settings: Settings | None = None,
+    name: str = "",
+    roles: Iterable[str] = ROLE_NAMES,
 ) -> AsyncGenerator[Standalone]:
     """Run a node that keeps everything in `directory`: the tables in `tables/`, and the log in `log/` unless the URL
     `wal` or the settings name another one (`log_url`). Leaving the block drains the node; a later one with the same
     directory continues where this one ended.
 
+    `name` and `roles` are those of `Standalone`. A node without the role `streamingnode` uses the log of a process that
+    owns it, where a log has such an owner (RocksMQ).
+
     Raises `DirectoryInUse` when another node has the directory open, `DirectoryUnwritable`, `FormatTooNew`,
-    `CorruptLog`, and what `log_url` raises.
+    `CorruptLog`, and what `log_url` and `Standalone` raise.
     """
-    settings = settings or Settings()
+    settings, roles = settings or Settings(), tuple(roles)
     home = _absolute(directory)
-    metrics = Metrics(node_name())
+    metrics = Metrics(name or node_name())
     url = await log_url(home, settings, wal=wal)
-    log = await open_wal(url, own=True, **wal_options(settings, url, metrics))
+    owns = StreamingNode.role in roles
+    log = await open_wal(url, own=owns, **wal_options(settings, url, metrics))
     try:
-        async with Standalone(log, home / "tables", settings=settings, metrics=metrics) as node:
+        async with Standalone(log, home / "tables", settings=settings, metrics=metrics, roles=roles) as node:
             yield node
     finally:
         await log.close()
@@ -276,6 +298,16 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     chosen = settings.model_copy(update={"wal": wal or settings.wal})
     stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(home / "tables")))
     return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
+
+
+def _roles_named(names: Iterable[str]) -> tuple[type[Role], ...]:
+    """The roles of these names, in the order in which they start. Raises `InvalidRequest`."""
+    wanted = set(names)
+    for name in sorted(wanted.difference(ROLE_NAMES)):
+        raise InvalidRequest(f"there is no role {name!r}{nearest(name, ROLE_NAMES)}; there are {', '.join(ROLE_NAMES)}")
+    if not wanted:
+        raise InvalidRequest(f"a node offers at least one role of {', '.join(ROLE_NAMES)}")
+    return tuple(role for role in ROLES if role.role in wanted)
 
 
 def node_name() -> str:

@@ -1,4 +1,4 @@
-"""`tidewal run`: a standalone node until SIGTERM or SIGINT."""
+"""`tidewal run`: a node until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -27,9 +27,15 @@ def run(
     metrics_port: MetricsPort = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
+    roles: Annotated[str, typer.Option(help="Roles of this node, comma separated; all of them by default.")] = "",
+    name: Annotated[
+        str, typer.Option(help="Name of this node in its cluster; the host and the process by default.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
-    """Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
+    """Run a node until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
+
+    It joins the cluster of its log: the nodes there share the work, and any of them may end at any moment.
 
     Settings come from the options, then the environment (TIDEWAL__METRICS__PORT), then the file; without --wal they
     choose the log, by mq.type. Without --data and a directory in the settings everything is kept in ./tidewal-data.
@@ -48,13 +54,15 @@ def run(
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
     async def serve() -> None:
-        from ..actors.standalone import log_url, node_name, standalone
+        from ..actors.standalone import ROLE_NAMES, log_url, node_name, standalone
 
-        configure(log.level, log.format, node=node_name())
+        known_as = name or node_name()
+        offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
+        configure(log.level, log.format, node=known_as)
         url = await log_url(home, settings, embedded=embedded)
         if data is None:
             _warn_of_other_tables(url, home)
-        async with standalone(home, wal=url, settings=settings) as node:
+        async with standalone(home, wal=url, settings=settings, name=known_as, roles=offered) as node:
             where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"

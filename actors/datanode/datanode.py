@@ -7,14 +7,17 @@ from functools import partial
 from ...runtime.catalog.catalog import Collection
 from ...runtime.rpc.server import Request
 from ...runtime.tables.table_store import TableStore
-from ..collection_reader import CollectionReaderRole, holder, pchannels_of
+from ..collection_reader import CollectionReaderRole, holder
+from ..pchannels import pchannels_of
 from ..requests import Answer, Method, OfCollection
 from .delta_errors import storage_errors
 from .pipeline import FlushPipeline
 
 
 class DataNode(CollectionReaderRole):
-    """Runs one flush pipeline for each collection, and compacts on request."""
+    """Runs one flush pipeline for each collection that is its own, and compacts on request. Of several DataNodes each
+    collection has one: the first in the rendezvous order of the members, which changes with these. Two that think so at
+    once do no harm, for only one of them can store what is next."""
 
     role = "datanode"
 
@@ -24,6 +27,14 @@ class DataNode(CollectionReaderRole):
             "compact": Method(self._compact, OfCollection),
             "check": Method(self._check, OfCollection),
         }
+
+    def serves(self, collection: Collection) -> bool:
+        return self.node.cluster.first(self.role, str(collection.id)) == self.node.incarnation
+
+    def answers(self, request: Request) -> bool:
+        """What is asked about a collection is for the DataNode that has it."""
+        collection = self.catalog.catalog.collections.get(str(request.params.get("collection")))
+        return super().answers(request) if collection is None else self.serves(collection)
 
     def pipeline(self, collection: Collection) -> FlushPipeline:
         return FlushPipeline(self, collection)

@@ -23,8 +23,9 @@ from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.streams.tt_stream import TtMsgStream
 from ...runtime.tables.table_store import CURRENT, LOG
-from ..collection_reader import BeginningCheck, CollectionReaderRole, holder, open_stream, pchannels_of, rows_of
+from ..collection_reader import BeginningCheck, CollectionReaderRole, holder, open_stream, rows_of
 from ..flush_events import FlushEvent
+from ..pchannels import pchannels_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
 from .metrics import FlushMetrics

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
-from ...runtime.catalog.catalog import CREATING, DROPPING, READY, Collection, PChannelState
+from ...runtime.catalog.catalog import CREATING, DROPPING, READY, Collection
 from ...runtime.catalog.cuts import Cut, CutEnd
 from ...runtime.clock import add_ms
+from ...runtime.cluster.assigner import assign
+from ...runtime.cluster.assignment_plan import AssignableChannel, AssignableMember, AssignmentRules
+from ...runtime.cluster.coordinator import ClusterCoordinator
+from ...runtime.cluster.decisions import STREAMING_NODE, ClusterView
 from ...runtime.errors import (
     ActorStopped,
     CollectionExists,
@@ -21,29 +26,30 @@ from ...runtime.errors import (
     HandlerFailed,
     InvalidRequest,
     Overloaded,
+    PreconditionFailed,
     TidewalError,
     Unavailable,
 )
 from ...runtime.log.record import encode
 from ...runtime.log.wal import ControlAppend
-from ...runtime.ownership.lease import LEASE_MS, LEASE_S
 from ...runtime.rows.schema import CollectionSchema
+from ...runtime.rpc.protocol import Params
 from ...runtime.rpc.server import Request
 from ...runtime.streams.channel_reader import OnBadRecord
 from ...runtime.tables.table_store import LOG
-from ..collection_reader import holder, pchannels_of
+from ...runtime.waiting import ended, first_of
+from ..collection_reader import holder
 from ..datanode.delta_errors import storage_errors
 from ..datanode.wal_identity import foreign_tables
 from ..metrics import lag_ms
 from ..node import Node
-from ..owners import sync_point
+from ..pchannels import pchannels_of
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
-from ...runtime.waiting import first_of
 from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .reply_channels import ReplyChannels
-from .requests import CreateParams, DropParams, RenewParams
+from .requests import CreateParams, DropParams
 from .schema_differences import differences
 from .stray_tables import warn_of_stray_tables
 
@@ -51,7 +57,6 @@ CUT_INTERVAL_S = 0.5
 CUT_DEADLINE_S = 2.0  # of a cut that no client waits for: those of other collections wait behind it
 CUT_AGAIN_MS = 24 * 3600 * 1000  # of a collection that is idle: cuts are kept for two weeks, its rows perhaps longer
 DDL_DEADLINE_S = 30.0
-GRANT_AGAIN_S = 0.1
 FINISH_AGAIN_S = 5.0
 
 _AWAY = (Unavailable, Overloaded, DeadlineExceeded, ActorStopped, HandlerFailed)
@@ -60,14 +65,14 @@ _log = logging.getLogger("tidewal.mixcoord")
 
 
 class MixCoord(Role):
-    """The coordinator of all roles. One node leads; each of its decisions is an event of the catalog before it is
-    carried out, and is finished by the next leader where this one stops half-way."""
+    """The coordinator of all roles. One node of the cluster leads, the others follow the same state; each decision of
+    the leader is an event of the catalog before it is carried out, and is finished by the next one where it stops
+    half-way."""
 
     role = "mixcoord"
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._claimed_s = 0.0  # on the clock of leases
         self._ddl: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while one is held
         self._adding = asyncio.Lock()  # each collection rests on the ids before it
         self._last_cuts: dict[int, tuple[Cut, bytes]] = {}  # by collection, with its id in the log
@@ -81,39 +86,107 @@ class MixCoord(Role):
             "drop_collection": Method(self._drop, DropParams),
             "describe_collection": Method(self._describe, OfCollection),
             "list_collections": Method(self._list, Nothing),
-            "renew": Method(self._renew, RenewParams),
             "cut": Method(self._cut, OfCollection),
         }
 
     def on_bad_event(self) -> OnBadRecord:
         return self.dead_letters.bad
 
+    def answers(self, request: Request) -> bool:
+        """The leader answers."""
+        return self.catalog.leads
+
+    @property
+    def gives_way(self) -> bool:
+        return super().gives_way or not self.catalog.leads
+
     async def prepare(self) -> None:
-        if self.ref.cell.restarts and self.superseded:
-            return  # a node that has taken over since this role ran last keeps the log
-        await self._pchannels.check()  # before a healthy node is superseded
-        before = self.catalog.leader.node
-        await self.catalog.claim(self.node.incarnation)
-        _log.info("%s leads the log now%s", self.node.incarnation, f", in place of {before}" if before else "")
-        self._claimed_s = self.node.clock.clock.monotonic()
-        if not self.ref.cell.restarts:
-            self.spawn_task(self._warn_of_stray_tables(), name="stray tables")
+        await self._pchannels.check()
         await self.node.make_event_channel(self.node.names.cuts)
-        metrics, clock = self.node.metrics, self.node.clock
-        metrics.counter("mixcoord_election_total").inc()
-        metrics.gauge("mixcoord_leader").set(1)
+        cluster, clock = self.node.cluster, self.node.clock
+        coordinator = ClusterCoordinator(self.catalog, cluster.log, cluster.detector, clock, self._assign)
+        with suppress(*_AWAY, PreconditionFailed, Fenced):  # looked at again at once
+            await coordinator.step()  # so that a node that is alone leads before it is asked for anything
+        metrics = self.node.metrics
+        metrics.gauge("mixcoord_leader").set_function(lambda: self.catalog.leads)
         metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
-        self.spawn_task(self._grant_periodically(), name="grants")
-        self.spawn_task(self._finish(), name="unfinished collections")
-        self.spawn_task(self._draw_cuts(), name="cuts")
-        if self.node.wal.capabilities.groups:
-            self.spawn_task(GroupLags(self.node.wal, clock.clock, metrics).run(), name="lags of groups")
-        if not self.node.wal.capabilities.drops_temporary:
-            replies = ReplyChannels(self.node.wal, self.node.names, metrics)
-            self.spawn_task(replies.run(), name="silent reply channels")
+        self.spawn_task(coordinator.run(), name="cluster")
+        self.spawn_task(self._lead(), name="leadership")
+
+    # ---- leadership -------------------------------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        """Do what the leader does, whenever this node leads."""
+        while True:
+            while not self.catalog.leads:
+                await self.catalog.changed()
+            before = self.catalog.leader.node
+            _log.info("%s leads the cluster", before)
+            self.node.metrics.counter("mixcoord_election_total").inc()
+            await self._do_while_leading(*self._duties())
+            _log.info("%s leads the cluster, in place of %s", self.catalog.leader.node, before)
+
+    def _duties(self) -> list[Coroutine[Any, Any, None]]:
+        node = self.node
+        duties = [self._warn_of_stray_tables(), self._finish(), self._draw_cuts()]
+        if node.wal.capabilities.groups:
+            duties.append(GroupLags(node.wal, node.clock.clock, node.metrics).run())
+        if not node.wal.capabilities.drops_temporary:
+            duties.append(ReplyChannels(node.wal, node.names, node.metrics).run())
+        return duties
+
+    async def _do_while_leading(self, *duties: Coroutine[Any, Any, None]) -> None:
+        """Run `duties` until another node leads. Raises what one of them raises while this one does."""
+        tasks = [asyncio.create_task(duty) for duty in duties]
+        watching = asyncio.create_task(self._until_superseded())
+        running = {watching, *tasks}
+        try:
+            while not watching.done():
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {watching}:
+                    self._check_duty(task)
+            watching.result()
+        finally:
+            await ended(watching, *tasks)
+
+    async def _until_superseded(self) -> None:
+        while self.catalog.leads:
+            await self.catalog.changed()
+
+    def _check_duty(self, task: asyncio.Task[None]) -> None:
+        error = task.exception()
+        if isinstance(error, Fenced) and not self.catalog.leads:
+            return  # it was refused because another node leads
+        if error is not None:
+            raise error
+
+    def _assign(self, view: ClusterView) -> Mapping[str, str]:
+        """Which StreamingNode is to own which pchannel."""
+        members = [
+            AssignableMember(member.incarnation, member.name, frozenset(member.roles))
+            for member in view.cluster.members.values()
+            if member.incarnation not in view.silent
+        ]
+        states = view.catalog.channels
+        wanted = {name for collection in view.catalog.collections.values() for name in pchannels_of(collection)}
+        present = {name: [states[name].owner] for name in wanted if name in states and states[name].owner}
+        gone = {owner for [owner] in present.values() if view.is_over(owner)}
+        plan = assign(
+            STREAMING_NODE,
+            members,
+            map(AssignableChannel, wanted),
+            present,
+            now_ms=view.wall_ms,
+            settled=False,
+            ended=gone,
+            rules=AssignmentRules(balance=False),
+        )
+        return plan.owners()
 
     async def _warn_of_stray_tables(self) -> None:
+        if self.ref.cell.restarts:
+            return
         try:
             await self.node.blocking(partial(warn_of_stray_tables, self.node.tables, self.catalog.catalog.collections))
         except TidewalError as error:  # the DataNode meets the same, and says what follows
@@ -169,8 +242,7 @@ class MixCoord(Role):
             raise foreign_tables(location, name, "was there before it was created")
 
     async def _finish_create(self, collection: Collection) -> None:
-        await self._until_owned(pchannels_of(collection))
-        await self._announce("create", collection)
+        await self.owners.announce("create", collection, deadline_s=DDL_DEADLINE_S)
         for channel in pchannels_of(collection):
             # Before the first row: the DataNode holds nothing until it has opened the table, which may fail for long.
             latest = await self.node.wal.latest_id(channel)
@@ -194,15 +266,34 @@ class MixCoord(Role):
     async def _finish_drop(self, collection: Collection) -> None:
         """Readers release the collection before its name is free again: a new one of that name starts with empty
         tables."""
-        await self._announce("drop", collection)
+        await self.owners.announce("drop", collection, deadline_s=DDL_DEADLINE_S)
         for role in ("querynode", "datanode"):
-            await self.rpc.call(role, "release", {"collection": collection.to_wire()}, deadline_s=DDL_DEADLINE_S)
+            await self._ask_all(role, "release", {"collection": collection.to_wire()})
         await self.catalog.append({"kind": "dropped", "id": collection.id})
         self._last_cuts.pop(collection.id, None)
 
-    async def _announce(self, what: str, collection: Collection) -> None:
-        addressed = {"to": self.node.incarnation, "what": what, "collection": collection.to_wire()}
-        await self.rpc.call("streamingnode", "announce_collection", addressed, deadline_s=DDL_DEADLINE_S)
+    async def _ask_all(self, role: str, method: str, params: Params) -> None:
+        """Have all members with `role` answer, or cease to be members."""
+        asked = {
+            member.incarnation: self._ask_member(role, method, member.incarnation, params)
+            for member in self.node.cluster.members(role)
+        }
+        await asyncio.gather(*asked.values())
+
+    async def _ask_member(self, role: str, method: str, incarnation: str, params: Params) -> None:
+        cluster = self.node.cluster
+        while cluster.has(incarnation):
+            asking = asyncio.create_task(
+                self.rpc.call(role, method, {"to": incarnation, **params}, deadline_s=DDL_DEADLINE_S)
+            )
+            try:
+                while not asking.done() and cluster.has(incarnation):
+                    await first_of(asyncio.wait([asking]), cluster.changed())
+                if asking.done():
+                    asking.result()
+                    return
+            finally:
+                await ended(asking)
 
     async def _describe(self, request: Request) -> Answer:
         return {"collection": self.catalog.catalog.collection(request.params["collection"]).to_wire()}
@@ -231,89 +322,6 @@ class MixCoord(Role):
             except TidewalError as error:  # the next turn, or the next request for the name, continues
                 _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
 
-    async def _grant_periodically(self) -> None:
-        """Grant the channels of all collections to the StreamingNode of this node, as long as it has one: those that it
-        has not yet, and those that it has given up."""
-        while True:
-            lacking = self._lacking() if self.node.local_owner.joined else []
-            if lacking:
-                try:
-                    await self._grant(lacking)
-                except TidewalError as error:
-                    if not error.retryable:
-                        raise
-                    _log.warning("channels are not granted now, trying again: %s", error)
-                    await asyncio.sleep(GRANT_AGAIN_S)
-            else:
-                await first_of(self.catalog.changed(), self.node.local_owner.changed())
-
-    def _lacking(self) -> list[str]:
-        channels = self.catalog.catalog.channels
-        collections = self.catalog.catalog.collections.values()
-        wanted = {name for collection in collections for name in pchannels_of(collection)}
-        return sorted(name for name in wanted if name not in channels or channels[name].owner != self.node.incarnation)
-
-    async def _grant(self, names: list[str]) -> None:
-        """Grant channels, under new terms: each grant is in the catalog before the fence is written, and the fence's
-        id, which the owner writes there itself, before it acknowledges anything (guarantee 3)."""
-        await self._wait_for_owners(names)
-        channels = self.catalog.catalog.channels
-        last = {name: channels[name].term if name in channels else 0 for name in names}
-        # the new owner's clock begins behind the old limits
-        past = max((channels[name].used_limit for name in names if name in channels), default=0)
-        limit = add_ms(max(past, self.node.clock.now()), LEASE_MS)
-        granted = {name: (term + 1, term) for name, term in last.items()}
-        await self.catalog.append({"kind": "grant", "node": self.node.incarnation, "channels": granted, "limit": limit})
-        self.node.metrics.counter("mixcoord_assignment_total", role_name="streamingnode").inc(len(names))
-
-    async def _until_owned(self, names: Iterable[str]) -> None:
-        """Wait until the channels have their owner. Raises `DeadlineExceeded`."""
-        wanted = list(names)
-        await self.catalog.wait_for(
-            lambda catalog: all(self._is_owned(catalog.channels.get(name)) for name in wanted),
-            deadline_s=DDL_DEADLINE_S,
-        )
-
-    def _is_owned(self, channel: PChannelState | None) -> bool:
-        return channel is not None and channel.owner == self.node.incarnation and channel.term in channel.fences
-
-    async def _wait_for_owners(self, names: Iterable[str]) -> None:
-        """On a log that several nodes can open: wait until the previous owners have released these channels, or their
-        leases have expired.
-
-        A running node releases them as soon as it reads this one's claim. A silent node may still acknowledge; since
-        the claim none of its renewals counts, so its lease ends `LEASE_S` later. Wall clocks are not used: they may
-        differ, and be set.
-        """
-        if self.node.wal.capabilities.one_node:
-            return
-        channels = self.catalog.catalog.channels
-        owners = {
-            name: channels[name].owner
-            for name in names
-            if name in channels and channels[name].owner not in ("", self.node.incarnation)
-        }
-        rest_s = self._claimed_s + LEASE_S - self.node.clock.clock.monotonic()
-        if not owners or rest_s <= 0:
-            return
-        silent = ", ".join(sorted(set(owners.values())))
-        _log.warning("waiting for %s to release its channels, %.0f s at most", silent, rest_s)
-        with suppress(DeadlineExceeded):
-            await self.catalog.wait_for(
-                lambda catalog: all(catalog.channels[name].owner != owner for name, owner in owners.items()),
-                deadline_s=rest_s,
-            )
-
-    async def _renew(self, request: Request) -> Answer:
-        """Renew the lease of this node's StreamingNode."""
-        node = request.params["node"]
-        if node != self.node.incarnation:
-            raise Fenced(f"{self.node.incarnation} has taken the log over: there is one node to a log")
-        limit = add_ms(self.node.clock.now(), LEASE_MS)
-        lease = {"kind": "lease", "node": node, "limit": limit, "checkpoints": request.params["checkpoints"]}
-        await self.catalog.append(lease)
-        return {"limit": limit}
-
     # ---- cuts -------------------------------------------------------------------------------------------------------
 
     async def _cut(self, request: Request) -> Answer:
@@ -324,9 +332,8 @@ class MixCoord(Role):
     async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
         """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last cut
         and that is there and younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
-        pchannels = pchannels_of(collection)
         deadline_s = CUT_DEADLINE_S if only_changed else DDL_DEADLINE_S
-        point = await sync_point(self.node, self.rpc, pchannels, to=self.node.incarnation, deadline_s=deadline_s)
+        point = await self.owners.sync(collection, deadline_s=deadline_s)
         ends = {name: CutEnd(*end) for name, end in point.channels.items()}
         cut = Cut(collection.id, collection.name, point.time, ends)
         last, id = self._last_cuts.get(collection.id, (None, b""))
@@ -339,10 +346,6 @@ class MixCoord(Role):
         self._last_cuts[collection.id] = cut, id
         self._cut_time = max(self._cut_time, cut.time)
         return cut
-
-    async def on_stop(self) -> None:
-        self.node.metrics.gauge("mixcoord_leader").set(0)
-        await super().on_stop()
 
     async def _look_at_first_cut(self) -> None:
         if self.node.wal.capabilities.shared_segments:

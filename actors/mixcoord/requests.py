@@ -22,10 +22,3 @@ class DropParams(TypedDict):
     """The id of a collection, which a later one of its name does not have."""
 
     id: Number
-
-
-class RenewParams(TypedDict):
-    """A node that renews its lease; its successor must read from `checkpoints` on."""
-
-    node: str
-    checkpoints: dict[str, bytes]

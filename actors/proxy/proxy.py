@@ -9,11 +9,9 @@ from time import perf_counter
 from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import (
     CollectionNotFound,
-    DeadlineExceeded,
     InvalidRows,
     Overloaded,
     TidewalError,
-    of_unknown_outcome,
 )
 from ...runtime.ownership import Appended
 from ...runtime.rows.row_codec import decode_rows
@@ -22,14 +20,14 @@ from ...runtime.rpc.server import Request
 from ..collection_reader import FOREIGN_TABLES
 from ..local_owner import WritePart
 from ..node import Node
-from ..owners import flush
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from ..rows import check_values
-from .held_writes import HeldWrites
+from .client_order import ClientOrder
 from .metrics import ProxyMetrics
 from .requests import WriteParams
 from .sharded_rows import ShardedRows
+from .write_lines import WriteLines
 
 DEADLINE_S = 30.0  # of a client that names none
 
@@ -37,18 +35,20 @@ DEADLINE_S = 30.0  # of a client that names none
 class Proxy(Role):
     """Where clients write.
 
-    A write is one batch: its rows go to their shards under one timestamp, in one commit of the log, and are
-    acknowledged when they are durable. Requests are handed to the StreamingNode of this process in the order of their
-    arrival; while it does not have their channels open they are held.
+    A write is one batch: its rows go to their shards, and are acknowledged when they are durable. At one owner they get
+    one timestamp, in one commit of the log. Requests are handed to the StreamingNodes that own the channels, in the
+    order of their arrival; while a channel is not open they are held. What an owner leaves undecided as it ends is
+    handed to the next.
     """
 
     role = "proxy"
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._owner = node.local_owner
         self._metrics = ProxyMetrics(node.metrics)
-        self._held = HeldWrites(node.local_owner, node.settings.streaming_node.max_inflight_bytes)
+        self._order = ClientOrder()
+        limit_bytes = node.settings.streaming_node.max_inflight_bytes
+        self._lines = WriteLines(self.owners, limit_bytes, while_waiting=self.set_aside)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -57,19 +57,28 @@ class Proxy(Role):
             "ready": Method(self._ready, Nothing),
         }
 
+    def takes(self, request: Request) -> bool:
+        params = request.params
+        place = params.get("producer"), params.get("pseq"), params.get("after")
+        match place:
+            case (str() as producer, int() as pseq, int() as after) if request.method == "write":
+                return self._order.take(producer, pseq, after)
+            case _:
+                return True
+
     async def prepare(self) -> None:
         for collection in self.catalog.catalog.collections.values():
             self._metrics.watch(collection)
-        self.spawn_task(self._held.run(), name="held writes")
+        self.spawn_task(self._lines.run(), name="write lines")
 
     async def _ready(self, _: Request) -> Answer:
-        """Reply once the owner of this process owns its channels."""
-        await self._owner.until_all_owned()
+        """Reply once the channels of all collections are open."""
+        await self.owners.until_all_open()
         return None
 
     async def _flush(self, request: Request) -> Answer:
         """Have all stored that was acknowledged before this."""
-        return {"ts": await flush(self.node, self.rpc, await self._find(request.params["collection"]))}
+        return {"ts": await self.owners.flush(await self._find(request.params["collection"]))}
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
@@ -94,36 +103,27 @@ class Proxy(Role):
         rows = decode_rows(request.body, schema.row_arrow())
         check_values(rows, schema)
         batch = ShardedRows(collection, rows, request.body)
-        producer, channels = params["producer"], batch.channels
-        if self._held.must_wait(producer, channels):
-            deadline_s = params.get("deadline_s", DEADLINE_S)
-            send = partial(self._send, batch, params)
-            with self.set_aside():
-                sent = await self._held.hold(producer, channels, size, send, deadline_s=deadline_s)
-        else:
-            sent = self._send(batch, params)
-        try:
-            appended = await sent
-        except DeadlineExceeded as error:  # the owner ended before it knew
-            raise of_unknown_outcome(error) from None
+        deadline_s = params.get("deadline_s", DEADLINE_S)
+        send = partial(self._send, batch, params, deadline_s)
+        appended = await self._lines.write(params["producer"], batch.channels, size, send, deadline_s=deadline_s)
         if not appended.repeated:
             self._metrics.written(collection, batch.records)
         return appended
 
-    def _send(self, batch: ShardedRows, params: Params) -> asyncio.Future[Appended]:
-        """Hand a batch to the owner, whose channels are open."""
+    def _send(self, batch: ShardedRows, params: Params, deadline_s: float) -> asyncio.Future[Appended]:
+        """Hand a batch to the owners of its channels, which are open."""
         collection = batch.collection
         part = WritePart(
             collection.name,
             collection.id,
             collection.schema.version,
-            batch.split(self._owner.message_bytes),
+            batch.split(self.owners.message_bytes()),
             params["producer"],
             params["pseq"],
             batch.rows.num_rows,
             params.get("digest", 0),
         )
-        return self._owner.owner.append(part)
+        return self.owners.append(part, batch.channels, deadline_s=deadline_s)
 
     async def _find(self, name: str) -> Collection:
         """The collection `name`, after catching up where the catalog read so far does not have it. Raises

@@ -12,7 +12,8 @@ from ..requests import Number
 
 class WriteParams(TypedDict):
     """Rows, which are in the body, for a collection as the client knows it. A repeated write has the same
-    `producer` and `pseq`; `digest` says whether it has the same rows. The client waits `deadline_s` for the answer."""
+    `producer` and `pseq`; `digest` says whether it has the same rows. `after` is the number of the client's last write
+    before it whose outcome it does not know. The client waits `deadline_s` for the answer."""
 
     collection: str
     id: Number
@@ -20,4 +21,5 @@ class WriteParams(TypedDict):
     producer: str
     pseq: Number
     digest: NotRequired[int]
+    after: NotRequired[Number]
     deadline_s: NotRequired[Annotated[float, Field(ge=0, allow_inf_nan=False)]]

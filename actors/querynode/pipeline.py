@@ -19,13 +19,12 @@ from ...runtime.log.record import RecordType
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.tables.table_store import LOG
-from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, pchannels_of, rows_of
+from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, rows_of
 from ..datanode.delta_errors import storage_errors
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..datanode.wal_identity import check_origin
 from ..metrics import ScanMetrics, lag_ms
-from ..owners import sync_point
 from .metrics import watch_rows
 from .row_store import RowStore
 from .view import ShardView
@@ -217,8 +216,7 @@ class RowPipeline:
         return await self._sync()
 
     async def _sync(self) -> int:
-        channels = pchannels_of(self.collection)
-        point = await sync_point(self._node, self._role.rpc, channels, deadline_s=SYNC_DEADLINE_S)
+        point = await self._role.owners.sync(self.collection, deadline_s=SYNC_DEADLINE_S)
         for channel, last in point.channels.items():
             self.announce(channel, last.term, last.cseq, point.time)
         return point.time

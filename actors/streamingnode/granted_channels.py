@@ -15,9 +15,10 @@ from typing import Any
 
 from ...runtime.catalog.catalog import PChannelState
 from ...runtime.catalog.catalog_log import CatalogLog
+from ...runtime.clock import add_ms
+from ...runtime.cluster.limits import LIMIT_MS, timestamp_limit
 from ...runtime.errors import Fenced, PreconditionFailed, TidewalError
 from ...runtime.ownership import ChannelGrant, ChannelOwner
-from ..collection_reader import pchannels_of
 from ..node import Node
 from .unflushed import Unflushed
 from .vchannels import VChannels
@@ -51,6 +52,7 @@ class GrantedChannels:
         self._unflushed = unflushed
         self._spawn = spawn
         self._terms: dict[str, int] = {}  # the last one that was begun
+        self._active: dict[str, int] = {}  # the terms of the channels that are open
         self._failures: dict[str, int] = {}  # in a row
 
     async def follow(self) -> None:
@@ -60,25 +62,35 @@ class GrantedChannels:
                 if state.term > self._terms.get(name, 0):
                     self._terms[name] = state.term
                     self._spawn(self._take(name, state), f"take {name}")
-            self.note_ready()
             await self._catalog.changed()
 
     def _mine(self) -> dict[str, PChannelState]:
         channels = self._catalog.catalog.channels
         return {name: state for name, state in channels.items() if state.owner == self._node.incarnation}
 
-    def note_ready(self) -> None:
-        """Look whether all channels of the collections are open, and the lease holds."""
-        collections = self._catalog.catalog.collections.values()
-        local, lease = self._node.local_owner, self._node.lease
-        wanted = {channel for collection in collections for channel in pchannels_of(collection)}
-        local.set_owns_all(local.is_open(wanted) and (lease is None or lease.holds()))
+    async def extend(self, limit: int) -> None:
+        """Raise the limits of what is stamped and promised in the channels that are open. Where the log does not take
+        that, the owner stops at the limits that it has, and the next call tries again."""
+        checkpoints, terms = self._owner.checkpoints(), dict(self._active)
+        if not terms:
+            return
+        try:
+            await self._propose("renewed", {name: (term, limit, checkpoints[name]) for name, term in terms.items()})
+        except TidewalError as error:  # one of them may have changed hands: the rest is tried the next time
+            if not (error.retryable or isinstance(error, Fenced | PreconditionFailed)):
+                raise
+            _log.warning("the limits of %d channels are not raised now: %s", len(terms), error)
+        else:
+            self._owner.renew(limit, terms)
 
     async def _take(self, name: str, state: PChannelState) -> None:
         term = state.term
         try:
             if term in state.fences:  # this process has had it, before its owner was restarted
                 raise PreconditionFailed(f"term {term} of {name} was used")
+            if state.limit <= add_ms(self._node.clock.now(), LIMIT_MS // 4):  # the leader's clock is behind this one's
+                limit = timestamp_limit(self._node.clock.clock.wall_ms(), self._node.clock.last, LIMIT_MS)
+                await self._propose("renewed", {name: (term, limit, b"")})
             message_bytes = (await self._node.wal.describe(name)).max_message_bytes
             self._unflushed.begin_recovery([name])
             fence = await self._owner.acquire(_grant(name, state))
@@ -94,12 +106,14 @@ class GrantedChannels:
                 await self._give_up(name, term)
             return
         self._failures.pop(name, None)
+        self._active[name] = term
         self._node.local_owner.open({name: message_bytes})
-        self.note_ready()
 
     def stalled(self, channels: Iterable[str]) -> None:
         """The outcome of an append to `channels` is unknown: a new term decides it. Doors hold their writes."""
         named = {name: self._terms[name] for name in channels}
+        for name in named:
+            self._active.pop(name, None)
         self._node.local_owner.close(named)
         for name, term in named.items():
             self._spawn(self._give_up(name, term), f"give {name} up")

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal, NotRequired
 
+from pydantic import PlainValidator
 from typing_extensions import TypedDict
 
+from ...runtime.replicated.records import typed
 from ..requests import Number, WireCollection
+from ..write_requests import DoorPlace
+
+
+def _records(wire: Any) -> list[tuple[str, str, dict[str, Any], int, int]]:
+    return [
+        (typed(channel, str), typed(vchannel, str), typed(tags, dict), typed(size, int), typed(version, int))
+        for channel, vchannel, tags, size, version in wire
+    ]
+
+
+def _place(wire: Any) -> DoorPlace:
+    door, number, after = wire
+    return DoorPlace(typed(door, str), typed(number, int), typed(after, int))
 
 
 class FlushParams(TypedDict):
-    """The id of the collection to be stored."""
+    """The id of the collection to be stored, and those of its pchannels that are meant."""
 
     id: Number
-
-
-class OfChannels(TypedDict):
-    """For methods that need the names of channels only."""
-
     channels: list[str]
 
 
+class SyncParams(TypedDict):
+    """Pchannels, of the collection with this id. `at` is the time that is asked for, 0 for the present one."""
+
+    channels: list[str]
+    id: NotRequired[Number]
+    at: NotRequired[Number]
+
+
 class AnnounceParams(TypedDict):
-    """A collection that begins or ends."""
+    """A collection that begins or ends, on those of its pchannels that are meant."""
 
     what: Literal["create", "drop"]
     collection: WireCollection
+    channels: list[str]
+
+
+class AppendParams(TypedDict):
+    """A part of a write, see `write_requests.py`; the bodies of its records are in the body."""
+
+    collection: str
+    id: Number
+    schema_version: Number
+    producer: str
+    pseq: Number
+    rows: Number
+    digest: int
+    records: Annotated[list[Any], PlainValidator(_records)]
+    place: Annotated[DoorPlace, PlainValidator(_place)]
+    until: Number

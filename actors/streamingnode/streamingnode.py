@@ -10,10 +10,11 @@ from functools import partial
 
 from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
+from ...runtime.cluster.limits import LIMIT_MS, timestamp_limit
 from ...runtime.errors import (
     BadRecord,
     CollectionNotFound,
-    HandlerFailed,
+    DeadlineExceeded,
     InvalidRequest,
     PositionLost,
     TidewalError,
@@ -24,22 +25,23 @@ from ...runtime.log.wal import Entry, From
 from ...runtime.ownership import Appended, ChannelOwner, SyncPoint
 from ...runtime.ownership.metrics import ChannelOwnerMetrics
 from ...runtime.rpc.server import Request
-from ..collection_reader import TABLE_ERRORS, pchannels_of
+from ..collection_reader import TABLE_ERRORS
 from ..flush_events import FlushEvent
 from ..local_owner import WritePart
 from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method
 from ..role import Role
+from ..write_requests import appended_values, part_of
+from .door_order import DoorOrder
 from .granted_channels import GrantedChannels
 from .metrics import StreamingNodeMetrics
-from .requests import AnnounceParams, FlushParams, OfChannels
+from .requests import AnnounceParams, AppendParams, FlushParams, SyncParams
 from .unflushed import Unflushed
 from .vchannels import VChannels
 
-RENEW_S = 3.0
+EXTEND_S = 3.0  # the limit lies `LIMIT_MS` ahead
 IDLE_TICK_S = 600.0
-ASK_AGAIN_S = 0.1
 CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; doubled each time
 CHECK_MAX_S = 30.0
 
@@ -64,14 +66,20 @@ class StreamingNode(Role):
         self._metrics: StreamingNodeMetrics
         self._unflushed = Unflushed(node.settings.streaming_node.max_unflushed_bytes)
         self._vchannels = VChannels()
+        self._order = DoorOrder()
         self._grants: GrantedChannels
 
     def handlers(self) -> dict[str, Method]:
         return {
+            "append": Method(self._append, AppendParams),
             "flush": Method(self._flush, FlushParams),
-            "sync": Method(self._sync, OfChannels),
+            "sync": Method(self._sync, SyncParams),
             "announce_collection": Method(self._announce_collection, AnnounceParams),
         }
+
+    def answers(self, request: Request) -> bool:
+        """What is asked of an owner names it."""
+        return False
 
     async def prepare(self) -> None:
         node = self.node
@@ -85,7 +93,7 @@ class StreamingNode(Role):
             limit_name="streamingNode.maxInflightBytes",
             observer=_Observer(self),
             grants=self.catalog,
-            lease_holds=None if node.lease is None else node.lease.holds,
+            lease_holds=node.cluster.holds,
         )
         self._grants = GrantedChannels(node, self.catalog, self._owner, self._vchannels, self._unflushed, self._spawn)
         self._metrics = StreamingNodeMetrics(node.metrics, lambda: self._owner.inflight_bytes)
@@ -95,9 +103,10 @@ class StreamingNode(Role):
         self._beat = self.system.heartbeat.every(interval_s, self._owner.tick_all, f"ticks of {self.name}")
         self.spawn_task(self._follow_flushes(), name="flushes")
         self.spawn_task(self._grants.follow(), name="grants")
-        self.spawn_task(self._renew_periodically(), name="lease")
+        self.spawn_task(self._extend_limits(), name="limits")
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
+        node.cluster.on_confirmed(self._on_confirmed)
         self._local.join(self)
 
     # ---- ownership --------------------------------------------------------------------------------------------------
@@ -110,31 +119,17 @@ class StreamingNode(Role):
     def _spawn(self, task: Coroutine[object, object, None], name: str) -> None:
         self.spawn_task(task, name=name)
 
-    async def _renew_periodically(self) -> None:
-        while True:
-            await self._renew_lease()
-            await asyncio.sleep(RENEW_S)
+    def _on_confirmed(self, _: float) -> None:
+        """The lease holds anew: acknowledge what was answered after the last one."""
+        if self._local.belongs_to(self) and self.node.cluster.holds():
+            self._owner.renew()
 
-    async def _renew_lease(self) -> None:
-        """Renew the lease of this node, and with it the limits of all its channels. A coordinator that is superseded
-        never replies: the role ends then."""
+    async def _extend_limits(self) -> None:
+        """Say in the catalog, again and again, up to which time this node stamps and promises, before it does."""
         while True:
-            asked_s = self.node.clock.clock.monotonic()
-            node = self.node.incarnation
-            request = {"node": node, "to": node, "checkpoints": self._owner.checkpoints()}
-            try:
-                reply = await self.rpc.call("mixcoord", "renew", request)
-            except TidewalError as error:
-                if not (error.retryable or isinstance(error, HandlerFailed)):
-                    raise
-                _log.warning("the lease is not renewed, trying again: %s", error)
-                await asyncio.sleep(ASK_AGAIN_S)
-            else:
-                break
-        if self.node.lease is not None:
-            self.node.lease.renew(asked_s)
-        self._owner.renew(int(reply.values["limit"]))
-        self._grants.note_ready()
+            await asyncio.sleep(EXTEND_S)
+            limit = timestamp_limit(self.node.clock.clock.wall_ms(), self.node.clock.last, LIMIT_MS)
+            await self._grants.extend(limit)
 
     async def _tick_idle_channels(self) -> None:
         """While some channels are written, store ticks in the others: the last entry of an idle channel is held for its
@@ -152,19 +147,20 @@ class StreamingNode(Role):
     async def _announce_collection(self, request: Request) -> Answer:
         """Append to every vchannel the record that its collection begins or ends. Rows can follow the one, and not the
         other."""
-        begins = request.params["what"] == "create"
+        begins, channels = request.params["what"] == "create", request.params["channels"]
         collection = (await self.catalog.catch_up()).by_id(request.params["collection"].id)
         if collection is None or collection.state != (CREATING if begins else DROPPING):
             raise InvalidRequest(f"no collection of this id is to be {request.params['what']}d")
-        await self._local.until_open(pchannels_of(collection))
+        await self._local.until_open(channels)
+        vchannels = _vchannels_on(collection, channels)
         if begins:
-            await self._append_to_all(collection, RecordType.CREATE_COLLECTION)
-            self._vchannels.begin(collection)
+            await self._append_to_all(vchannels, RecordType.CREATE_COLLECTION)
+            self._vchannels.begin(collection, vchannels)
             self._watch(collection)
         else:
-            self._vchannels.end(collection)
-            await self._append_to_all(collection, RecordType.DROP_COLLECTION)
-            self._unflushed.forget(collection.vchannels)
+            self._vchannels.end(vchannels)
+            await self._append_to_all(vchannels, RecordType.DROP_COLLECTION)
+            self._unflushed.forget(vchannels)
             self._metrics.forget(collection)
         return None
 
@@ -175,8 +171,8 @@ class StreamingNode(Role):
             unflushed_age_s=lambda: lag_ms(self.node.clock, self._unflushed.oldest(collection.vchannels)) / 1000,
         )
 
-    def _append_to_all(self, collection: Collection, kind: RecordType) -> asyncio.Future[Appended]:
-        records = [(pchannel_of(vchannel), Record(kind, vchannel=vchannel)) for vchannel in collection.vchannels]
+    def _append_to_all(self, vchannels: Iterable[str], kind: RecordType) -> asyncio.Future[Appended]:
+        records = [(pchannel_of(vchannel), Record(kind, vchannel=vchannel)) for vchannel in vchannels]
         return self._owner.append(records)
 
     # ---- appends ----------------------------------------------------------------------------------------------------
@@ -193,6 +189,19 @@ class StreamingNode(Role):
         appended.add_done_callback(partial(self._count, part.records))
         return appended
 
+    async def _append(self, request: Request) -> Answer:
+        """Append what a door of another process sends, in the order in which it does."""
+        params = request.params
+        if self.node.clock.now() > params["until"]:
+            raise DeadlineExceeded("the part of a write came after its deadline", outcome_unknown=False)
+        try:
+            part = part_of(params, request.body)
+        except (ValueError, LookupError) as error:
+            raise InvalidRequest(f"malformed part of a write: {error}") from error
+        with self._order.taking(part.producer, params["place"]):
+            appended = self.append(part)
+        return appended_values(await appended)
+
     def _count(self, records: Sequence[tuple[str, Record]], appended: asyncio.Future[Appended]) -> None:
         """Count records as unflushed once they are in the log. Of a door that has crashed meanwhile it is not known: to
         count them until the next flush is safe."""
@@ -205,26 +214,29 @@ class StreamingNode(Role):
         for _, record in records:
             self._unflushed.add(record.vchannel, ts, len(record.body))
 
-    async def sync(self, channels: Iterable[str]) -> SyncPoint:
+    async def sync(self, channels: Iterable[str], *, at: int = 0) -> SyncPoint:
         """`PChannelOwner.sync`."""
-        return await self._owner.sync(channels)
+        return await self._owner.sync(channels, at=at)
 
     async def _sync(self, request: Request) -> Answer:
-        channels = request.params["channels"]
-        collections = self.catalog.catalog.collections.values()
-        granted = {name for collection in collections for name in pchannels_of(collection)}
-        await self._local.until_open(granted.intersection(channels))  # others may never be
-        point = await self.sync(channels)
+        params = request.params
+        channels, at, id = params["channels"], params.get("at", 0), params.get("id")
+        if not self.node.clock.believes(at):
+            raise InvalidRequest(f"the time {at} lies days ahead")
+        if id is not None:
+            self._vchannels.check_open(id, channels)
+        point = await self.sync(channels, at=at)
         return {"time": point.time, "channels": point.channels}
 
     # ---- flushes ----------------------------------------------------------------------------------------------------
 
-    async def flush(self, collection_id: int) -> int:
+    async def flush(self, collection_id: int, channels: Sequence[str]) -> int:
         """`PChannelOwner.flush`."""
         collection = await self._to_be_flushed(collection_id)
-        appended = await self._append_to_all(collection, RecordType.FLUSH)
-        await self._owner.tick_now(pchannels_of(collection))
-        await self._stored(collection, appended.ts)
+        vchannels = _vchannels_on(collection, channels)
+        appended = await self._append_to_all(vchannels, RecordType.FLUSH)
+        await self._owner.tick_now(channels)
+        await self._stored(collection, vchannels, appended.ts)
         return appended.ts
 
     async def _to_be_flushed(self, id: int) -> Collection:
@@ -234,11 +246,9 @@ class StreamingNode(Role):
         return collection
 
     async def _flush(self, request: Request) -> Answer:
-        id = request.params["id"]
-        await self._local.until_open(pchannels_of(await self._to_be_flushed(id)))
-        return {"ts": await self.flush(id)}
+        return {"ts": await self.flush(request.params["id"], request.params["channels"])}
 
-    async def _stored(self, collection: Collection, ts: int) -> None:
+    async def _stored(self, collection: Collection, vchannels: Sequence[str], ts: int) -> None:
         """Wait until the tables have all up to `ts`. While that lasts, ask the DataNode with growing pauses whether it
         can store them: raises what is wrong with the tables, `PositionLost` where the log has lost rows for them."""
         pause_s = CHECK_FIRST_S
@@ -252,7 +262,7 @@ class StreamingNode(Role):
                 )
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    return await self._unflushed.stored(collection.vchannels, ts)
+                    return await self._unflushed.stored(vchannels, ts)
             pause_s = min(2 * pause_s, CHECK_MAX_S)
             try:
                 await self.rpc.call("datanode", "check", {"collection": collection.name})
@@ -282,6 +292,12 @@ class StreamingNode(Role):
         self._beat.cancel()
         await self._grants.release(await self._owner.close())
         await super().on_stop()
+
+
+def _vchannels_on(collection: Collection, channels: Iterable[str]) -> list[str]:
+    """The vchannels of `collection` on these pchannels."""
+    wanted = set(channels)
+    return [vchannel for vchannel in collection.vchannels if pchannel_of(vchannel) in wanted]
 
 
 class _Observer(ChannelOwnerMetrics):

@@ -39,14 +39,20 @@ class VChannels:
                 names = (name for name in collection.vchannels if pchannel_of(name) in acquired)
                 self._open.update(dict.fromkeys(names, collection))
 
-    def begin(self, collection: Collection) -> None:
-        """The CREATE records of `collection` are in the log: its vchannels take rows."""
-        self._open.update(dict.fromkeys(collection.vchannels, collection))
+    def begin(self, collection: Collection, vchannels: Iterable[str]) -> None:
+        """The CREATE records of `collection` are in the log of these vchannels: they take rows."""
+        self._open.update(dict.fromkeys(vchannels, collection))
 
-    def end(self, collection: Collection) -> None:
-        """The DROP records of `collection` are about to be submitted: its vchannels take no more rows."""
-        for name in collection.vchannels:
+    def end(self, vchannels: Iterable[str]) -> None:
+        """The DROP records of these vchannels are about to be submitted: they take no more rows."""
+        for name in vchannels:
             self._open.pop(name, None)
+
+    def check_open(self, id: int, pchannels: Iterable[str]) -> None:
+        """Raise `CollectionNotFound` unless the collection with this id has an open vchannel on each of `pchannels`."""
+        there = {pchannel_of(name) for name, found in self._open.items() if found.id == id}
+        if not there.issuperset(pchannels):
+            raise CollectionNotFound("the collection that was asked about was dropped; describe it again")
 
     def check(self, part: WritePart) -> Collection | None:
         """The collection of the records in `part`; None where it has none. Raises `CollectionNotFound` where it has

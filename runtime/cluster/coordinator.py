@@ -14,6 +14,7 @@ from ..waiting import first_of
 from .cluster_log import ClusterLog
 from .decisions import Assignment, ClusterView, decide
 from .detector import SilenceDetector
+from .limits import LIMIT_MS
 
 LOOK_S = 0.2  # until the next look where the catalog stays as it is: leases end without any record
 PATIENCE_S = 0.3  # more than the leader's, before another coordinator ends a lease
@@ -22,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterCoordinator:
-    """Carries out what `decide` says, for the process whose `catalog` and `cluster` logs it is given, which both write
-    under its incarnation. `assign` returns the wanted owners of all channels."""
+    """Carries out what `decide` says, for the process whose `catalog` and `cluster` logs it is given: the one claims
+    under its incarnation, the other writes under it. `assign` returns the wanted owners of all channels; a grant lets
+    one stamp `limit_ms` ahead."""
 
     def __init__(
         self,
@@ -32,9 +34,11 @@ class ClusterCoordinator:
         detector: SilenceDetector,
         clock: HybridClock,
         assign: Callable[[ClusterView], Assignment],
+        *,
+        limit_ms: int = LIMIT_MS,
     ) -> None:
         self._catalog, self._cluster, self._detector = catalog, cluster, detector
-        self._clock, self._assign = clock, assign
+        self._clock, self._assign, self._limit_ms = clock, assign, limit_ms
 
     @property
     def leads(self) -> bool:
@@ -52,6 +56,7 @@ class ClusterCoordinator:
             self._detector.silent(longer_s=PATIENCE_S),
             self._detector.is_over,
             self._clock.clock.wall_ms(),
+            self._limit_ms,
         )
 
     async def run(self) -> None:

@@ -10,7 +10,7 @@ import xxhash
 
 from ..catalog.catalog import Catalog, PChannelState
 from ..replicated.records import Claim, Event
-from .limits import timestamp_limit
+from .limits import LIMIT_MS, timestamp_limit
 from .state import ClusterState, NodeMember
 
 COORDINATOR, STREAMING_NODE = "mixcoord", "streamingnode"  # roles, as members register them
@@ -22,7 +22,7 @@ Assignment: TypeAlias = Mapping[str, str]  # pchannel to the incarnation that is
 class ClusterView:
     """What a coordinator, `own`, has read: the catalog and its last winning claim, the members; those that are silent
     for so long that the leader, or any coordinator, ends their leases; whether nothing can rest on the lease of a
-    process any more; and its own wall clock."""
+    process any more; its own wall clock; and how far ahead an owner may stamp at first."""
 
     own: str
     catalog: Catalog
@@ -32,6 +32,7 @@ class ClusterView:
     long_silent: Set[str]
     is_over: Callable[[str], bool]
     wall_ms: int
+    limit_ms: int = LIMIT_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _grant(view: ClusterView, node: str, names: Iterable[str]) -> Event:
     that of a term before, whose fence may have any time up to there."""
     states = {name: view.catalog.channels.get(name, PChannelState()) for name in names}
     used = max(state.used_limit for state in states.values())
-    limit = timestamp_limit(view.wall_ms, used, view.cluster.members[node].lease_ms)
+    limit = timestamp_limit(view.wall_ms, used, view.limit_ms)
     terms = {name: (state.term + 1, state.term) for name, state in states.items()}
     return {
         "kind": "grant",

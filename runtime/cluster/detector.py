@@ -38,9 +38,9 @@ class SilenceDetector:
 
     Silence is counted only over time that was *observed*: in which records of this process, asked for every `renew_s`,
     came back promptly. While the log takes no records, or this process reads late or stands still, nobody's silence
-    grows; so an outage of the log evicts nobody. What was read before this process was a member, or is read anew, counts
-    as heard at that moment: a process that has just started finds nobody missing before one lease has passed. Until
-    then another member may have had the cluster to itself, and have renewed its lease without a record.
+    grows; so an outage of the log evicts nobody. What was read before this process was a member, or is read anew,
+    counts as heard at that moment: a process that has just started finds nobody missing before one lease has passed.
+    Until then another member may have had the cluster to itself, and have renewed its lease without a record.
 
     `sole` says that only the process which has the log open may own channels: then no lease but its own is waited for.
     """

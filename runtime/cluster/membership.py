@@ -55,7 +55,7 @@ class NodeMembership:
         self.fenced: Fenced | None = None
         self._log, self._clock = log, clock
         self._may_renew, self._report, self._unwritten = may_renew, report, unwritten
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop  # that of `join`
         self._looking: asyncio.Task[None] | None = None
         self._lease = Lease(clock, member.lease_ms / 1000)
         self._asking = threading.Lock()
@@ -78,6 +78,7 @@ class NodeMembership:
         """Become a member. `replaces` names the incarnation that had the lock of this node's name before: its process
         is dead. Raises `Fenced` where this one was evicted meanwhile, and what has ended following the log."""
         self._check_not_ended()
+        self._loop = asyncio.get_running_loop()
         while not self._registered:
             number = self._ask()
             event = {"kind": "register", **self.member.to_wire(), "number": number, "replaces": replaces}

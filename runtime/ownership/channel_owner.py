@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ..arguments import checked
@@ -170,12 +170,13 @@ class ChannelOwner:
             self._observer.opened(channel, term)
 
     @checked
-    def renew(self, limit: int) -> None:
-        """The lease was renewed: stamp and promise timestamps up to `limit`, and acknowledge what was answered after
-        the last lease."""
+    def renew(self, limit: int = 0, terms: Mapping[str, int] | None = None) -> None:
+        """The lease was renewed: acknowledge what was answered after the last one. Stamp and promise timestamps up to
+        `limit`, in all channels or in those that still have the terms of `terms`."""
         with self._lock:
             for own in self._owned.values():
-                own.limit = max(own.limit, limit)
+                if terms is None or terms.get(own.channel) == own.term:
+                    own.limit = max(own.limit, limit)
             if self._lease_holds():
                 self._appends.acknowledge_late()
 
@@ -310,17 +311,22 @@ class ChannelOwner:
     # ---- time -------------------------------------------------------------------------------------------------------
 
     @checked
-    async def sync(self, channels: Iterable[str] | None = None) -> SyncPoint:
+    async def sync(self, channels: Iterable[str] | None = None, *, at: int = 0) -> SyncPoint:
         """One time, and the last record of each of the `channels` (by default all that are open) at or before it:
         everything acknowledged to them before this call is in it. It waits for no append, unless a later one to another
-        of the channels was acknowledged already. Raises `Unavailable` while nothing may be promised for one of them."""
+        of the channels was acknowledged already. Raises `Unavailable` while nothing may be promised for one of them.
+
+        `at` is the time for which other owners are asked, too; the result is for the earliest time from there on for
+        which there is one."""
+        self._clock.observe(at)
         with self._lock:
             now = self._promised()
             if channels is None:
                 channels = [own.channel for own in self._owned.values() if own.promises(now)]
             owned = [promising_channel(self._owned, channel, now) for channel in channels]
-            reached = max((own.acked_ts for own in owned), default=0)
+            reached = max(at, *(own.acked_ts for own in owned)) if owned else at
             time = max(min((own.acks.watermark(now) for own in owned), default=now), reached)
+            time = reached if at else time
             late = {own.channel: self._reached(own, time) for own in owned if own.acks.watermark(time) < time}
             points = {own.channel: own.acked for own in owned}
         if late:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..arguments import checked
 from ..errors import (
@@ -39,7 +39,7 @@ from .protocol import (
 
 DEADLINE_S = 10.0
 FIRST_RETRY_S = 0.25
-RETRY_S_MAX = 2.0
+RETRY_S_MAX = 1.0
 SIGN_OF_LIFE_S = 3600.0  # between two small entries that a client writes into its own reply channel, see `RpcClient`
 CLOSE_S = 1.0  # how long closing waits for the log
 
@@ -114,12 +114,13 @@ class RpcClient:
         self,
         role: str,
         method: str,
-        params: Params | None = None,
+        params: Params | Callable[[], Params] | None = None,
         body: Payload = b"",
         *,
         deadline_s: float = DEADLINE_S,
     ) -> Reply:
-        """Call `method` of `role`, with `params` that msgpack can encode and `body`. Raises the error it replies with,
+        """Call `method` of `role`, with `params` that msgpack can encode and `body`; a function is called for the
+        parameters of each sending. Raises the error it replies with,
         `DeadlineExceeded` when no reply came within `deadline_s` seconds, `Closed` when this client was closed,
         `MessageTooLarge` (over `MESSAGE_BYTES_MAX`), `InvalidRequest` for a parameter that cannot be sent, and on
         another event loop than that of `open`.
@@ -131,12 +132,17 @@ class RpcClient:
             raise Closed(f"{self.name} is not open")
         loop = self._own_loop()
         number = next(self._numbers)
-        tags = request_tags(method, params or {})
-        record = Record(RecordType.REQUEST, producer=self.name, pseq=number, tags=tags, body=body)
         channel = self._names.requests(role)
-        appends = [Append(channel, payload) for payload in fragments_of(record, self._limit, MESSAGE_BYTES_MAX)]
+
+        def encoded() -> Sequence[Append]:
+            values = params() if callable(params) else params or {}
+            tags = request_tags(method, values)
+            record = Record(RecordType.REQUEST, producer=self.name, pseq=number, tags=tags, body=body)
+            return [Append(channel, payload) for payload in fragments_of(record, self._limit, MESSAGE_BYTES_MAX)]
+
+        first = encoded()
         future = self._waiting[number] = loop.create_future()
-        sending = _Sending(loop, self._wal, appends, self._first_retry_s, future)
+        sending = _Sending(loop, self._wal, first, encoded if callable(params) else None, self._first_retry_s, future)
         try:
             sending.send()
             async with asyncio.timeout(deadline_s):
@@ -255,12 +261,15 @@ class _Sending:
         loop: asyncio.AbstractEventLoop,
         wal: Wal,
         appends: Sequence[Append],
+        again: Callable[[], Sequence[Append]] | None,
         interval_s: float,
         answer: asyncio.Future[Reply],
     ) -> None:
+        """`again` returns what is sent the next times; None: the same `appends`."""
         self._loop = loop
         self._wal = wal
         self._appends = appends
+        self._encode_again = again
         self._interval_s = interval_s
         self._answer = answer
         self._timer: asyncio.TimerHandle | None = None
@@ -269,6 +278,8 @@ class _Sending:
     def send(self) -> None:
         self.times += 1
         try:
+            if self.times > 1 and self._encode_again is not None:
+                self._appends = self._encode_again()
             self._wal.submit(self._appends, self._sent)
         except TidewalError as error:
             if not is_transient(error):

@@ -10,9 +10,9 @@ import pytest
 from deltalake import DeltaTable
 
 from tidewal.actors import collection_reader
-from tidewal.actors.collection_reader import pchannels_of
 from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.datanode.log_table import LogTable
+from tidewal.actors.pchannels import pchannels_of
 from tidewal.actors.proxy import sharded_rows
 from tidewal.actors.querynode import pipeline as querynode_pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline

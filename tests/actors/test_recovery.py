@@ -259,7 +259,8 @@ async def test_a_datanode_that_has_lost_its_channel_is_fenced_and_doubles_nothin
     slow, quick = ({"dataNode": {"flushIntervalS": seconds}} for seconds in (7.0, 3.0))
     async with home.node(settings=slow) as node, node.client() as client:
         one = node.node
-        other = Node("other", one.wal, one.tables, Settings.model_validate(quick), one.clock, one.metrics, one.blocking)
+        options = Settings.model_validate(quick)
+        other = Node("other", one.wal, one.tables, one.cluster, options, one.clock, one.metrics, one.blocking)
         await client.create_collection(home.PEOPLE)
         await node.system.spawn(lambda: DataNode(other), name="second datanode")
         for start in range(0, 100, 10):

@@ -68,6 +68,7 @@ class SimulatedNode:
             self.detector,
             self.hybrid,
             lambda view: assign_by_rendezvous(view, channels),
+            limit_ms=self.lease_ms,
         )
         self._renew_s, self._history = renew_s, history
         self._owned = self._new_owned()

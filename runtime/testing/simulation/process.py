@@ -10,6 +10,8 @@ from typing import Any
 
 from ..clock import MachineClock, VirtualClock
 
+BURIED_S = 0.001  # until the tasks of a killed process are cancelled again
+
 _process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
 
 
@@ -82,8 +84,11 @@ class SimulatedProcess:
             task.cancel()
 
     async def buried(self) -> None:
-        """Wait until nothing of a killed process is left."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Wait until nothing of a killed process is left. What it waits for in its end never comes."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=BURIED_S)
 
     def note(self, task: asyncio.Task[Any]) -> None:
         """Know a task of this process."""
@@ -109,6 +114,8 @@ def _new_task(
         return asyncio.Task(coroutine, loop=loop, **options)
     task = asyncio.Task(_run(coroutine, process), loop=loop, **options)
     process.note(task)
+    if process.dead:
+        task.cancel()
     task.add_done_callback(lambda _: coroutine.close())  # it may never have begun
     return task
 

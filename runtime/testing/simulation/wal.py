@@ -81,6 +81,9 @@ class SimulatedWal(MemoryWal):
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         if self._process.dead:
             return
+        if self._process.paused:  # a callback of the loop, which belongs to no task of the process
+            self._process.when_running(partial(self.submit, list(entries), done))
+            return
         shared, taken, channel = self._shared, list(entries), entries[0].channel
 
         def answer(result: list[bytes] | TidewalError) -> None:

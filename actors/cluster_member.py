@@ -1,0 +1,138 @@
+"""The process as a member of the cluster of its log, and what its roles know of the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import xxhash
+
+from ..runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
+from ..runtime.clock import HybridClock
+from ..runtime.cluster.cluster_log import ClusterLog
+from ..runtime.cluster.detector import SilenceDetector
+from ..runtime.cluster.membership import NodeMembership
+from ..runtime.cluster.state import ClusterState, NodeMember
+from ..runtime.config.settings import ClusterSettings
+from ..runtime.errors import Fenced, TidewalError
+from ..runtime.log.names import Names
+from ..runtime.log.wal import Wal
+
+STREAMING_NODE = "streamingnode"
+
+_log = logging.getLogger("tidewal.cluster")
+
+
+class ClusterMember:
+    """The membership of a process, from its start to its end: it outlives the roles, which may be restarted.
+
+    `open` makes the process a member, `close` ends that; what the process owned was released before. A process whose
+    membership is ended by others is to end (`until_fenced`): it may come back under a new incarnation only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: str,
+        roles: Sequence[str],
+        wal: Wal,
+        names: Names,
+        clock: HybridClock,
+        settings: ClusterSettings,
+    ) -> None:
+        self.incarnation: str = incarnation
+        self.roles: frozenset[str] = frozenset(roles)
+        self.log: ClusterLog = ClusterLog(wal, names, clock, incarnation)
+        self.lease_s: float = settings.lease_ms / 1000
+        self._renew_s = settings.renew_ms / 1000
+        # With such a log, only the process that has it open may own channels.
+        self._sole = wal.capabilities.one_node and STREAMING_NODE in roles
+        self._lag_s: Callable[[], float] = lambda: 0.0
+        self._membership = NodeMembership(
+            self.log,
+            clock.clock,
+            NodeMember(incarnation, name, tuple(roles), settings.lease_ms),
+            may_renew=lambda: self._lag_s() < self.lease_s,
+            unwritten=wal.capabilities.one_node,
+        )
+        self.detector: SilenceDetector = SilenceDetector(
+            self.log, self._membership, clock.clock, renew_s=self._renew_s, sole=self._sole
+        )
+        self._beat: HeartbeatCallback | None = None
+
+    async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float]) -> None:
+        """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease."""
+        await self.log.open()
+        if self._sole:
+            await self._bury()
+        await self._membership.join()
+        self._lag_s = loop_lag_s
+        self._beat = heartbeat.every(self._renew_s, self._membership.renew, "the lease")
+        _log.info("%s is a member of the cluster, as %s", self.incarnation, ", ".join(sorted(self.roles)))
+
+    async def _bury(self) -> None:
+        """Owners that had the log open before are gone, or this process would not have it."""
+        for member in self.members(STREAMING_NODE):
+            await self.log.propose({"kind": "leave", "incarnation": member.incarnation})
+
+    async def close(self) -> None:
+        """End the membership: nothing may rest on it any more."""
+        if self._beat is not None:
+            self._beat.cancel()
+        try:
+            await self._membership.leave()
+        except TidewalError as error:
+            _log.warning("%s has not left the cluster, its lease ends later: %s", self.incarnation, error)
+        await self.log.close()
+
+    # ---- this process -----------------------------------------------------------------------------------------------
+
+    def holds(self) -> bool:
+        """Whether this process may acknowledge and promise. Callable from any thread."""
+        return self._membership.holds()
+
+    def on_confirmed(self, call: Callable[[float], None]) -> None:
+        """`NodeMembership.on_confirmed`."""
+        self._membership.on_confirmed(call)
+
+    @property
+    def fenced(self) -> Fenced | None:
+        """The error with which others have ended the membership."""
+        return self._membership.fenced
+
+    async def until_fenced(self) -> Fenced:
+        """Wait until others have ended the membership, and return with which error."""
+        return await self._membership.until_fenced()
+
+    # ---- the cluster ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ClusterState:
+        """The cluster as far as it was read."""
+        return self.log.cluster
+
+    def has(self, incarnation: str) -> bool:
+        """Whether that process is a member."""
+        return incarnation in self.state.members
+
+    def members(self, role: str) -> list[NodeMember]:
+        """The members that offer `role`."""
+        return [member for member in self.state.members.values() if role in member.roles]
+
+    def first(self, role: str, subject: str) -> str:
+        """Which member with `role` is to care for `subject`: the incarnation that ranks first by a hash of both. When a
+        node comes or goes, only what is its own changes hands; a node that was restarted has the same again. ""
+        where there is none."""
+        members = self.members(role)
+        if len(members) > 1:
+            return max(members, key=lambda member: _rank(subject, member)).incarnation
+        return members[0].incarnation if members else ""
+
+    def changed(self) -> Coroutine[Any, Any, ClusterState]:
+        """Wait until a record of the cluster is read after this call: also where what it returns is awaited later."""
+        return self.log.changed()
+
+
+def _rank(subject: str, member: NodeMember) -> tuple[int, str]:
+    return xxhash.xxh3_64_intdigest(f"{subject} {member.name}".encode()), member.incarnation
