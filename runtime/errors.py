@@ -281,6 +281,14 @@ class ConfigError(TidewalError):
     key: _Named[str] = _Named()
 
 
+class WrongCluster(ConfigError):
+    """The log belongs to another cluster than the settings say (`found`, its id), or that has another secret. `key` is
+    the setting that does not fit: set it to the cluster's, or use the log, or the prefix, of the cluster that is
+    meant."""
+
+    found: _Named[str] = _Named()
+
+
 class BadRecord(TidewalError):
     """A record failed its length, checksum, version or content check (`reason`). It is dead-lettered, never fatal."""
 

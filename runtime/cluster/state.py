@@ -5,14 +5,18 @@ this log alone (`membership.py`): each record that counts is relied upon by its 
 that it was asked for. The end of a lease is a record, too: what a member writes behind its end is refused for every
 reader alike, its author included, and so is a second registration. The kinds:
 
+    found     id, check                     the cluster has this id, and a secret with this check (`identity.py`): the
+                                            first one counts, and none behind it
     register  incarnation, name, roles,     a process becomes a member. `replaces` names the incarnation that had its
               lease_ms, level, address,     name before, of which it knows that it is dead (it has the lock of the
-              replaces, number              name): that one ends, and nothing is waited for
+              host, since_ms, replaces,     name): that one ends, and nothing is waited for
+              number
     renew     incarnation, number, report   the member relies on its lease anew; what it reports of itself
     evict     incarnation                   its lease ends when the time that it stated has passed
     leave     incarnation                   the member relies on nothing any more
 
 `number` is the author's own count of its registrations and renewals, by which it knows them when it reads them back.
+Records of earlier versions have neither `host` nor `since_ms`, and their logs no `found`.
 """
 
 from __future__ import annotations
@@ -32,9 +36,30 @@ Report: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterIdentity:
+    """Which cluster a log belongs to: its id, and what shows whether a secret is the cluster's."""
+
+    id: str
+    check: str
+
+    def to_wire(self) -> dict[str, Any]:
+        """The fields as msgpack has them."""
+        return {"id": self.id, "check": self.check}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> ClusterIdentity:
+        """The identity of a wire form. Raises `ValueError` or `LookupError` for a malformed one."""
+        if not (wire["id"] and wire["check"]):
+            raise ValueError("a cluster without an id, or without a check of its secret")
+        return cls(typed(wire["id"], str), typed(wire["check"], str))
+
+
+@dataclass(frozen=True, slots=True)
 class NodeMember:
     """A process that belongs to the cluster. `number` is that of its last record that counts. `level` is the highest
-    feature level that it knows, `address` where it can be reached, `report` what it said of itself last."""
+    feature level that it knows, `address` where it can be reached, `report` what it said of itself last. `host` is the
+    name of its machine, "" where that is unknown, and `since_ms` when the process began, by its own wall clock in ms
+    since 1970, 0 where that is unknown: both are for people."""
 
     incarnation: str
     name: str
@@ -44,6 +69,8 @@ class NodeMember:
     address: str = ""
     number: int = 0
     report: Report = field(default_factory=dict[str, Any])
+    host: str = ""
+    since_ms: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         """The fields as msgpack has them."""
@@ -56,6 +83,8 @@ class NodeMember:
             "address": self.address,
             "number": self.number,
             "report": dict(self.report),
+            "host": self.host,
+            "since_ms": self.since_ms,
         }
 
     @classmethod
@@ -73,6 +102,8 @@ class NodeMember:
             typed(wire["address"], str),
             typed(wire["number"], int),
             cast("Report", typed(wire.get("report", {}), dict)),
+            typed(wire.get("host", ""), str),
+            typed(wire.get("since_ms", 0), int),
         )
 
 
@@ -85,10 +116,12 @@ class GoneNode:
 
 
 class ClusterState:
-    """The members, and those that ended lately: a `StateMachine`. `longest_lease_ms` is the longest lease that any
-    member has ever stated: what may be relied upon by one that is remembered no more."""
+    """The members, and those that ended lately: a `StateMachine`. `identity` is None where the cluster was not founded
+    (an earlier version's was not). `longest_lease_ms` is the longest lease that any member has ever stated: what may be
+    relied upon by one that is remembered no more."""
 
     def __init__(self) -> None:
+        self.identity: ClusterIdentity | None = None
         self.members: dict[str, NodeMember] = {}  # by incarnation
         self.gone: dict[str, GoneNode] = {}  # those that ended last at the end
         self.longest_lease_ms: int = 0
@@ -100,6 +133,7 @@ class ClusterState:
     def snapshot(self) -> dict[str, Any]:
         """`StateMachine.snapshot`."""
         return {
+            "identity": None if self.identity is None else self.identity.to_wire(),
             "members": [member.to_wire() for member in self.members.values()],
             "gone": [(incarnation, gone.how, gone.lease_ms) for incarnation, gone in self.gone.items()],
             "longest_lease_ms": self.longest_lease_ms,
@@ -107,12 +141,21 @@ class ClusterState:
 
     def restore(self, snapshot: Any) -> None:
         """`StateMachine.restore`."""
+        wire = snapshot.get("identity")
+        identity = None if wire is None else ClusterIdentity.from_wire(wire)
         members = [NodeMember.from_wire(wire) for wire in snapshot["members"]]
         gone = {typed(name, str): GoneNode(typed(how, str), typed(ms, int)) for name, how, ms in snapshot["gone"]}
         self.longest_lease_ms = typed(snapshot["longest_lease_ms"], int)
+        self.identity = identity
         self.members, self.gone = {member.incarnation: member for member in members}, gone
 
     # ---- one method per kind ----------------------------------------------------------------------------------------
+
+    def _on_found(self, event: Event) -> None:
+        identity = ClusterIdentity.from_wire(event)
+        if self.identity is not None:
+            raise PreconditionFailed(f"the cluster was founded before, with the id {self.identity.id}")
+        self.identity = identity
 
     def _on_register(self, event: Event) -> None:
         member, replaces = NodeMember.from_wire(event), typed(event["replaces"], str)

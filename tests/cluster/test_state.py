@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.cluster.state import EVICTED, GONE_MAX, LEFT, REPLACED, ClusterState, NodeMember
+from tidewal.runtime.cluster.state import (
+    EVICTED,
+    GONE_MAX,
+    LEFT,
+    REPLACED,
+    ClusterIdentity,
+    ClusterState,
+    NodeMember,
+)
 from tidewal.runtime.errors import BadRecord, FormatTooNew, PreconditionFailed, TidewalError
 
 
@@ -19,6 +27,10 @@ def register(incarnation: str, *, name: str = "n", replaces: str = "", lease_ms:
 
 def renew(incarnation: str, number: int, **report: object) -> dict[str, object]:
     return {"kind": "renew", "incarnation": incarnation, "number": number, "report": report}
+
+
+def found(id: str, check: str = "c") -> dict[str, object]:
+    return {"kind": "found", "id": id, "check": check}
 
 
 def state_of(*events: dict[str, object]) -> ClusterState:
@@ -73,9 +85,27 @@ def test_those_that_are_gone_are_forgotten_but_for_the_last_ones_and_the_longest
     assert state.longest_lease_ms == 9_000
 
 
+def test_a_cluster_is_founded_once():
+    state = state_of(register("n-1"), found("one", "a"))
+    refused(state, found("two", "b"), found("one", "a"))
+    assert state.identity == ClusterIdentity("one", "a")
+
+
+def test_a_member_says_where_it_runs_and_since_when():
+    member = NodeMember("n-1", "n", (), 3_000, host="box", since_ms=1_700_000_000_000)
+    state = state_of({"kind": "register", **member.to_wire(), "replaces": ""}, renew("n-1", 2))
+    assert (state.members["n-1"].host, state.members["n-1"].since_ms) == ("box", 1_700_000_000_000)
+
+
 @pytest.mark.parametrize(
     "event",
     [
+        {"kind": "found", "id": "one"},
+        found(""),
+        found("one", ""),
+        {"kind": "found", "id": 1, "check": "c"},
+        {**register("n-1"), "host": 7},
+        {**register("n-1"), "since_ms": "now"},
         {"kind": "register"},
         {**register("n-1"), "lease_ms": 0},
         {**register("n-1"), "roles": 7},
@@ -100,6 +130,7 @@ def test_a_record_that_only_a_newer_one_knows_stops_the_reader():
 
 incarnations = st.sampled_from(["a-1", "a-2", "b-1", "b-2"])
 records = st.one_of(
+    st.builds(found, st.sampled_from(["one", "two"])),
     st.builds(
         lambda incarnation, replaces: register(incarnation, name=incarnation[0], replaces=replaces),
         incarnations,
@@ -114,16 +145,36 @@ records = st.one_of(
 )
 
 
+def fold(state: ClusterState, events: list[dict[str, object]]) -> ClusterState:
+    for event in events:
+        with contextlib.suppress(TidewalError):
+            state.apply(event)
+    return state
+
+
 @given(st.lists(records, max_size=30), st.integers(0, 30))
 def test_the_state_from_a_snapshot_is_the_state_from_the_start(history, cut):
-    def fold(state, events):
-        for event in events:
-            with contextlib.suppress(TidewalError):
-                state.apply(event)
-        return state
-
     whole, begun = fold(ClusterState(), history), fold(ClusterState(), history[:cut])
     late = ClusterState()
     late.restore(begun.snapshot())
     assert fold(late, history[cut:]).snapshot() == whole.snapshot()
     assert not whole.members.keys() & whole.gone.keys(), "an incarnation is never used again"
+
+
+@given(st.lists(records, max_size=30), st.integers(0, 30))
+def test_what_an_earlier_version_wrote_is_read(history, cut):
+    """Its log has no `found`, its members no host and no time, and its snapshots no identity."""
+
+    def without(wire):
+        return {name: value for name, value in wire.items() if name not in ("host", "since_ms")}
+
+    before = [without(event) for event in history if event["kind"] != "found"]
+    snapshot = fold(ClusterState(), before[:cut]).snapshot()
+    del snapshot["identity"]
+    snapshot["members"] = [without(member) for member in snapshot["members"]]
+    late = ClusterState()
+    late.restore(snapshot)
+    assert fold(late, before[cut:]).snapshot() == fold(ClusterState(), before).snapshot()
+    assert late.identity is None
+    late.apply(found("one"))
+    assert late.identity == ClusterIdentity("one", "c")
