@@ -1,4 +1,4 @@
-"""`tidewal inspect`: the content of a log: channels, catalog, leases, cuts."""
+"""`tidewal inspect`: the content of a log: channels, catalog, leases, cuts; `tidewal inspect cluster`: its nodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..runtime.catalog.catalog import Catalog
 from ..runtime.catalog.cuts import Cut
@@ -22,6 +23,7 @@ from .connect import over_log
 from .groups import COLUMNS as GROUP_COLUMNS
 from .groups import describe_groups
 from .groups import rows as group_rows
+from .inspect_cluster import cluster
 from .logging_setup import logged
 from .open_log import LogUrl, Prefix, catalog_of, shown_time, stored
 from .results import AsJson, print_rows
@@ -32,8 +34,28 @@ LEASE_COLUMNS = ("channel", "owner", "term", "until")
 CUT_COLUMNS = ("collection", "stored", "newest", "time")
 
 
+DEFAULT = "content"  # what `tidewal inspect URL` calls; no name that a log's directory is likely to have
+
+
+class ContentByDefault(TyperGroup):
+    """Commands of which one need not be named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else [DEFAULT, *args])
+
+
+inspect: typer.Typer = typer.Typer(
+    cls=ContentByDefault,
+    help="Show what a log has: its channels with their policies, the catalog and the stored cuts; or its cluster's "
+    "nodes.\n\n`tidewal inspect URL` is `tidewal inspect content URL`.",
+)
+inspect.command()(cluster)
+
+
+@inspect.command(DEFAULT)
 @logged
-def inspect(
+def content(
     url: LogUrl,
     count: Annotated[bool, typer.Option("--count/--no-count", help="Count the entries, which reads them all.")] = True,
     as_json: AsJson = False,

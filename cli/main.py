@@ -38,7 +38,8 @@ COMMANDS = {
     "status": "Show health, lag, sizes and what is near its limit: of the node that runs on a log, and of the log.",
     "tail": "Print the records of a channel: a line for each with its type and fields, and its rows where the schema "
     "is known.",
-    "inspect": "Show the channels of a log with their policies, the catalog and the stored cuts.",
+    "inspect": "Show what a log has: its channels with their policies, the catalog and the stored cuts; or its "
+    "cluster's nodes.",
     "groups": "Show consumer groups, move their positions, drop them.",
     "dlq": "Dead letters, what readers and groups could not use: show, replay, drop.",
     "verify": "Check stored data without changing it, and what many nodes rest on.",

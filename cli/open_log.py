@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from ..runtime.log.names import Names
 from ..runtime.log.opening import find_backend, open_wal, url_forms
 from ..runtime.log.read_only import ReadOnlyWal
 from ..runtime.log.wal import Entry, FromId, Start, Wal
-from ..runtime.replicated.fold import Fold
+from ..runtime.replicated.fold import Applied, Fold, State
 from ..runtime.streams.stream_base import reading
 
 ATTEMPTS = 10  # to read a state up to its end before the next snapshot has removed that
@@ -77,16 +77,27 @@ async def stored(wal: Wal, channel: str) -> AsyncIterator[Entry]:
 
 async def catalog_of(wal: Wal, names: Names) -> Fold[Catalog]:
     """The catalog as the log has it now."""
+    return await folded(wal, names.catalog, catalog_fold)
+
+
+async def folded(
+    wal: Wal, channel: str, create: Callable[[], Fold[State]], on_applied: Callable[[Applied], object] = lambda _: None
+) -> Fold[State]:
+    """The replicated state in `channel` as the log has it now. `create` returns an empty fold; `on_applied` is called
+    for each record behind the last snapshot, in order."""
     for attempts_left in reversed(range(ATTEMPTS)):
-        fold = catalog_fold()
+        fold = create()
         try:
-            async for entry in stored(wal, names.catalog):
+            async for entry in stored(wal, channel):
                 fold.read(entry)
-            fold.finish()
-            return fold
+            fold.settle()
         except (PositionLost, CorruptLog):  # a snapshot has replaced the next entries
             if not attempts_left:
                 raise
+            continue
+        for applied in fold.replay():
+            on_applied(applied)
+        return fold
     raise AssertionError
 
 

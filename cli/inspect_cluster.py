@@ -1,0 +1,220 @@
+"""`tidewal inspect cluster`: the nodes of a cluster, who owns which pchannel, and what is not as it should be."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+from typing import Any, cast
+
+import typer
+
+from ..runtime.catalog.catalog import Catalog, PChannelState
+from ..runtime.clock import SystemClock, compose, physical_ms
+from ..runtime.cluster.decisions import COORDINATOR, STREAMING_NODE
+from ..runtime.cluster.state import NodeMember
+from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
+from ..runtime.log.redaction import shown_url
+from ..runtime.log.wal import Wal
+from .connect import over_log
+from .logging_setup import logged
+from .one_line import one_line
+from .open_log import LogUrl, Prefix, shown_time
+from .results import AsJson, plain, print_rows
+from .stored_cluster import StoredCluster, cluster_of
+
+ROLES = (COORDINATOR, STREAMING_NODE, "proxy", "datanode", "querynode")  # one that no member offers is a condition
+ENDED_SHOWN = 10  # in the table; the log remembers more
+
+LEADER_COLUMNS = ("node", "incarnation", "term")
+MEMBER_COLUMNS = ("node", "incarnation", "roles", "lease_ms", "host", "address", "since", "age_s", "report")
+ENDED_COLUMNS = ("incarnation", "how", "time", "lease_ms")
+PCHANNEL_COLUMNS = ("channel", "node", "term", "active", "until", "collections")
+
+
+@logged
+def cluster(url: LogUrl, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
+    """Show the nodes of a log's cluster, who owns which pchannel, and in words what is not as it should be.
+
+    Asks no node: it is what the log says. `age_s` is for how many seconds a member has not renewed its lease there, by
+    its clock and that of this machine; "-" where it did not since the last snapshot. One that is alone in its cluster
+    renews it without a record. A pchannel is active, and takes appends, once its owner's fence is in the log. Exits
+    with 2 where the log has no cluster.
+    """
+
+    async def look(wal: Wal) -> dict[str, Any]:
+        return {"wal": shown_url(url), **described(await cluster_of(wal, Names(prefix)), SystemClock().wall_ms())}
+
+    found = over_log(url, look, read_only=True)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        _print(found)
+
+
+def described(found: StoredCluster, now_ms: int) -> dict[str, Any]:
+    """The cluster as JSON has it, at the wall time `now_ms`."""
+    identity, leader = found.nodes.identity, found.leader
+    return {
+        "cluster": None if identity is None else identity.id,
+        "leader": {"node": found.name_of(leader.node), "incarnation": leader.node, "term": leader.term}
+        if leader.node
+        else None,
+        "members": [_member(each, found.heard.get(each.incarnation), now_ms) for each in _sorted_members(found)],
+        "ended": [
+            {"incarnation": name, "how": gone.how, "time": _time(found.ended.get(name)), "lease_ms": gone.lease_ms}
+            for name, gone in reversed(found.nodes.gone.items())
+        ],
+        "pchannels": [_pchannel(found, name, state) for name, state in sorted(_pchannels(found.catalog).items())],
+        "conditions": list(conditions(found)),
+    }
+
+
+def _sorted_members(found: StoredCluster) -> list[NodeMember]:
+    return sorted(found.nodes.members.values(), key=lambda member: (member.name, member.incarnation))
+
+
+def _member(member: NodeMember, heard: int | None, now_ms: int) -> dict[str, Any]:
+    return {
+        "node": member.name,
+        "incarnation": member.incarnation,
+        "roles": list(member.roles),
+        "lease_ms": member.lease_ms,
+        "level": member.level,
+        "host": member.host or None,
+        "address": member.address or None,
+        "since": _time(compose(max(0, member.since_ms))),
+        "renewed": _time(heard),
+        "age_s": None if heard is None else max(0.0, round((now_ms - physical_ms(heard)) / 1000, 1)),
+        "report": _plain_report(member.report),
+    }
+
+
+def _plain_report(value: object) -> Any:
+    """What a member reported, as JSON has it: it may be of a later version, and of any types."""
+    if isinstance(value, dict):
+        return {str(name): _plain_report(each) for name, each in cast("dict[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain_report(each) for each in cast("Iterable[object]", value)]
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | None) else plain(value)
+
+
+def _time(ts: int | None) -> str | None:
+    return shown_time(ts) if ts else None
+
+
+def _pchannels(catalog: Catalog) -> dict[str, PChannelState]:
+    """The pchannels that were ever granted, and those of collections."""
+    used = (pchannel_of(vchannel) for collection in catalog.collections.values() for vchannel in collection.vchannels)
+    return {**{name: PChannelState() for name in used}, **catalog.channels}
+
+
+def _pchannel(found: StoredCluster, name: str, state: PChannelState) -> dict[str, Any]:
+    return {
+        "channel": name,
+        "node": found.name_of(state.owner),
+        "owner": state.owner or None,
+        "term": state.term,
+        "active": bool(state.owner) and state.term in state.fences,
+        "limit": state.limit,
+        "until": shown_time(state.limit),
+        "collections": sorted(
+            collection.name
+            for collection in found.catalog.collections.values()
+            if name in map(pchannel_of, collection.vchannels)
+        ),
+    }
+
+
+# ---- what is not as it should be ------------------------------------------------------------------------------------
+
+
+def conditions(found: StoredCluster) -> Iterator[str]:
+    """What is not as it should be, each in a sentence. Some of it passes by itself, as while channels move."""
+    yield from _of_the_leader(found)
+    yield from _of_members(found)
+    yield from _of_owners(found)
+
+
+def _of_the_leader(found: StoredCluster) -> Iterator[str]:
+    leader = found.leader.node
+    if not leader:
+        yield "no node leads: none has claimed leadership in this log"
+    elif leader not in found.nodes.members:
+        yield f"the leader {leader} is no member{_how_it_ended(found, leader)}: no node decides until another one leads"
+
+
+def _of_members(found: StoredCluster) -> Iterator[str]:
+    members = _sorted_members(found)
+    if not members:
+        yield "the cluster has no members"
+        return
+    by_name: defaultdict[str, list[str]] = defaultdict(list)
+    for member in members:
+        by_name[member.name].append(member.incarnation)
+    for name, incarnations in by_name.items():
+        if len(incarnations) > 1:
+            listed = ", ".join(incarnations)
+            yield f"{len(incarnations)} members are named {name}: {listed}; one hangs, or two nodes have one name"
+    offered = {role for member in members for role in member.roles}
+    for role in ROLES:
+        if role not in offered:
+            yield f"no member offers the role {role}"
+
+
+def _of_owners(found: StoredCluster) -> Iterator[str]:
+    by_owner: defaultdict[str, list[str]] = defaultdict(list)
+    for name, state in sorted(_pchannels(found.catalog).items()):
+        if state.owner not in found.nodes.members:
+            by_owner[state.owner].append(name)
+    for owner, names in by_owner.items():
+        if owner:
+            yield f"the owner {owner} is no member{_how_it_ended(found, owner)}, and has: {', '.join(names)}"
+        else:
+            yield f"no node owns: {', '.join(names)}"
+
+
+def _how_it_ended(found: StoredCluster, incarnation: str) -> str:
+    gone = found.nodes.gone.get(incarnation)
+    return "" if gone is None else f" ({gone.how})"
+
+
+# ---- as tables ------------------------------------------------------------------------------------------------------
+
+
+def _print(found: dict[str, Any]) -> None:
+    typer.echo(f"cluster  {one_line(found['cluster'] or 'without an id')}\n")
+    ended = found["ended"]
+    for title, columns, rows in (
+        ("leader", LEADER_COLUMNS, [found["leader"]] if found["leader"] else []),
+        ("members", MEMBER_COLUMNS, [_member_row(each) for each in found["members"]]),
+        ("ended", ENDED_COLUMNS, ended[:ENDED_SHOWN]),
+        ("pchannels", PCHANNEL_COLUMNS, [_pchannel_row(each) for each in found["pchannels"]]),
+    ):
+        typer.echo(title)
+        if rows:
+            print_rows(columns, rows)
+        else:
+            typer.echo("  none")
+        if title == "ended" and len(ended) > ENDED_SHOWN:
+            typer.echo(f"  and {len(ended) - ENDED_SHOWN} before: --json has them")
+        typer.echo()
+    typer.echo("conditions")
+    for condition in found["conditions"] or ["none"]:
+        typer.echo(f"  {one_line(condition)}")
+
+
+def _member_row(member: Mapping[str, Any]) -> dict[str, object]:
+    return {**member, "roles": ", ".join(member["roles"]), "report": member["report"] or None}
+
+
+def _pchannel_row(pchannel: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        **pchannel,
+        "node": pchannel["node"] or pchannel["owner"],
+        "active": "yes" if pchannel["active"] else "no",
+        "collections": ", ".join(pchannel["collections"]) or None,
+    }
