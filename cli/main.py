@@ -40,6 +40,7 @@ COMMANDS = {
     "is known.",
     "inspect": "Show what a log has: its channels with their policies, the catalog and the stored cuts; or its "
     "cluster's nodes.",
+    "evict": "End the lease of a cluster's node, so that others get what it has.",
     "groups": "Show consumer groups, move their positions, drop them.",
     "dlq": "Dead letters, what readers and groups could not use: show, replay, drop.",
     "verify": "Check stored data without changing it, and what many nodes rest on.",

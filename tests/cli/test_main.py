@@ -119,6 +119,7 @@ BEHIND_THE_LOG = {
     "tail": ["c"],
     "inspect content": [],
     "inspect cluster": [],
+    "evict": ["n"],
     "groups list": [],
     "groups seek": ["g", "c", "latest"],
     "groups drop": ["g"],
