@@ -31,7 +31,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "DataNode": ("datanode_",),
     "QueryNode": ("querynode_",),
     "MixCoord": ("mixcoord_", "rootcoord_"),
-    "Actors": ("actor_", "event_loop_", "build_"),
+    "Actors": ("actor_", "event_loop_", "build_", "process_"),
     "RocksMQ": ("rocksmq_",),
     "Spark": ("spark_",),
 }

@@ -240,6 +240,11 @@ _ACTORS = (
 
 QUERY = "query_name"
 
+_PROCESSES = (
+    gauge("process_up", "info", "1 where a process of `tidewal run --processes` has answered, else 0", "process"),
+    counter("process_restarts_total", "Restarts of a process of `tidewal run --processes` that had ended", "process"),
+)
+
 _SPARK = (
     gauge("spark_query_num", "count", "Streaming queries of the driver that run"),
     counter("spark_query_ended_total", "Streaming queries that ended, by outcome", "status"),
@@ -265,6 +270,7 @@ METRICS: tuple[Metric, ...] = (
     *_MIXCOORD,
     *_ACTORS,
     *_NODE,
+    *_PROCESSES,
     *_SPARK,
 )
 
