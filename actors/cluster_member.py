@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
 from ..runtime.clock import HybridClock
 from ..runtime.cluster.cluster_log import ClusterLog
 from ..runtime.cluster.detector import SilenceDetector
+from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
 from ..runtime.cluster.state import ClusterState, NodeMember
 from ..runtime.config.settings import ClusterSettings
@@ -44,6 +46,7 @@ class ClusterMember:
         self.incarnation: str = incarnation
         self.roles: frozenset[str] = frozenset(roles)
         self.log: ClusterLog = ClusterLog(wal, names, clock, incarnation)
+        self._settings = settings
         self.lease_s: float = settings.lease_ms / 1000
         self._renew_s = settings.renew_ms / 1000
         # With such a log, only the process that has it open may own channels.
@@ -52,7 +55,14 @@ class ClusterMember:
         self._membership = NodeMembership(
             self.log,
             clock.clock,
-            NodeMember(incarnation, name, tuple(roles), settings.lease_ms),
+            NodeMember(
+                incarnation,
+                name,
+                tuple(roles),
+                settings.lease_ms,
+                host=socket.gethostname(),
+                since_ms=clock.clock.wall_ms(),
+            ),
             may_renew=lambda: self._lag_s() < self.lease_s,
             unwritten=wal.capabilities.one_node,
         )
@@ -62,8 +72,10 @@ class ClusterMember:
         self._beat: HeartbeatCallback | None = None
 
     async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float]) -> None:
-        """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease."""
+        """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease. Raises
+        `WrongCluster`, and what ends following the log."""
         await self.log.open()
+        await found_or_check(self.log, self._settings.id, self._settings.secret.get_secret_value())
         if self._sole:
             await self._bury()
         await self._membership.join()

@@ -190,7 +190,7 @@ class Owners:
             await self.until_open(left)
             owners = self._by_owner(left)
             answers = await asyncio.gather(*(ask(*each) for each in owners.items()), return_exceptions=True)
-            left = []
+            left = list[str]()
             for theirs, answer in zip(owners.values(), answers, strict=True):
                 if isinstance(answer, OwnerLost | Unavailable | ActorStopped | HandlerFailed | Fenced):
                     left += theirs

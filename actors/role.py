@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Generator, Iterable
+from collections.abc import AsyncIterable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Never
 
@@ -92,9 +92,9 @@ class Role(Actor[Never, Never, RequestPack]):
         requests while that is a member."""
         return self.node.cluster.first(self.role, request.client) == self.node.incarnation
 
-    def takes(self, request: Request) -> bool:
-        """Whether a request is its client's next one: one that is not is repeated later."""
-        return True
+    def due(self, request: Request) -> Sequence[Request]:
+        """The requests to be served now that `request` has arrived, in order: not itself, where it is held back."""
+        return [request]
 
     @property
     def gives_way(self) -> bool:
@@ -117,16 +117,21 @@ class Role(Actor[Never, Never, RequestPack]):
 
     async def on_pack(self, pack: RequestPack) -> None:
         for request in pack.requests:
-            method = self._handlers.get(request.method)
-            if self.gives_way or not self._is_own(request) or not self.takes(request):
-                request.ignore()  # for another node, or to be repeated
-            elif method is None:
-                request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
-            elif self._running >= REQUESTS_MAX:
-                request.fail(Overloaded(f"{self.role} works on {REQUESTS_MAX} requests; retry", limit="requests"))
+            if self.gives_way or not self._is_own(request):
+                request.ignore()  # for another node
             else:
-                self._running += 1
-                self.spawn_task(self._answer(method, request), name=f"{self.role} {request.method}")
+                for due in self.due(request):
+                    self._serve(due)
+
+    def _serve(self, request: Request) -> None:
+        method = self._handlers.get(request.method)
+        if method is None:
+            request.fail(InvalidRequest(f"{self.role} has no method {request.method!r}"))
+        elif self._running >= REQUESTS_MAX:
+            request.fail(Overloaded(f"{self.role} works on {REQUESTS_MAX} requests; retry", limit="requests"))
+        else:
+            self._running += 1
+            self.spawn_task(self._answer(method, request), name=f"{self.role} {request.method}")
 
     def _is_own(self, request: Request) -> bool:
         to = request.params.get("to")

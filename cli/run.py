@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 import typer
 
+from ..runtime.errors import InvalidRequest
+from .child_process import end_with_parent
 from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
 from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
+
+if TYPE_CHECKING:
+    from ..runtime.config.settings import Settings
 
 _log = logging.getLogger("tidewal.cli")
 
@@ -31,7 +36,11 @@ def run(
     name: Annotated[
         str, typer.Option(help="Name of this node in its cluster; the host and the process by default.")
     ] = "",
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes to divide the roles among, below one that watches them.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
+    end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Run a node until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
 
@@ -40,6 +49,8 @@ def run(
     Settings come from the options, then the environment (TIDEWAL__METRICS__PORT), then the file; without --wal they
     choose the log, by mq.type. Without --data and a directory in the settings everything is kept in ./tidewal-data.
     """
+    if end_with_stdin:
+        end_with_parent()
     import uvloop
 
     from ..runtime.config.loading import embedded_directory, load_settings
@@ -50,6 +61,20 @@ def run(
     settings = load_settings(config, arguments=setting_arguments(wal, metrics_port, log_level, log_format))
     log = settings.log
     configure(log.level, log.format)
+    if processes > 1:
+        _run_divided(
+            processes,
+            settings,
+            roles,
+            name=name,
+            data=data,
+            config=config,
+            wal=wal,
+            log_level=log_level,
+            log_format=log_format,
+            as_json=as_json,
+        )
+        return
     configured = Path((not settings.wal and embedded_directory(settings)) or DEFAULT_DATA / "log")
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
@@ -75,6 +100,14 @@ def run(
     except Interrupted:
         if not as_json:
             typer.echo("drained")
+
+
+def _run_divided(processes: int, settings: Settings, roles: str, **options: Any) -> None:
+    from .processes import run_processes
+
+    if roles:
+        raise InvalidRequest("--processes divides all roles; give either that or --roles", argument="roles")
+    run_processes(processes, settings, **options)
 
 
 def _warn_of_other_tables(url: str, home: Path) -> None:

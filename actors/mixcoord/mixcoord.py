@@ -104,7 +104,10 @@ class MixCoord(Role):
         await self._pchannels.check()
         await self.node.make_event_channel(self.node.names.cuts)
         cluster, clock = self.node.cluster, self.node.clock
-        coordinator = ClusterCoordinator(self.catalog, cluster.log, cluster.detector, clock, self._assign)
+        assigned = self.node.metrics.counter("mixcoord_assignment_total", role_name=STREAMING_NODE)
+        coordinator = ClusterCoordinator(
+            self.catalog, cluster.log, cluster.detector, clock, self._assign, on_granted=assigned.inc
+        )
         with suppress(*_AWAY, PreconditionFailed, Fenced):  # looked at again at once
             await coordinator.step()  # so that a node that is alone leads before it is asked for anything
         metrics = self.node.metrics
@@ -129,7 +132,7 @@ class MixCoord(Role):
 
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
         node = self.node
-        duties = [self._warn_of_stray_tables(), self._finish(), self._draw_cuts()]
+        duties: list[Coroutine[Any, Any, None]] = [self._warn_of_stray_tables(), self._finish(), self._draw_cuts()]
         if node.wal.capabilities.groups:
             duties.append(GroupLags(node.wal, node.clock.clock, node.metrics).run())
         if not node.wal.capabilities.drops_temporary:

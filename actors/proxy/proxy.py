@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 
@@ -46,8 +47,8 @@ class Proxy(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._metrics = ProxyMetrics(node.metrics)
-        self._order = ClientOrder()
         limit_bytes = node.settings.streaming_node.max_inflight_bytes
+        self._order = ClientOrder(node.clock.clock, limit_bytes)
         self._lines = WriteLines(self.owners, limit_bytes, while_waiting=self.set_aside)
 
     def handlers(self) -> dict[str, Method]:
@@ -57,14 +58,8 @@ class Proxy(Role):
             "ready": Method(self._ready, Nothing),
         }
 
-    def takes(self, request: Request) -> bool:
-        params = request.params
-        place = params.get("producer"), params.get("pseq"), params.get("after")
-        match place:
-            case (str() as producer, int() as pseq, int() as after) if request.method == "write":
-                return self._order.take(producer, pseq, after)
-            case _:
-                return True
+    def due(self, request: Request) -> Sequence[Request]:
+        return self._order.take(request) if request.method == "write" else [request]
 
     async def prepare(self) -> None:
         for collection in self.catalog.catalog.collections.values():

@@ -194,15 +194,14 @@ class WriteLines:
 
         Raises `Overloaded` where too much waits for one of the channels, and `DeadlineExceeded` where its turn has not
         come within `deadline_s` seconds: a write that is with its owner is not ended by that. Raises what `send`
-        raises, `Overloaded` and `Unavailable` only where the write had not waited before, and what the owner answers.
+        raises, but not `Unavailable`, and `Overloaded` only where the write had not waited before; and what the owner
+        answers.
         Not written, but where the error has the field `outcome_unknown`."""
         self._arrived += 1
         write = _Write(self._arrived, channels, size, send, deadline_s)
         self._enter(write, producer)
         try:
-            if self._is_turn(write):
-                self._send(write)
-            else:
+            if not (self._is_turn(write) and self._is_sent(write)):
                 self._check_room(write)
                 self._wait(write)
             while True:
@@ -263,6 +262,15 @@ class WriteLines:
         write.sent = write.send()
         for place in write.places:
             place.line.send(place)
+
+    def _is_sent(self, write: _Write) -> bool:
+        """Send a write whose turn it is; returns whether its owner takes it: not where it may promise nothing now."""
+        try:
+            self._send(write)
+        except Unavailable as error:
+            write.refusal = error
+            self._ask_later()
+        return write.sent is not None
 
     def _take_back(self, write: _Write, error: TidewalError) -> None:
         """The owner gives a write back: let it wait at its place. Raises where it is too late for that."""

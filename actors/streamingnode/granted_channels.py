@@ -68,20 +68,22 @@ class GrantedChannels:
         channels = self._catalog.catalog.channels
         return {name: state for name, state in channels.items() if state.owner == self._node.incarnation}
 
-    async def extend(self, limit: int) -> None:
-        """Raise the limits of what is stamped and promised in the channels that are open. Where the log does not take
-        that, the owner stops at the limits that it has, and the next call tries again."""
-        checkpoints, terms = self._owner.checkpoints(), dict(self._active)
+    async def extend(self, limit: int) -> bool:
+        """Raise the limits of what is stamped and promised in the channels that are open; returns whether that is done.
+        Where the log does not take it, the owner stops at the limits that it has."""
+        checkpoints = self._owner.checkpoints()
+        terms = {name: term for name, term in self._active.items() if self._has(name, term)}
         if not terms:
-            return
+            return True
         try:
             await self._propose("renewed", {name: (term, limit, checkpoints[name]) for name, term in terms.items()})
-        except TidewalError as error:  # one of them may have changed hands: the rest is tried the next time
+        except TidewalError as error:  # one of them may have changed hands
             if not (error.retryable or isinstance(error, Fenced | PreconditionFailed)):
                 raise
             _log.warning("the limits of %d channels are not raised now: %s", len(terms), error)
-        else:
-            self._owner.renew(limit, terms)
+            return False
+        self._owner.renew(limit, terms)
+        return True
 
     async def _take(self, name: str, state: PChannelState) -> None:
         term = state.term

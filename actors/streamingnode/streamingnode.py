@@ -41,6 +41,7 @@ from .unflushed import Unflushed
 from .vchannels import VChannels
 
 EXTEND_S = 3.0  # the limit lies `LIMIT_MS` ahead
+EXTEND_AGAIN_S = 0.2
 IDLE_TICK_S = 600.0
 CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; doubled each time
 CHECK_MAX_S = 30.0
@@ -126,10 +127,11 @@ class StreamingNode(Role):
 
     async def _extend_limits(self) -> None:
         """Say in the catalog, again and again, up to which time this node stamps and promises, before it does."""
+        pause_s = EXTEND_S
         while True:
-            await asyncio.sleep(EXTEND_S)
+            await asyncio.sleep(pause_s)
             limit = timestamp_limit(self.node.clock.clock.wall_ms(), self.node.clock.last, LIMIT_MS)
-            await self._grants.extend(limit)
+            pause_s = EXTEND_S if await self._grants.extend(limit) else EXTEND_AGAIN_S
 
     async def _tick_idle_channels(self) -> None:
         """While some channels are written, store ticks in the others: the last entry of an idle channel is held for its

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class ClusterCoordinator:
     """Carries out what `decide` says, for the process whose `catalog` and `cluster` logs it is given: the one claims
     under its incarnation, the other writes under it. `assign` returns the wanted owners of all channels; a grant lets
-    one stamp `limit_ms` ahead."""
+    one stamp `limit_ms` ahead. `on_granted` is called with the number of channels that were granted."""
 
     def __init__(
         self,
@@ -36,9 +36,10 @@ class ClusterCoordinator:
         assign: Callable[[ClusterView], Assignment],
         *,
         limit_ms: int = LIMIT_MS,
+        on_granted: Callable[[int], object] = lambda channels: None,
     ) -> None:
         self._catalog, self._cluster, self._detector = catalog, cluster, detector
-        self._clock, self._assign, self._limit_ms = clock, assign, limit_ms
+        self._clock, self._assign, self._limit_ms, self._on_granted = clock, assign, limit_ms, on_granted
 
     @property
     def leads(self) -> bool:
@@ -91,6 +92,7 @@ class ClusterCoordinator:
         for grant in decision.grants:
             with suppress(PreconditionFailed):
                 await self._catalog.append(grant)
+                self._on_granted(len(grant["channels"]))
                 moved = True
         if self.leads:
             await self._cluster.snapshot_if_due()

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from tidewal.actors.owners import Owners
 from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import (
@@ -141,7 +142,8 @@ async def test_everything_is_there_after_a_restart(home) -> None:
             collection = await client.describe_collection("people")
             if start == 1:
                 await client.flush("people")
-            reply = await client._rpc.call("streamingnode", "sync", {"channels": channels_of(collection)})
+            asked = {"to": node.node.incarnation, "channels": channels_of(collection)}
+            reply = await client._rpc.call("streamingnode", "sync", asked)
             terms.append([point[0] for point in reply.values["channels"].values()])
     assert terms == sorted(terms)
     assert len({tuple(each) for each in terms}) == 3, "each start has terms of its own"
@@ -179,6 +181,7 @@ async def test_a_node_whose_roles_cannot_work_does_not_start(home, monkeypatch) 
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(GrantedChannels, "follow", crash)
+    monkeypatch.setattr(Owners, "until_all_open", asyncio.Event().wait)  # as where a channel is to be opened
     with pytest.raises(RuntimeError, match="a bug"):
         async with home.node():
             pass
@@ -192,9 +195,9 @@ async def test_a_node_whose_port_is_in_use_does_not_take_the_log(home, caplog) -
         with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
             async with home.node(settings=Settings.model_validate({"metrics": {"port": port}})):
                 pass
-    assert "leads the log" not in caplog.text
+    assert "leads the cluster" not in caplog.text
     async with home.node():
-        assert "leads the log" in caplog.text
+        assert "leads the cluster" in caplog.text
 
 
 @pytest.mark.slow
