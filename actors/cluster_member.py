@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -17,7 +18,7 @@ from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
 from ..runtime.cluster.state import ClusterState, NodeMember
 from ..runtime.config.settings import ClusterSettings
-from ..runtime.errors import Fenced, TidewalError
+from ..runtime.errors import Fenced, PreconditionFailed, TidewalError
 from ..runtime.log.names import Names
 from ..runtime.log.wal import Wal
 
@@ -42,7 +43,11 @@ class ClusterMember:
         names: Names,
         clock: HybridClock,
         settings: ClusterSettings,
+        *,
+        predecessor: str = "",
     ) -> None:
+        """`predecessor` is an incarnation that is known to be dead."""
+        self._predecessor = predecessor
         self.incarnation: str = incarnation
         self.roles: frozenset[str] = frozenset(roles)
         self.log: ClusterLog = ClusterLog(wal, names, clock, incarnation)
@@ -76,17 +81,19 @@ class ClusterMember:
         `WrongCluster`, and what ends following the log."""
         await self.log.open()
         await found_or_check(self.log, self._settings.id, self._settings.secret.get_secret_value())
-        if self._sole:
-            await self._bury()
+        await self._bury()
         await self._membership.join()
         self._lag_s = loop_lag_s
         self._beat = heartbeat.every(self._renew_s, self._membership.renew, "the lease")
         _log.info("%s is a member of the cluster, as %s", self.incarnation, ", ".join(sorted(self.roles)))
 
     async def _bury(self) -> None:
-        """Owners that had the log open before are gone, or this process would not have it."""
-        for member in self.members(STREAMING_NODE):
-            await self.log.propose({"kind": "leave", "incarnation": member.incarnation})
+        """Let those leave that are known to be dead: the predecessor; and owners that had the log open before, or this
+        process would not have it."""
+        dead = {self._predecessor, *(member.incarnation for member in self.members(STREAMING_NODE) if self._sole)}
+        for incarnation in sorted(filter(self.has, dead)):
+            with suppress(PreconditionFailed):  # it was evicted meanwhile
+                await self.log.propose({"kind": "leave", "incarnation": incarnation})
 
     async def close(self) -> None:
         """End the membership: nothing may rest on it any more."""

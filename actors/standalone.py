@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
+from urllib.parse import quote
 
 import anyio.to_thread
 
@@ -21,6 +22,7 @@ from ..runtime.actor import ActorState, ActorSystem
 from ..runtime.actor.metrics import ActorMetrics
 from ..runtime.arguments import checked
 from ..runtime.clock import Clock, HybridClock
+from ..runtime.cluster.incarnation_file import incarnation_file
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
@@ -63,7 +65,8 @@ class Standalone:
     whose names are in `roles`. An async context manager.
 
     The nodes of one log are a cluster: this one joins it, and leaves it at its end. On a log that one process owns
-    (RocksMQ), only that process can offer the role `streamingnode`.
+    (RocksMQ), only that process can offer the role `streamingnode`. `predecessor` is the incarnation of a node that is
+    known to be dead: its lease is not waited for.
 
     `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables, or its URL
     (`file:`). `name` is the
@@ -87,6 +90,7 @@ class Standalone:
         name: str = "",
         metrics: Metrics | None = None,
         roles: Iterable[str] = ROLE_NAMES,
+        predecessor: str = "",
     ) -> None:
         settings = settings or Settings()
         name = name or (metrics.node_id if metrics is not None else node_name())
@@ -95,7 +99,9 @@ class Standalone:
         self._roles = _roles_named(roles)
         offered = [role.role for role in self._roles]
         incarnation = f"{name}-{hybrid.now() + next(_starts):x}"
-        cluster = ClusterMember(name, incarnation, offered, wal, names_of(settings), hybrid, settings.cluster)
+        cluster = ClusterMember(
+            name, incarnation, offered, wal, names_of(settings), hybrid, settings.cluster, predecessor=predecessor
+        )
         self.node: Node = Node(name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking)
         self._clock = clock
         self._threads = threads
@@ -268,8 +274,9 @@ async def standalone(
     `wal` or the settings name another one (`log_url`). Leaving the block drains the node; a later one with the same
     directory continues where this one ended.
 
-    `name` and `roles` are those of `Standalone`. A node without the role `streamingnode` uses the log of a process that
-    owns it, where a log has such an owner (RocksMQ).
+    `name` and `roles` are those of `Standalone`. A node that is killed and started again with the same directory, and
+    the same name where it has one, takes its channels back at once. A node without the role `streamingnode` uses the
+    log of a process that owns it, where a log has such an owner (RocksMQ).
 
     Raises `DirectoryInUse` when another node has the directory open, `DirectoryUnwritable`, `FormatTooNew`,
     `CorruptLog`, and what `log_url` and `Standalone` raise.
@@ -280,9 +287,14 @@ async def standalone(
     url = await log_url(home, settings, wal=wal)
     owns = StreamingNode.role in roles
     log = await open_wal(url, own=owns, **wal_options(settings, url, metrics))
+    options: dict[str, Any] = {"settings": settings, "metrics": metrics, "roles": roles}
     try:
-        async with Standalone(log, home / "tables", settings=settings, metrics=metrics, roles=roles) as node:
-            yield node
+        with incarnation_file(home / (f"node-{quote(name, safe='')}.lock" if name else "node.lock")) as file:
+            node = Standalone(log, home / "tables", **options, predecessor=file.predecessor if file else "")
+            if file:
+                file.write(node.node.incarnation)
+            async with node:
+                yield node
     finally:
         await log.close()
 

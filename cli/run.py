@@ -81,13 +81,12 @@ def run(
     async def serve() -> None:
         from ..actors.standalone import ROLE_NAMES, log_url, node_name, standalone
 
-        known_as = name or node_name()
         offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
-        configure(log.level, log.format, node=known_as)
+        configure(log.level, log.format, node=name or node_name())
         url = await log_url(home, settings, embedded=embedded)
         if data is None:
             _warn_of_other_tables(url, home)
-        async with standalone(home, wal=url, settings=settings, name=known_as, roles=offered) as node:
+        async with standalone(home, wal=url, settings=settings, name=name, roles=offered) as node:
             where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"

@@ -28,9 +28,9 @@ class _Client:
 
 class ClientOrder:
     """The order of each client's writes at this door. Requests may be lost and are repeated, also at a door that has
-    had none of the client's before. Each says which write of its client, of unknown outcome, comes before it (`after`, 0
-    for none): until that was taken here, or its outcome is known, it is held. What is held is bounded by `limit_bytes`;
-    the rest is ignored, and repeated by its client."""
+    had none of the client's before. Each says which write of its client, of unknown outcome, comes before it (`after`,
+    0 for none): until that was taken here, or its outcome is known, it is held. What is held is bounded by
+    `limit_bytes`; the rest is ignored, and repeated by its client."""
 
     def __init__(self, clock: Clock, limit_bytes: int) -> None:
         self._clock, self._limit_bytes = clock, limit_bytes

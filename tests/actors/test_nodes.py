@@ -71,18 +71,21 @@ class Nodes:
     def now_s(self) -> float:
         return self.loop.time()
 
-    async def start(self, name: str, roles: Sequence[str] = ROLE_NAMES, *, wait: bool = True) -> NodeProcess:
+    async def start(
+        self, name: str, roles: Sequence[str] = ROLE_NAMES, *, wait: bool = True, predecessor: str = ""
+    ) -> NodeProcess:
         each = NodeProcess(name)
         self._all.append(each)
         self.running[name] = each
-        each.process.spawn(self._run(each, roles))
+        each.process.spawn(self._run(each, roles, predecessor))
         if wait:
             await asyncio.wait_for(each.ready.wait(), 60)
         return each
 
-    async def _run(self, each: NodeProcess, roles: Sequence[str]) -> None:
+    async def _run(self, each: NodeProcess, roles: Sequence[str], predecessor: str) -> None:
         wal = self._wal(self.log, FaultPlan(1), each.process, self._faults, set(), set())
         options = {"clock": self.loop.clock, "threads": False, "blocking": in_place, "name": each.name}
+        options["predecessor"] = predecessor
         try:
             async with Standalone(wal, self._directory / "tables", roles=roles, **options) as node:
                 each.node = node
@@ -295,6 +298,20 @@ async def test_a_node_that_is_killed_is_replaced_within_a_lease(three: Nodes) ->
         await asyncio.sleep(10)
         assert victim not in owners(three).values()
     assert traffic.longest_s < TAKEN_OVER_S + 1
+    await traffic.check()
+
+
+async def test_a_node_that_knows_its_predecessor_dead_takes_its_place_at_once(three: Nodes) -> None:
+    traffic = Traffic(three)
+    async with traffic.running():
+        await asyncio.sleep(1)
+        victim = owners(three)["by-dev-rootcoord-dml_0"]
+        dead = three.running[victim].node
+        assert dead is not None
+        await three.kill(victim)
+        await three.start(victim, predecessor=dead.node.incarnation)
+        await asyncio.sleep(3)
+    assert traffic.longest_s < 1.5
     await traffic.check()
 
 

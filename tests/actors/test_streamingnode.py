@@ -151,11 +151,11 @@ async def test_vchannels_are_rebuilt_for_the_channels_that_were_acquired(home) -
     assert not takes(1, 1), "another channel"
     with pytest.raises(InvalidRows):
         takes(1, 0, version=2)
-    vchannels.begin(collection(4))
+    vchannels.begin(collection(4), collection(4).vchannels)
     vchannels.rebuild(["x-dml_1"], [collection(1)])
     assert [takes(id, 0) for id in (1, 4)] == [True, True]
     assert [takes(id, 1) for id in (1, 4)] == [True, False]
-    vchannels.end(collection(1))
+    vchannels.end(collection(1).vchannels)
     assert not takes(1, 0)
     assert not takes(1, 1)
 
@@ -254,10 +254,11 @@ async def test_a_role_of_another_process_asks_for_the_present_time_and_for_flush
         wal = await home.wal()
         async with Client(wal, prefix="by-dev", name="another") as other:
             channels = [pchannel_of(name) for name in collection.vchannels]
-            reply = await other._rpc.call("streamingnode", "sync", {"channels": channels})
+            named = {"to": node.node.incarnation, "channels": channels}
+            reply = await other._rpc.call("streamingnode", "sync", named)
             assert reply.values["channels"].keys() == set(channels)
-            flushed = await other._rpc.call("streamingnode", "flush", {"id": collection.id}, deadline_s=60)
+            flushed = await other._rpc.call("streamingnode", "flush", {"id": collection.id, **named}, deadline_s=60)
             assert flushed.values["ts"] > reply.values["time"]
-            error = await home.error_of(other._rpc.call("streamingnode", "flush", {"id": 99}))
+            error = await home.error_of(other._rpc.call("streamingnode", "flush", {"id": 99, **named}))
             assert isinstance(error, CollectionNotFound)
         await wal.close()
