@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,6 +24,7 @@ from ..runtime.log.names import Names
 from ..runtime.log.wal import Wal
 
 STREAMING_NODE = "streamingnode"
+DRAIN_S = 2.0  # how long the end of a node waits for the log to take a record of it
 
 _log = logging.getLogger("tidewal.cluster")
 
@@ -95,13 +97,23 @@ class ClusterMember:
             with suppress(PreconditionFailed):  # it was evicted meanwhile
                 await self.log.propose({"kind": "leave", "incarnation": incarnation})
 
+    async def drain(self) -> None:
+        """Let the others answer what comes from now on, as far as there are any."""
+        if len(self.state.members) > 1:
+            try:
+                async with asyncio.timeout(DRAIN_S):
+                    await self._membership.drain()
+            except (TidewalError, TimeoutError) as error:
+                _log.warning("%s ends without having said so: %s", self.incarnation, error)
+
     async def close(self) -> None:
         """End the membership: nothing may rest on it any more."""
         if self._beat is not None:
             self._beat.cancel()
         try:
-            await self._membership.leave()
-        except TidewalError as error:
+            async with asyncio.timeout(DRAIN_S):
+                await self._membership.leave()
+        except (TidewalError, TimeoutError) as error:
             _log.warning("%s has not left the cluster, its lease ends later: %s", self.incarnation, error)
         await self.log.close()
 
@@ -139,10 +151,14 @@ class ClusterMember:
         """The members that offer `role`."""
         return [member for member in self.state.members.values() if role in member.roles]
 
+    def has_other(self, role: str) -> bool:
+        """Whether another member offers `role`."""
+        return any(member.incarnation != self.incarnation for member in self.members(role))
+
     def first(self, role: str, subject: str) -> str:
         """Which member with `role` is to care for `subject`: the incarnation that ranks first by a hash of both. When a
-        node comes or goes, only what is its own changes hands; a node that was restarted has the same again. ""
-        where there is none."""
+        node comes or goes, only what is its own changes hands; a node that was restarted has the same again. Those that
+        are about to leave come last. "" where there is none."""
         members = self.members(role)
         if len(members) > 1:
             return max(members, key=lambda member: _rank(subject, member)).incarnation
@@ -153,5 +169,5 @@ class ClusterMember:
         return self.log.changed()
 
 
-def _rank(subject: str, member: NodeMember) -> tuple[int, str]:
-    return xxhash.xxh3_64_intdigest(f"{subject} {member.name}".encode()), member.incarnation
+def _rank(subject: str, member: NodeMember) -> tuple[bool, int, str]:
+    return not member.draining, xxhash.xxh3_64_intdigest(f"{subject} {member.name}".encode()), member.incarnation

@@ -154,8 +154,9 @@ class Role(Actor[Never, Never, RequestPack]):
             raise
         except BaseException:
             # After a crash the client repeats the request to the restarted role or another node. A role that is not
-            # restarted must reply itself.
-            if self.ref.cell.mailbox.closed and not self.gives_way:
+            # restarted must reply itself, where no other node does.
+            other = not addressed and self.node.cluster.has_other(self.role)
+            if self.ref.cell.mailbox.closed and not (self.gives_way or other):
                 stopped = ActorStopped(f"{self.name} stopped before it could answer", actor=self.name)
                 request.fail(of_unknown_outcome(stopped))
             raise

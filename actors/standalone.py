@@ -174,6 +174,7 @@ class Standalone:
         self._phase = "draining"
         began_s = self.node.clock.clock.monotonic()
         _log.info("node %s is draining", self.node.name)
+        await self.node.cluster.drain()
         await self._stack.aclose()
         _log.info("node %s has drained in %.1f s", self.node.name, self.node.clock.clock.monotonic() - began_s)
 

@@ -167,7 +167,7 @@ class MixCoord(Role):
     def _assign(self, view: ClusterView) -> Mapping[str, str]:
         """Which StreamingNode is to own which pchannel."""
         members = [
-            AssignableMember(member.incarnation, member.name, frozenset(member.roles))
+            AssignableMember(member.incarnation, member.name, frozenset(member.roles), draining=member.draining)
             for member in view.cluster.members.values()
             if member.incarnation not in view.silent
         ]

@@ -56,7 +56,10 @@ def decide(view: ClusterView, wanted: Assignment) -> ClusterDecision:
 
 
 def _first_coordinator(cluster: ClusterState) -> str:
-    return min((member.incarnation for member in _with_role(cluster, COORDINATOR)), default="")
+    """The one of all that may lead that is to; none that is about to leave while there are others."""
+    return min(((member.draining, member.incarnation) for member in _with_role(cluster, COORDINATOR)), default=(0, ""))[
+        1
+    ]
 
 
 def _with_role(cluster: ClusterState, role: str) -> Iterable[NodeMember]:

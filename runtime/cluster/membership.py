@@ -130,6 +130,11 @@ class NodeMembership:
         elif not self._left and self.fenced is None:
             self._confirm(asked_s)
 
+    async def drain(self) -> None:
+        """Say that this member is about to leave: it gets nothing new. Raises what the log raises."""
+        if self._registered and self.fenced is None:
+            await self._log.propose({"kind": "drain", "incarnation": self.member.incarnation})
+
     async def leave(self) -> None:
         """End the membership. Nothing may rest on the lease any more: what was owned was released before. Raises what
         the log raises; then the end of the lease is found by others."""

@@ -13,10 +13,11 @@ reader alike, its author included, and so is a second registration. The kinds:
               number
     renew     incarnation, number, report   the member relies on its lease anew; what it reports of itself
     evict     incarnation                   its lease ends when the time that it stated has passed
+    drain     incarnation                   the member is about to leave: it gets nothing new
     leave     incarnation                   the member relies on nothing any more
 
 `number` is the author's own count of its registrations and renewals, by which it knows them when it reads them back.
-Records of earlier versions have neither `host` nor `since_ms`, and their logs no `found`.
+Records of earlier versions have no `host`, `since_ms` and `draining`, and their logs no `found`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class NodeMember:
     report: Report = field(default_factory=dict[str, Any])
     host: str = ""
     since_ms: int = 0
+    draining: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """The fields as msgpack has them."""
@@ -85,6 +87,7 @@ class NodeMember:
             "report": dict(self.report),
             "host": self.host,
             "since_ms": self.since_ms,
+            "draining": self.draining,
         }
 
     @classmethod
@@ -104,6 +107,7 @@ class NodeMember:
             cast("Report", typed(wire.get("report", {}), dict)),
             typed(wire.get("host", ""), str),
             typed(wire.get("since_ms", 0), int),
+            typed(wire.get("draining", False), bool),
         )
 
 
@@ -180,6 +184,10 @@ class ClusterState:
 
     def _on_evict(self, event: Event) -> None:
         self._end(self._present(event).incarnation, EVICTED)
+
+    def _on_drain(self, event: Event) -> None:
+        member = self._present(event)
+        self.members[member.incarnation] = replace(member, draining=True)
 
     def _on_leave(self, event: Event) -> None:
         self._end(self._present(event).incarnation, LEFT)

@@ -311,7 +311,7 @@ async def test_a_node_that_knows_its_predecessor_dead_takes_its_place_at_once(th
         await three.kill(victim)
         await three.start(victim, predecessor=dead.node.incarnation)
         await asyncio.sleep(3)
-    assert traffic.longest_s < 1.5
+    assert traffic.longest_s < 2  # the clients repeat their requests
     await traffic.check()
 
 
