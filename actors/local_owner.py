@@ -57,6 +57,7 @@ class LocalOwner:
 
     def __init__(self) -> None:
         self.message_bytes: dict[str, int] = {}  # the open channels: how large a message of each may be
+        self.granted: frozenset[str] = frozenset()  # the channels that the catalog says are this process'
         self._owner: PChannelOwner | None = None
         self._openings = 0
         self._opening: dict[str, int] = {}  # by the open channel: the number of the opening that it was in

@@ -244,7 +244,8 @@ class Standalone:
         if self._phase != "running":
             return Health(False, {"error": f"the node is {self._phase}"})
         statuses = self.system.status()
-        silent_s = watermark_age_s(self.node) or 0.0
+        owns = bool(self.node.local_owner.granted)  # else nothing is to be announced here
+        silent_s = (watermark_age_s(self.node) if owns else None) or 0.0
         stuck = [status.name for status in statuses if status.mailbox_depth and status.idle_s > STUCK_S]
         running = all(status.state is ActorState.RUNNING for status in statuses)
         refused = refused_appends(self.node)

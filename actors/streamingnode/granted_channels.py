@@ -58,7 +58,9 @@ class GrantedChannels:
     async def follow(self) -> None:
         """Take each grant as it is read."""
         while True:
-            for name, state in self._mine().items():
+            mine = self._mine()
+            self._node.local_owner.granted = frozenset(mine)
+            for name, state in mine.items():
                 if state.term > self._terms.get(name, 0):
                     self._terms[name] = state.term
                     self._spawn(self._take(name, state), f"take {name}")
