@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures.thread as executors
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,14 +17,21 @@ from ..runtime.errors import Closed
 from ..runtime.log.loop_thread import LoopThread
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.server import Health
-from .standalone import Standalone, standalone
+from .standalone import ROLE_NAMES, Standalone, standalone
 from .sync_client import SyncClient
 
 T = TypeVar("T")
 
 
 @checked
-def standalone_sync(directory: str | Path, *, wal: str = "", settings: Settings | None = None) -> SyncStandalone:
+def standalone_sync(
+    directory: str | Path,
+    *,
+    wal: str = "",
+    settings: Settings | None = None,
+    name: str = "",
+    roles: Iterable[str] = ROLE_NAMES,
+) -> SyncStandalone:
     """Run a node as `standalone` does, with its parameters and errors, on a thread of its own: for scripts and
     notebooks, also those whose event loop runs.
 
@@ -32,7 +39,8 @@ def standalone_sync(directory: str | Path, *, wal: str = "", settings: Settings 
     with ExitStack() as opened:
         loop = LoopThread("tidewal-node")
         opened.callback(loop.end)
-        node = opened.enter_context(loop.entered(standalone(directory, wal=wal, settings=settings)))
+        entered = loop.entered(standalone(directory, wal=wal, settings=settings, name=name, roles=roles))
+        node = opened.enter_context(entered)
         return SyncStandalone(node, loop, opened.pop_all())
 
 
