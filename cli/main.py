@@ -22,7 +22,7 @@ STDERR = 2
 FAILED = 2  # exit status for an error that Tidewal raised on purpose
 
 COMMANDS = {
-    "run": "Run a node with all roles until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.",
+    "run": "Run a node until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.",
     "create": "Create a collection; where it is there already with the same fields and shards, say so and succeed.",
     "list": "List the collections of a node: their rows, shards, primary key and fields.",
     "describe": "Show a collection: its rows, shards, primary key, and its fields with their types.",
